@@ -1,0 +1,42 @@
+"""The steps: attention from PyTorch's own to a tuned fused kernel, one optimization a step.
+
+``STEPS`` is the ordered tuple of all steps; ``get_step(3)`` and ``get_step("exp2")`` find one. Both load the steps
+when first asked for, so ``import steps`` alone costs nothing. To add a step, write ``stepNN_name.py`` with a
+``STEP`` and add its module to ``MODULES``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+MODULES = (
+    "step00_sdpa",
+    "step01_naive",
+    "step02_mma",
+    "step03_exp2",
+    "step04_load_order",
+    "step05_latency",
+    "step06_occupancy",
+    "step07_approx_division",
+)
+
+
+@cache
+def _load():
+    return tuple(import_module(f"steps.{module}").STEP for module in MODULES)
+
+
+def __getattr__(attribute: str):
+    if attribute == "STEPS":
+        return _load()
+    raise AttributeError(f"module 'steps' has no attribute {attribute!r}")
+
+
+def get_step(key: int | str):
+    """The step with this number (3, "3") or name ("exp2"); raises ValueError that lists the steps there are."""
+    for step in _load():
+        if str(key) in (str(step.number), step.name):
+            return step
+    known = ", ".join(f"{step.number} {step.name}" for step in _load())
+    raise ValueError(f"step must be one of: {known}; got {key!r}")

@@ -1,0 +1,245 @@
+"""The shared skeleton of the cuTile steps: one fused attention kernel, with holes that the steps fill.
+
+The algorithm is FlashAttention's (Dao et al. 2022, https://arxiv.org/abs/2205.14135, with the loop order of Dao
+2023, https://arxiv.org/abs/2307.08691): a block owns one tile of query rows, walks over the tiles of keys and
+values, and keeps for every row a running maximum, a running sum and an unnormalised output, so that the scores
+never leave the chip.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar
+
+import cuda.tile as ct
+from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint
+
+from steps.step import Step, Unsupported, target_of
+from steps.tiles import Tile, tile_for
+from tutorial_lib.problem import Problem, fold_sign
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Hints on how long a load will take, 1 (short) to 10 (long); None leaves it to the compiler.
+
+    A longer latency makes the compiler fetch further ahead, into more shared memory.
+    """
+
+    key: int | None = None
+    value: int | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for. Everything here is a constant in the compiled code."""
+
+    tile: Tile
+    head_dim: int
+    group_size: int
+    causal: bool
+    ragged: bool  # the last tile of keys is not full
+
+
+def hole(**kwargs):
+    """A field of CuTileStep that a step may fill differently from its predecessor."""
+    return field(metadata={"hole": True}, kw_only=True, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuTileStep(Step):
+    """A fused kernel in cuTile: the skeleton below with these holes filled.
+
+    load_key(K, batch, head, j, tile, head_dim, latency) -> [head_dim, tile.key]: the j-th tile of keys, transposed.
+    softmax(scores, row_max, scale) -> weights, correction, row_max: one step of the online softmax.
+    divide(accumulator, row_sum) -> output rows: the normalisation at the end.
+    latency, occupancy: hints to the compiler; None leaves the choice to it.
+    tile: query rows and keys a block works on; None takes what ``steps.tiles`` has for the architecture.
+    """
+
+    load_key: Callable = hole()
+    softmax: Callable = hole()
+    divide: Callable = hole()
+    latency: Latency = hole(default=Latency())
+    occupancy: int | None = hole(default=None)
+    tile: Tile | None = hole(default=None)
+
+    backend: ClassVar[str] = "cutile"
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def holes(self) -> dict[str, object]:
+        """What fills each hole of the skeleton."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("hole")}
+
+    def changed_holes(self) -> dict[str, tuple[object, object]]:
+        """The holes that the previous step fills otherwise: name -> (before, now). Empty before the first kernel."""
+        if not isinstance(self.previous, CuTileStep):
+            return {}
+        before = self.previous.holes()
+        return {name: (before[name], now) for name, now in self.holes().items() if before[name] != now}
+
+    def key_changes(self) -> list[str]:
+        if not isinstance(self.previous, CuTileStep):
+            return [f"new kernel; {name} = {_show(value)}" for name, value in self.holes().items()]
+        return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if max(problem.batch, problem.heads) > 65535:
+            return f"batch and heads must be at most 65535 (the grid's limit), got {problem.batch} and {problem.heads}"
+        return None
+
+    def variant(self, problem: Problem, arch: str) -> Variant:
+        """The constants that ``problem`` is compiled with on ``arch``."""
+        tile = self.tile or tile_for(arch, problem.head_dim)
+        return Variant(
+            tile=tile,
+            head_dim=problem.head_dim,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=problem.seq_len_kv % tile.key != 0,
+        )
+
+    def kernel_function(self, variant: Variant):
+        """The skeleton as a plain Python function of (Q, K, V, O, scale), for the interpreter and the compiler."""
+        return _kernel_function(self.load_key, self.softmax, self.divide, self.latency, variant)
+
+    def kernel(self, variant: Variant) -> ct.kernel:
+        """The skeleton as a cuTile kernel, compiled when first launched."""
+        return _kernel(self.kernel_function(variant), self.occupancy)
+
+    def grid(self, problem: Problem, variant: Variant) -> tuple[int, int, int]:
+        """Blocks: query tiles fastest, so that blocks which run together share the keys and values of a head in L2."""
+        return (-(-problem.seq_len_q // variant.tile.query), problem.heads, problem.batch)
+
+    def run(self, problem, q, k, v, out):
+        import torch
+
+        target = target_of(q.device)
+        variant = self.variant(problem, target)
+        q, scale = fold_sign(q, problem.effective_scale)
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        grid, args = self.grid(problem, variant), (q, k, v, out, scale)
+        if target == "cpu":
+            from tutorial_lib import interpreter
+
+            interpreter.launch(grid, self.kernel_function(variant), args)
+        else:
+            with torch.cuda.device(q.device):
+                ct.launch(torch.cuda.current_stream(), grid, self.kernel(variant), args)
+        return out
+
+    def compile(self, problem, arch="sm_90"):
+        from tutorial_lib import compiler
+
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem, arch)
+        return compiler.compile_cutile(self.kernel(variant), signature(problem), arch)
+
+
+def signature(problem: Problem) -> KernelSignature:
+    """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for."""
+    dtype = getattr(ct, problem.dtype)
+
+    def array(heads: int, seq_len: int) -> ArrayConstraint:
+        shape = (problem.batch, heads, seq_len, problem.head_dim)
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(4)]
+        return ArrayConstraint(
+            dtype,
+            4,
+            index_dtype=ct.int32,
+            stride_lower_bound_incl=0,
+            alias_groups=(),
+            may_alias_internally=False,
+            stride_constant=(None, None, None, 1),
+            stride_divisible_by=[16 if stride % 16 == 0 else 1 for stride in strides],
+            shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
+            base_addr_divisible_by=16,
+        )
+
+    queries = array(problem.heads, problem.seq_len_q)
+    keys = array(problem.kv_heads, problem.seq_len_kv)
+    scale = ScalarConstraint(ct.float32)
+    return KernelSignature([queries, keys, keys, queries, scale], CallingConvention.cutile_python_v1(), symbol="fmha")
+
+
+@lru_cache(maxsize=None)
+def _kernel(function, occupancy: int | None) -> ct.kernel:
+    return ct.kernel(function, occupancy=occupancy)
+
+
+@lru_cache(maxsize=None)
+def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Variant):
+    tile, head_dim, group_size = variant.tile, variant.head_dim, variant.group_size
+    causal, ragged = variant.causal, variant.ragged
+
+    def fmha(Q, K, V, O, scale):
+        # --- which queries are ours ---
+        i = ct.bid(0)
+        head = ct.bid(1)
+        batch = ct.bid(2)
+        kv_head = head // group_size
+
+        q = ct.load(Q, (batch, head, i, 0), (1, 1, tile.query, head_dim), padding_mode=ct.PaddingMode.ZERO)
+        q = ct.reshape(q, (tile.query, head_dim))
+        accumulator = ct.zeros((tile.query, head_dim), ct.float32)  # [query, head_dim], not yet normalised
+        row_max = ct.full((tile.query, 1), -math.inf, ct.float32)
+        row_sum = ct.zeros((tile.query, 1), ct.float32)
+
+        # --- which keys they see: tiles [0, unmasked) whole, tiles [unmasked, end) in part ---
+        seq_len_kv = K.shape[2]
+        unmasked = seq_len_kv // tile.key
+        end = ct.cdiv(seq_len_kv, tile.key)
+        if causal:
+            unmasked = min(unmasked, (i * tile.query) // tile.key)
+            end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
+        query_index = i * tile.query + ct.arange(tile.query, dtype=ct.int32)[:, None]
+
+        for j in range(end):
+            # --- scores: QK product ---
+            k = load_key(K, batch, kv_head, j, tile, head_dim, latency.key)  # [head_dim, key]
+            scores = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))  # [query, key]
+
+            # --- mask; the compiler splits the loop here, so that whole tiles never ask ---
+            if (causal or ragged) and j >= unmasked:
+                key_index = j * tile.key + ct.arange(tile.key, dtype=ct.int32)[None, :]
+                if causal:
+                    scores = ct.where(key_index <= query_index, scores, -math.inf)
+                if ragged:
+                    scores = ct.where(key_index < seq_len_kv, scores, -math.inf)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
+            row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
+            accumulator = accumulator * correction
+
+            # --- output: PV product. Values past the end must be zero: their weight is zero, but 0 * NaN is not ---
+            v = ct.load(
+                V,
+                (batch, kv_head, j, 0),
+                (1, 1, tile.key, head_dim),
+                padding_mode=ct.PaddingMode.ZERO,
+                latency=latency.value,
+            )
+            v = ct.reshape(v, (tile.key, head_dim))
+            accumulator = ct.mma(ct.astype(weights, Q.dtype), v, accumulator)
+
+        # --- normalise and store; rows past the end are dropped ---
+        o = ct.astype(divide(accumulator, row_sum), O.dtype)
+        ct.store(O, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
+
+    return fmha
+
+
+def _show(value: object) -> str:
+    if inspect.isfunction(value):
+        return value.__name__
+    return "left to the compiler" if value is None else str(value)

@@ -1,0 +1,296 @@
+"""Measures steps on a problem: checks each, times them in turn, and returns what was found as a ``Run``."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from steps.bench import Bench
+from steps.step import Step
+from steps.step00_sdpa import STEP as BASELINE
+from tutorial_lib import timing
+from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup
+from tutorial_lib.worker import Worker, WorkerFailure
+
+DEFAULT_ARCH = "sm_90"  # compiled for where there is no GPU: the architecture that most of results/ was recorded on
+CEILING = "ceiling"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. rounds: turns of every contender; timeout: seconds a step may stay silent."""
+
+    device: str  # "cuda" or "cpu"
+    seed: int
+    rounds: int = 20
+    check: bool = True
+    timeout: float = 120.0
+
+
+class Progress:
+    """What a caller may want to show while it waits; this one shows nothing."""
+
+    def total(self, actions: int) -> None:
+        """How many actions there are to do in all, as far as is known."""
+
+    def done(self, what: str) -> None:
+        """One more action was done."""
+
+    def doing(self, what: str) -> None:
+        """An action begins."""
+
+
+@dataclass
+class _Contender:
+    step: Step
+    status: str = "skipped"
+    reason: str | None = "not reached"
+    accuracy: object = None
+    resources: dict | None = None
+    kernels: list[str] | None = None
+    clocks: list[float] = field(default_factory=list)
+
+    def fail(self, reason: str) -> None:
+        # A peer that cannot run is nobody's failure here.
+        self.status, self.reason = ("skipped" if self.step.number is None else "failed"), reason
+
+
+def measure(
+    problem: Problem, steps: Sequence[Step], peers: Sequence[Step], settings: Settings, progress: Progress | None = None
+) -> tuple[Run, bool, str]:
+    """Check and, on a GPU, time ``steps`` and ``peers`` on ``problem``.
+
+    Returns the run, whether it was interrupted (Ctrl-C: the run then holds what was finished), and the worker's
+    output. A step that raises, is wrong, faults or hangs is recorded as failed; the others are measured all the same.
+    """
+    progress = progress or Progress()
+    on_gpu = settings.device == "cuda"
+    contenders = [_Contender(step) for step in _with_baseline(steps, on_gpu)] + [_Contender(peer) for peer in peers]
+    rounds: list[dict[str, dict]] = []
+    interrupted = False
+    worker = Worker(
+        Bench,
+        problem,
+        settings.device,
+        settings.seed,
+        settings.check,
+        on_start=lambda w: w.call("ready", timeout=settings.timeout),
+    )
+    with worker:
+        try:
+            progress.total(2 * len(contenders) + (settings.rounds if on_gpu else 0))
+            needs, free = Bench.least_bytes(problem, settings.check), available_bytes(settings.device)
+            if needs > free:
+                for contender in contenders:
+                    contender.reason = f"the problem needs {needs / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+            else:
+                arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
+                for contender in contenders:
+                    _qualify(worker, contender, arch, settings, progress)
+                if on_gpu:
+                    _time(worker, contenders, settings, rounds, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        output = worker.output()
+    if interrupted:
+        for contender in contenders:
+            if contender.reason == "not reached":
+                contender.reason = "interrupted before its turn"
+    return _summarise(problem, contenders, settings, rounds), interrupted, output
+
+
+def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
+    """The steps, and SDPA in front when they are timed: every speedup is one over it."""
+    return [BASELINE, *steps] if on_gpu and BASELINE not in steps else list(steps)
+
+
+def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Settings, progress: Progress) -> None:
+    """Find out whether a step can run and is right, and what its compiler makes of it."""
+    step = contender.step
+
+    def call(method: str, *args):
+        return worker.call(method, *args, timeout=settings.timeout)
+
+    try:
+        progress.doing(f"checking {step.label}")
+        if reason := call("missing", step):
+            contender.reason = reason
+            return
+        if settings.check:
+            contender.accuracy = call("check", step)
+            if not contender.accuracy.correct:
+                contender.fail(contender.accuracy.explain())
+                return
+        contender.status, contender.reason = "checked", None
+        progress.done(f"checked {step.label}")
+        if step.backend not in ("torch", "peer"):
+            progress.doing(f"compiling {step.label} for {arch}")
+            contender.resources = call("compile", step, arch)
+        if step is BASELINE and settings.device == "cuda":
+            contender.kernels = call("kernels", step)
+    except WorkerFailure as failure:
+        contender.fail(_explain(failure))
+    finally:
+        progress.done(f"finished {step.label}")
+
+
+def _explain(failure: WorkerFailure) -> str:
+    text = str(failure)
+    return text.replace("OutOfMemoryError", "out of memory") if "OutOfMemoryError" in text else text
+
+
+def _time(
+    worker: Worker, contenders: list[_Contender], settings: Settings, rounds: list[dict], progress: Progress
+) -> None:
+    """Sample everybody in turn, round after round, into ``rounds``; whoever fails leaves, and its round is repeated."""
+    racing: dict[str, _Contender | None] = {c.step.name: c for c in contenders if c.status == "checked"}
+    racing[CEILING] = None
+    prepared: set[str] = set()
+    order = random.Random(settings.seed)
+    while len(rounds) < settings.rounds and len(racing) > 1:
+        progress.doing(f"timing, round {len(rounds) + 1} of {settings.rounds}")
+        sampled = {}
+        names = list(racing)
+        order.shuffle(names)
+        for name in names:
+            contender = racing[name]
+            try:
+                if name not in prepared:
+                    worker.call("prepare", contender and contender.step, timeout=settings.timeout)
+                    prepared.add(name)
+                sampled[name] = worker.call("sample", name, timeout=settings.timeout)
+            except WorkerFailure as failure:
+                if contender is None:
+                    raise  # without a matrix product nothing else runs either
+                contender.fail(_explain(failure))
+                del racing[name]
+                prepared.clear()  # the worker may be a new one
+                break
+        else:
+            rounds.append(sampled)
+            progress.done(f"round {len(rounds)}")
+    for name, contender in racing.items():
+        if contender is not None and rounds:
+            contender.status = "measured"
+
+
+def _summarise(problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict]) -> Run:
+    machine = describe_machine(settings.device)
+    measurements = {c.step.name: _measurement(problem, c, rounds) for c in contenders}
+    return Run(
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine,
+        versions=describe_versions(),
+        settings={
+            "device": settings.device,
+            "seed": settings.seed,
+            "rounds": settings.rounds,
+            "check": settings.check,
+            "timeout_s": settings.timeout,
+            "sample_ms": timing.SAMPLE_MS,
+        },
+        problem=problem.as_dict(),
+        steps=[measurements[c.step.name] for c in contenders if c.step.number is not None],
+        peers=[measurements[c.step.name] for c in contenders if c.step.number is None],
+        ceiling=_ceiling(rounds, problem),
+        rounds=[_round(sampled) for sampled in rounds],
+        notes=_notes(rounds, machine),
+    )
+
+
+def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) -> Measurement:
+    step, accuracy = contender.step, contender.accuracy
+    record = Measurement(
+        number=step.number,
+        name=step.name,
+        title=step.title,
+        status=contender.status,
+        reason=contender.reason,
+        previous=step.previous.name if step.previous else None,
+        max_error=accuracy and accuracy.max_error,
+        reference_error=accuracy and accuracy.reference_error,
+        correct=accuracy and accuracy.correct,
+        change=step.change,
+        key_changes=step.key_changes(),
+        resources=contender.resources,
+        kernels=contender.kernels,
+    )
+    if contender.status != "measured":
+        return record
+    mine = _latencies(rounds, step.name)
+    latency = timing.spread(mine)
+    clocks = [sampled[step.name]["gpu"]["sm_clock_mhz"] for sampled in rounds if sampled[step.name]["gpu"]]
+    return record.model_copy(
+        update={
+            "latency_ms": Latency(median=latency.median, low=latency.low, high=latency.high, rounds=len(mine)),
+            "tflops": problem.flops / latency.median / 1e9,
+            "percent_of_ceiling": _percent_of_ceiling(problem, mine, rounds),
+            "speedup_vs_baseline": _speedup(rounds, BASELINE.name, mine),
+            "speedup_vs_previous": _speedup(rounds, step.previous.name, mine) if step.previous else None,
+            "sm_clock_mhz": statistics.median(clocks) if clocks else None,
+        }
+    )
+
+
+def _latencies(rounds: list[dict], name: str) -> list[float]:
+    return [sampled[name]["milliseconds"] for sampled in rounds]
+
+
+def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict]) -> float:
+    """The median over rounds of this step's operations a second over the matrix product's, in percent."""
+    per_round = [
+        100 * (problem.flops / ms) / (timing.CEILING_FLOPS / ceiling)
+        for ms, ceiling in zip(mine, _latencies(rounds, CEILING), strict=True)
+    ]
+    return statistics.median(per_round)
+
+
+def _speedup(rounds: list[dict], other: str, mine: list[float]) -> Speedup | None:
+    if any(other not in sampled for sampled in rounds):
+        return None
+    ratio = timing.speedup(_latencies(rounds, other), mine)
+    return Speedup(median=ratio.median, low=ratio.low, high=ratio.high, verdict=timing.verdict(ratio))
+
+
+def _ceiling(rounds: list[dict], problem: Problem) -> Ceiling | None:
+    if not rounds:
+        return None
+    rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, CEILING)])
+    what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
+    return Ceiling(what=what, tflops=rate.median, low=rate.low, high=rate.high)
+
+
+def _round(sampled: dict) -> Round:
+    states = [sample["gpu"] for sample in sampled.values() if sample["gpu"]]
+    record = Round(latency_ms={name: sample["milliseconds"] for name, sample in sampled.items()})
+    if not states:
+        return record
+    return record.model_copy(
+        update={
+            "sm_clock_mhz": statistics.median(state["sm_clock_mhz"] for state in states),
+            "power_w": max(state["power_w"] for state in states),
+            "temperature_c": max(state["temperature_c"] for state in states),
+            "throttled_by": sorted({reason for state in states for reason in state["throttled_by"]}),
+        }
+    )
+
+
+def _notes(rounds: list[dict], machine: dict) -> list[str]:
+    """What a reader must know about the timings: above all, whether the clock was held down."""
+    states = [sample["gpu"] for sampled in rounds for sample in sampled.values() if sample["gpu"]]
+    reasons = sorted({reason for state in states for reason in state["throttled_by"]})
+    if not reasons:
+        return []
+    clocks = [state["sm_clock_mhz"] for state in states]
+    share = sum(bool(state["throttled_by"]) for state in states) / len(states)
+    return [
+        f"The GPU was throttled ({', '.join(reasons)}) in {share:.0%} of the samples: its SM clock ran at "
+        f"{min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz."
+    ]
+
+

@@ -1,0 +1,339 @@
+"""The command: ``python -m steps.run --seq-len 4096`` measures every step and shows what each one brought.
+
+With a GPU it checks and times the steps; without one it runs the same kernels on the CPU, compiles them, and shows
+timings recorded on a GPU. Exit status: 0 all that was asked for was done; 1 a step failed or was wrong; 2 the request
+makes no sense (one line on standard error, nothing written); 130 interrupted (what was finished is kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+GPU_DEFAULTS = {"batch": 4, "heads": 32}
+CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter is some thousand times slower than a GPU
+
+
+class BadRequest(ValueError):
+    """A request that makes no sense; the message is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise BadRequest(message)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^63 - 1, got {text!r}")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m steps.run",
+        description="Measure attention step by step: check every step, time it in turn with the others, write a report.",
+        epilog="Without a GPU the kernels run on the CPU, with --batch 1 --heads 2 unless given; recorded GPU timings "
+        "are shown beside them. Exit status: 0 done; 1 a step failed; 2 bad request; 130 interrupted.",
+    )
+    problem = parser.add_argument_group("the problem")
+    number = {"type": _whole_number, "metavar": "N"}
+    problem.add_argument("--seq-len", nargs="+", default=[2048], help="query length, one or several (2048)", **number)
+    problem.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
+    problem.add_argument("--batch", help="batch size (4; on the CPU 1)", **number)
+    problem.add_argument("--heads", help="query heads (32; on the CPU 2)", **number)
+    problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
+    problem.add_argument("--head-dim", default=128, help="head dimension (128)", **number)
+    problem.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
+    problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    measuring = parser.add_argument_group("what to measure, and how")
+    measuring.add_argument("--steps", default="all", help="all, 2-7, or 0,3,exp2: numbers, ranges and names (all)")
+    measuring.add_argument("--peers", action="store_true", help="also SDPA's backends, FlexAttention and others")
+    measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
+    measuring.add_argument("--iterations", default=20, help="rounds of timing (20)", **number)
+    measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
+    measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
+    measuring.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds a step may hang (120)")
+    measuring.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
+    measuring.add_argument("--list", action="store_true", help="list the steps and stop")
+    return parser
+
+
+def select_steps(text: str) -> list:
+    """The steps that ``all``, ``2-7`` or ``0,3,exp2`` name, in the ladder's order; raises BadRequest."""
+    from steps import STEPS, get_step
+
+    if text == "all":
+        return list(STEPS)
+    chosen = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            if dash and first.isdecimal() and last.isdecimal():
+                if int(first) > int(last):
+                    raise BadRequest(f"argument --steps: a range must not run backwards, got {part.strip()!r}")
+                chosen |= {get_step(number).number for number in range(int(first), int(last) + 1)}
+            else:
+                chosen.add(get_step(part.strip()).number)
+        except BadRequest:
+            raise
+        except ValueError as error:
+            raise BadRequest(f"argument --steps: {error}") from None
+    return [step for step in STEPS if step.number in chosen]
+
+
+def choose_device(asked: str) -> str:
+    """ "cuda" or "cpu"; raises BadRequest for a GPU that is not there."""
+    from tutorial_lib.hardware import has_gpu
+
+    if asked == "cpu":
+        return "cpu"
+    if has_gpu():
+        return "cuda"
+    if asked == "cuda":
+        raise BadRequest("argument --device: PyTorch finds no CUDA GPU here; use --device cpu")
+    return "cpu"
+
+
+def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
+    """(problem to run here, the problem asked for) for every sequence length; raises BadRequest.
+
+    They differ on the CPU alone, where batch and heads default to less.
+    """
+    from steps import STEPS
+    from tutorial_lib.problem import Problem
+
+    known = sorted({dim for step in STEPS for dim in step.head_dims or ()})
+    if options.head_dim not in known:
+        raise BadRequest(f"argument --head-dim: must be one of {', '.join(map(str, known))}, got {options.head_dim}")
+
+    def build(seq_len: int, batch: int, heads: int) -> Problem:
+        return Problem(
+            batch=options.batch or batch,
+            heads=options.heads or heads,
+            kv_heads=options.kv_heads,
+            seq_len_q=seq_len,
+            seq_len_kv=options.seq_len_kv or seq_len,
+            head_dim=options.head_dim,
+            dtype=options.dtype,
+            causal=options.causal,
+        )
+
+    problems = []
+    for seq_len in dict.fromkeys(options.seq_len):
+        try:
+            asked = build(seq_len, **GPU_DEFAULTS)
+            few = max(CPU_DEFAULTS["heads"], 2 * options.kv_heads if options.kv_heads else 0)
+            here = asked if device == "cuda" else build(seq_len, CPU_DEFAULTS["batch"], few)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        problems.append((here, asked))
+    return problems
+
+
+def check_writable(folder: Path) -> None:
+    """Raises BadRequest when nothing can be written to ``folder``."""
+    existing = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise BadRequest(f"argument --output-dir: cannot write to {folder}: {error.strerror}") from None
+
+
+def list_steps() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from steps import STEPS
+
+    table = Table(title="The ladder", title_justify="left")
+    for header in ("step", "name", "backend", "what changes"):
+        table.add_column(header)
+    for step in STEPS:
+        table.add_row(str(step.number), step.name, step.backend, step.change)
+    Console().print(table)
+
+
+def make_console(**settings):
+    """A rich console; piped, it is wide enough that no row is broken."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
+
+
+def show_run(console, run, recorded) -> None:
+    """The table of one run, with what a reader must know beside it."""
+    from rich.table import Table
+
+    from tutorial_lib import tables
+
+    columns = tables.columns(run, recorded)
+    table = Table(title=f"Attention, step by step: {tables.provenance(run)}", title_justify="left")
+    for n, (header, _) in enumerate(columns):
+        table.add_column(header, justify="left" if n < 2 else "right", overflow="fold")
+    for cells in tables.rows([*run.steps, *run.peers], columns):
+        if cells[3:] and not any(cells[3:]):  # a reason: it may take the room of the whole row
+            table.add_row(*cells[:2], cells[2])
+        else:
+            table.add_row(*cells)
+    console.print(table)
+    if run.ceiling:
+        console.print(f"Ceiling: {run.ceiling.what}, {run.ceiling.tflops:.0f} TFLOPS in the same rounds.")
+    for note in run.notes:
+        console.print(f"Note: {note}")
+    if recorded:
+        console.print(f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.")
+
+
+def find_recorded(asked, folders: Sequence[Path]):
+    """The newest run with GPU timings of this very problem, or None."""
+    from tutorial_lib.results import recorded_runs
+
+    runs = [run for folder in dict.fromkeys(folders) for run in recorded_runs(folder)]
+    runs = [run for run in runs if run.the_problem() == asked]
+    return max(runs, key=lambda run: run.date, default=None)
+
+
+def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:
+    """results.json first, then everything drawn from it; an interrupted run does not replace a finished one."""
+    from tutorial_lib.report import write_report
+    from tutorial_lib.results import write_run, write_whole
+
+    name = run.the_problem().slug + ("-interrupted" if interrupted else "")
+    folder = output_dir / run.machine["slug"] / name
+    write_run(run, folder)
+    write_whole(folder / "log.txt", log)
+    write_report(run, folder, recorded)
+    return folder
+
+
+def _progress(console):
+    """A bar on the terminal, and the object that ``measure`` tells how far it is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from steps.measure import Progress as Listener
+
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+
+    class Shown(Listener):
+        task = None
+
+        def total(self, actions):
+            self.task = bar.add_task("starting", total=actions)
+
+        def doing(self, what):
+            bar.update(self.task, description=what)
+
+        def done(self, what):
+            bar.advance(self.task)
+
+    return bar, Shown()
+
+
+def run(options: argparse.Namespace) -> int:
+    import secrets
+
+    from tutorial_lib.report import write_length_plots
+
+    steps = select_steps(options.steps)
+    device = choose_device(options.device)
+    problems = make_problems(options, device)
+    check_writable(options.output_dir)
+    from steps.measure import DEFAULT_ARCH, Settings, measure
+    from steps.peers import PEERS
+
+    settings = Settings(
+        device=device,
+        seed=secrets.randbits(32) if options.seed is None else options.seed,
+        rounds=options.iterations,
+        check=options.check,
+        timeout=options.timeout,
+    )
+    console = make_console()
+    if device == "cpu":
+        console.print(
+            "No GPU is used: the kernels run on the CPU, in the interpreter, and are not timed; they are compiled "
+            f"for {DEFAULT_ARCH}."
+        )
+        if problems[0][0] != problems[0][1]:
+            console.print(
+                f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
+                f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
+            )
+    written, failed, interrupted = [], False, False
+    for here, asked in problems:
+        bar, listener = _progress(console)
+        with bar:
+            result, interrupted, output = measure(here, steps, PEERS if options.peers else (), settings, listener)
+        if interrupted and not any(m.status in ("measured", "checked") for m in result.steps):
+            print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
+            break
+        recorded = None if result.timed else find_recorded(asked, [options.output_dir, RESULTS])
+        record = make_console(file=io.StringIO())
+        show_run(record, result, recorded)
+        show_run(console, result, recorded)
+        log = f"{sys.argv}\n\n{record.file.getvalue()}\n{output}"
+        folder = write_results(result, interrupted, options.output_dir, recorded, log)
+        console.print(f"Written: {folder / 'report.md'}", soft_wrap=True)
+        written.append((folder, result))
+        failed |= any(m.status == "failed" for m in result.steps)
+        if interrupted:
+            print(f"Interrupted: what was finished is kept in {folder}.", file=sys.stderr)
+            break
+    for path in write_length_plots(written):
+        console.print(f"Written: {path}", soft_wrap=True)
+    return 130 if interrupted else int(failed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        options = make_parser().parse_args(arguments)
+        if options.list:
+            list_steps()
+            return 0
+        return run(options)
+    except BadRequest as error:
+        print(f"steps.run: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted: nothing was written.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The rule of what is correct, in one place.
+
+A step is correct on a problem when, on fresh random inputs, every element of its output was written and
+
+    max |o - o_64|  <=  2 * max |o_sdpa - o_64|  +  one rounding step
+
+where ``o_64`` is attention in float64 on the same inputs, ``o_sdpa`` is what ``scaled_dot_product_attention``
+gives for them in the same dtype on the same device, and the rounding step is the distance between neighbouring
+numbers of that dtype at the largest magnitude in ``o_64``. The output is filled with NaN before the step runs,
+so an element that nobody wrote fails the comparison: NaN never passes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far an output lies from float64 attention, and how far it may."""
+
+    max_error: float  # max |o - o_64|; NaN when an element was not written or is not a number
+    reference_error: float  # max |o_sdpa - o_64|
+    limit: float  # 2 * reference_error + one rounding step
+
+    @property
+    def correct(self) -> bool:
+        return self.max_error <= self.limit  # False for NaN
+
+    def explain(self) -> str:
+        """Why the output is wrong, in one sentence."""
+        if math.isnan(self.max_error):
+            return "wrong result: the output holds NaN, or elements that were never written"
+        return f"wrong result: the largest error is {self.max_error:.3g}, at most {self.limit:.3g} is allowed"
+
+
+def rounding_step(exact: torch.Tensor, dtype: torch.dtype) -> float:
+    """The distance between neighbouring numbers of ``dtype`` at the largest magnitude in ``exact``."""
+    import torch
+
+    largest = exact.abs().max().item()
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 0.0
+
+
+def max_error(output: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest absolute difference, NaN if ``output`` has one; head by head, so that long problems fit."""
+    import torch
+
+    worst = [
+        (o.double() - e).abs().max()
+        for batch, exact_batch in zip(output, exact)
+        for o, e in zip(batch, exact_batch)
+    ]
+    return torch.stack(worst).max().item()  # max() propagates NaN
+
+
+def measure_accuracy(
+    attention: Callable, inputs: tuple, exact: torch.Tensor, reference_error: float, causal: bool, scale: float | None
+) -> Accuracy:
+    """Run ``attention(q, k, v, causal, scale, out=)`` into a poisoned output and compare it with ``exact``."""
+    import torch
+
+    q = inputs[0]
+    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
+    attention(*inputs, causal=causal, scale=scale, out=out)
+    limit = 2 * reference_error + rounding_step(exact, q.dtype)
+    return Accuracy(max_error(out, exact), reference_error, limit)

@@ -1,0 +1,139 @@
+"""The machine that a number was measured on, the software on it, and what its GPU does while it is timed."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tilegym")
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch can use a CUDA GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def describe_machine(device: str) -> dict:
+    """The machine as results.json holds it; ``device`` is "cuda" or "cpu"."""
+    import torch
+
+    host = {"cpu": _cpu_name(), "system": f"{platform.system()} {platform.machine()}"}
+    if device == "cpu":
+        name = f"CPU, {platform.machine()}"
+        return {"name": name, "slug": f"cpu-{platform.machine()}", "kind": "cpu", "arch": None, **host}
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "name": gpu.name,
+        "slug": re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-"),
+        "kind": "gpu",
+        "arch": f"sm_{gpu.major}{gpu.minor}",
+        "multiprocessors": gpu.multi_processor_count,
+        "memory_bytes": gpu.total_memory,
+        "l2_bytes": gpu.L2_cache_size,
+        **host,
+        **_nvml_description(),
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of everything that a result depends on; what is not installed is left out."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    versions["torch"] = torch.__version__  # with the build, such as +cu130
+    if torch.cuda.is_available():
+        versions["cuda"] = torch.version.cuda
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    return versions
+
+
+def available_bytes(device: str) -> int:
+    """Memory that a new tensor could still take on ``device``."""
+    if device == "cpu":
+        import psutil
+
+        return psutil.virtual_memory().available
+    import torch
+
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = re.findall(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
+    except OSError:
+        names = []
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
+# --- NVML: what the GPU does while it is timed ------------------------------------------------------------------------
+
+
+@cache
+def _nvml():
+    """(pynvml, handle of the GPU that PyTorch calls cuda:0), or None where NVML cannot be used."""
+    import pynvml
+    import torch
+
+    try:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(0).uuid
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except (pynvml.NVMLError, AttributeError):
+        return None
+
+
+def _nvml_description() -> dict:
+    if _nvml() is None:
+        return {}
+    nvml, gpu = _nvml()
+    return {
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    }
+
+
+THROTTLE_REASONS = {  # NVML's bits for what holds the clock down, idle and application settings left out
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x20: "thermal limit",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One reading of NVML: SM clock in MHz, power in W, temperature in degrees Celsius, what throttles."""
+
+    sm_clock_mhz: int
+    power_w: float
+    temperature_c: int
+    throttled_by: tuple[str, ...]
+
+
+def gpu_state() -> GpuState | None:
+    """What the GPU does at this moment; None where NVML cannot be used."""
+    if _nvml() is None:
+        return None
+    nvml, gpu = _nvml()
+    reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+    return GpuState(
+        sm_clock_mhz=nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        power_w=nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        temperature_c=nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        throttled_by=tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit),
+    )

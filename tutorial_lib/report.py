@@ -1,0 +1,197 @@
+"""Reports, drawn from results.json alone: ``python -m tutorial_lib.report PATH...`` draws them again.
+
+For every run: report.md, results.csv, and figures. For several runs that differ in sequence length alone, a line plot
+beside their folders. With ``--readme FILE``, the tables between FILE's markers as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from tutorial_lib import plots, tables
+from tutorial_lib.results import Measurement, ResultsError, Run, read_run, write_whole
+
+BEGIN, END = "<!-- ladder: made by `make report` from results/ -->", "<!-- end of ladder -->"
+
+
+def write_report(run: Run, folder: Path, recorded: Run | None = None) -> None:
+    """report.md, results.csv and, for a timed run, figures/ into ``folder``.
+
+    recorded: a run of the same problem on a GPU, whose timings stand, marked, where ``run`` has none.
+    """
+    folder = Path(folder)
+    if run.timed:
+        plots.save(plots.tflops_by_step(run), folder / "figures", "tflops")
+        if any(m.speedup_vs_previous and m.number > 1 for m in run.steps):
+            plots.save(plots.gain_by_step(run), folder / "figures", "gain")
+    write_whole(folder / "results.csv", as_csv(run))
+    write_whole(folder / "report.md", as_markdown(run, folder, recorded))
+
+
+def as_csv(run: Run) -> str:
+    """One line a step and peer; nested values in columns such as ``latency_ms.median``."""
+    import pandas
+
+    records = [m.model_dump() for m in [*run.steps, *run.peers]]
+    for record in records:
+        record["key_changes"] = "; ".join(record["key_changes"])
+        record["kernels"] = "; ".join(record["kernels"] or [])
+    return pandas.json_normalize(records).to_csv(index=False)
+
+
+def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = None) -> str:
+    """The report of one run."""
+    columns = tables.columns(run, recorded)
+    headers = [header for header, _ in columns]
+    parts = [f"# Attention, step by step: {tables.provenance(run)}", ""]
+    if not run.timed:
+        parts += ["Nothing was timed here: the kernels ran on the CPU, in the interpreter.", ""]
+        if recorded:
+            parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
+    parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
+    if run.peers:
+        peer_columns = [column for column in columns if column[0] not in ("step", "vs previous (p10–p90)")]
+        cells = tables.rows(run.peers, [tables.LABEL[0], *peer_columns])
+        parts += ["Peers, in the same rounds:", ""]
+        parts += [tables.markdown([h for h, _ in peer_columns], [line[1:] for line in cells]), ""]
+    if run.ceiling:
+        c = run.ceiling
+        parts += [f"The ceiling: {c.what}, {c.tflops:.0f} TFLOPS ({c.low:.0f}–{c.high:.0f}), in the same rounds.", ""]
+    parts += [f"{note}\n" for note in run.notes]
+    for name in ("tflops", "gain"):
+        if folder and Path(folder, "figures", f"{name}.png").exists():
+            parts += [f"![{name}](figures/{name}.png)", ""]
+    parts += ["## The steps", ""]
+    for m in [*run.steps, *run.peers]:
+        parts += _details(m)
+    parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
+    parts += ["Settings: " + ", ".join(f"{k} {v}" for k, v in run.settings.items()) + ".", ""]
+    parts += ["Machine: " + ", ".join(f"{k} {v}" for k, v in run.machine.items() if v is not None) + ".", ""]
+    parts += ["Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()) + ".", ""]
+    if any(r.sm_clock_mhz is not None for r in run.rounds):
+        parts += ["| round | SM clock MHz | power W | temperature °C | throttled by |", "| --- | --- | --- | --- | --- |"]
+        for n, r in enumerate(run.rounds, 1):
+            why = ", ".join(r.throttled_by) or "nothing"
+            parts.append(f"| {n} | {r.sm_clock_mhz:.0f} | {r.power_w:.0f} | {r.temperature_c:.0f} | {why} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+HOW_TIMED = (
+    "Each sample is enough launches in a row to keep the GPU busy for some tens of milliseconds, between two CUDA "
+    "events. All steps, peers and the ceiling are sampled in turn, round after round, in an order shuffled for every "
+    "round; ratios are taken inside a round. Shown are the median and the 10th and 90th percentile over rounds. A step "
+    "is «faster» or «slower» than the previous one when that whole range lies on one side of 1, else «same». TFLOPS "
+    "count 4·B·H·Sq·Skv·D operations, half of that for a causal square. The error is the largest difference from "
+    "attention in float64 on the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's "
+    "plus one rounding step."
+)
+HOW_CHECKED = (
+    "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; the "
+    "error of PyTorch's SDPA on the same inputs stands beside it. A step is correct when its error is at most twice "
+    "SDPA's plus one rounding step. Registers, spills and instructions are those of the code that cuTile's compiler "
+    "made for the architecture named."
+)
+
+
+def _details(m: Measurement) -> list[str]:
+    lines = [f"### {m.label}: {m.title}", "", m.change, ""]
+    if m.number is not None:
+        lines += [f"- {change}" for change in m.key_changes if change != m.change]
+    lines.append(f"- status: {tables.outcome(m)}")
+    if m.latency_ms:
+        lines.append(f"- latency {tables.milliseconds(m)} ms over {m.latency_ms.rounds} rounds, {tables.tflops(m)} TFLOPS")
+    if m.sm_clock_mhz:
+        lines.append(f"- SM clock while it ran: {m.sm_clock_mhz:.0f} MHz (median)")
+    if m.kernels:
+        lines.append("- GPU kernels: " + ", ".join(f"`{kernel}`" for kernel in m.kernels))
+    if m.resources:
+        lines.append("- compiled: " + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m.resources.items()))
+    return [*lines, ""]
+
+
+def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
+    """A line plot for every group of timed runs that differ in sequence length alone, beside their folders."""
+    groups: dict[tuple, list[Run]] = defaultdict(list)
+    for folder, run in runs:
+        if run.timed:
+            groups[Path(folder).parent, run.the_problem().family].append(run)
+    written = []
+    for (parent, family), members in groups.items():
+        if len(members) > 1:
+            written += plots.save(plots.tflops_by_length(members), parent, f"by_length-{family}")
+    return written
+
+
+def ladder(runs: Sequence[Run]) -> str:
+    """The README's tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length."""
+    groups: dict[tuple, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.timed:
+            groups[run.machine["name"], run.the_problem().family].append(run)
+    parts = []
+    for (machine, family), members in sorted(groups.items()):
+        members.sort(key=lambda run: run.problem["seq_len_q"])
+        days = sorted({run.day for run in members})
+        parts += [f"**{machine}, {family}** (measured {' to '.join(days[:: len(days) - 1] or days)})", ""]
+        names = {m.name: m for run in members for m in [*run.steps, *run.peers]}
+        cells = []
+        for name, m in names.items():
+            found = [run.measurement(name) for run in members]
+            if not any(f and f.tflops for f in found):
+                continue
+            cells.append(["" if m.number is None else str(m.number), m.title] + [_ladder_cell(f) for f in found])
+        ceilings = [f"{run.ceiling.tflops:.0f}" if run.ceiling else tables.NOTHING for run in members]
+        cells.append(["", "*matrix product (the ceiling)*", *ceilings])
+        parts += [tables.markdown(["step", "", *(f"S={r.problem['seq_len_q']}" for r in members)], cells), ""]
+    return "\n".join(parts).rstrip()
+
+
+def _ladder_cell(m: Measurement | None) -> str:
+    if m is None or m.tflops is None:
+        return tables.NOTHING
+    return f"{tables.tflops(m)} ({tables.factor(m.speedup_vs_baseline)})"
+
+
+def update_readme(path: Path, runs: Sequence[Run]) -> None:
+    """Replace what stands between the README's markers by the ladder; raises ValueError when they are missing."""
+    text = Path(path).read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{path} must hold the lines '{BEGIN}' and '{END}', between which the tables go")
+    head, rest = text.split(BEGIN, 1)
+    write_whole(path, f"{head}{BEGIN}\n\n{ladder(runs)}\n\n{END}{rest.split(END, 1)[1]}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tutorial_lib.report", description=__doc__)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="results.json files, or folders of them")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="also write the ladder between FILE's markers")
+    options = parser.parse_args(arguments)
+    try:
+        found = []
+        for path in options.paths:
+            files = sorted(path.rglob("results.json")) if path.is_dir() else [path]
+            if not files:
+                raise ResultsError(f"no results.json under {path}")
+            found += [(file.parent, read_run(file)) for file in files]
+        for folder, run in found:
+            write_report(run, folder)
+            print(folder / "report.md")
+        for path in write_length_plots(found):
+            print(path)
+        if options.readme:
+            update_readme(options.readme, [run for _, run in found])
+            print(options.readme)
+    except (ValueError, OSError, json.JSONDecodeError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

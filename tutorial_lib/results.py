@@ -1,0 +1,180 @@
+"""results.json: its schema, and reading and writing it.
+
+Every number in a table, a plot or the prose comes from such a file. Files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tutorial_lib.problem import Problem
+
+SCHEMA = 1
+
+Status = Literal["measured", "checked", "compiled", "skipped", "failed"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Latency(_Record):
+    """Milliseconds a launch: the median of ``rounds`` rounds, their 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+class Speedup(_Record):
+    """How many times faster, taken inside each round; the verdict is "same" when 10th to 90th percentile cover 1."""
+
+    median: float
+    low: float
+    high: float
+    verdict: Literal["faster", "slower", "same"]
+
+
+class Measurement(_Record):
+    """What one step, or a peer (number null), did on the problem.
+
+    status: measured (timed), checked (ran on the CPU, not timed), compiled, skipped or failed, with the reason for the
+    last two. correct is null when it was not checked, the rest null where it does not apply.
+    """
+
+    number: int | None
+    name: str
+    title: str
+    status: Status
+    reason: str | None = None
+    latency_ms: Latency | None = None
+    tflops: float | None = None
+    percent_of_ceiling: float | None = None
+    speedup_vs_baseline: Speedup | None = None
+    speedup_vs_previous: Speedup | None = None
+    previous: str | None = None  # the step that speedup_vs_previous speaks of
+    max_error: float | None = None
+    reference_error: float | None = None
+    correct: bool | None = None
+    change: str
+    key_changes: list[str]
+    resources: dict | None = None  # what the compiler made: see tutorial_lib.compiler.Compiled
+    sm_clock_mhz: float | None = None  # the median over rounds while this one ran
+    kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
+
+    @property
+    def label(self) -> str:
+        return self.name if self.number is None else f"{self.number} {self.name}"
+
+
+class Round(_Record):
+    """One round: every contender's latency in ms by name, and the GPU while they ran."""
+
+    latency_ms: dict[str, float]
+    sm_clock_mhz: float | None = None  # median
+    power_w: float | None = None  # largest
+    temperature_c: float | None = None  # largest
+    throttled_by: list[str] = []
+
+
+class Ceiling(_Record):
+    """The large matrix product that was timed in the same rounds."""
+
+    what: str
+    tflops: float
+    low: float
+    high: float
+
+
+class Run(_Record):
+    """All that was measured on one problem, on one machine, in one go."""
+
+    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    date: str  # ISO 8601, UTC
+    machine: dict
+    versions: dict[str, str]
+    settings: dict
+    problem: dict
+    steps: list[Measurement]
+    peers: list[Measurement] = []
+    ceiling: Ceiling | None = None
+    rounds: list[Round] = []
+    notes: list[str] = []
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+    def measurement(self, name: str) -> Measurement | None:
+        """The step or peer of this name, or None."""
+        return next((m for m in [*self.steps, *self.peers] if m.name == name), None)
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    @property
+    def timed(self) -> bool:
+        return any(m.status == "measured" for m in self.steps)
+
+
+class ResultsError(ValueError):
+    """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
+
+
+def write_run(run: Run, folder: Path) -> Path:
+    """Write ``folder/results.json`` and return its path."""
+    path = Path(folder, "results.json")
+    write_whole(path, run.model_dump_json(by_alias=True, indent=1) + "\n")
+    return path
+
+
+def read_run(path: Path) -> Run:
+    """Read a results.json, or the one in a folder; raises ResultsError."""
+    path = Path(path)
+    if path.is_dir():
+        path /= "results.json"
+    try:
+        return Run.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ResultsError(f"{path} is not a results.json of schema {SCHEMA}: {where}: {first['msg']}") from None
+
+
+def recorded_runs(folder: Path) -> list[Run]:
+    """Every readable run with timings under ``folder`` (``<machine>/<problem>/results.json``), newest first."""
+    runs = []
+    for path in sorted(Path(folder).glob("*/*/results.json")):
+        try:
+            run = read_run(path)
+        except ResultsError:
+            continue  # an older schema, or a file of somebody else's: it is nothing to show
+        if run.timed:
+            runs.append(run)
+    return sorted(runs, key=lambda run: run.date, reverse=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that, killed at any moment, it is either the old one or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

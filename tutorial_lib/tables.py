@@ -1,0 +1,117 @@
+"""The words and columns in which results are shown: one place for the terminal, the reports and the README."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tutorial_lib.results import Measurement, Run, Speedup
+
+Column = tuple[str, Callable[[Measurement], str]]
+
+NOTHING = "–"
+
+
+def milliseconds(m: Measurement) -> str:
+    if m.latency_ms is None:
+        return NOTHING
+    latency = m.latency_ms
+    return f"{latency.median:.3g} ({latency.low:.3g}–{latency.high:.3g})"
+
+
+def tflops(m: Measurement) -> str:
+    return NOTHING if m.tflops is None else f"{m.tflops:.0f}" if m.tflops >= 10 else f"{m.tflops:.2g}"
+
+
+def ceiling(m: Measurement) -> str:
+    return NOTHING if m.percent_of_ceiling is None else f"{m.percent_of_ceiling:.0f} %"
+
+
+def factor(speedup: Speedup | None) -> str:
+    return NOTHING if speedup is None else f"{speedup.median:.2f}×"
+
+
+def with_verdict(speedup: Speedup | None) -> str:
+    if speedup is None:
+        return NOTHING
+    return f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {speedup.verdict}"
+
+
+def error(m: Measurement) -> str:
+    if m.max_error is None:
+        return NOTHING
+    return f"{m.max_error:.1e} ({m.reference_error:.1e})"
+
+
+def correct(m: Measurement) -> str:
+    return "not checked" if m.correct is None else "yes" if m.correct else "NO"
+
+
+def outcome(m: Measurement) -> str:
+    """The status, with the reason where there is one."""
+    return f"{m.status}: {m.reason}" if m.reason else m.status
+
+
+def resource(key: str) -> Callable[[Measurement], str]:
+    return lambda m: NOTHING if m.resources is None else str(m.resources[key])
+
+
+LABEL: list[Column] = [("step", lambda m: "" if m.number is None else str(m.number)), ("name", lambda m: m.title)]
+
+TIMING: list[Column] = [
+    ("latency ms (p10–p90)", milliseconds),
+    ("TFLOPS", tflops),
+    ("of ceiling", ceiling),
+    ("vs SDPA", lambda m: factor(m.speedup_vs_baseline)),
+    ("vs previous (p10–p90)", lambda m: with_verdict(m.speedup_vs_previous)),
+]
+
+CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
+
+RESOURCES: list[Column] = [
+    ("registers", resource("registers")),
+    ("spills", resource("spill_instructions")),
+    ("instructions", resource("instructions")),
+]
+
+
+def recorded_columns(recorded: Run) -> list[Column]:
+    """Columns for timings that were not taken now: those of ``recorded``, looked up by a measurement's name."""
+
+    def show(text: Callable[[Measurement], str]) -> Callable[[Measurement], str]:
+        return lambda m: text(found) if (found := recorded.measurement(m.name)) else NOTHING
+
+    return [
+        ("recorded ms (p10–p90)", show(milliseconds)),
+        ("recorded TFLOPS", show(tflops)),
+        ("recorded vs SDPA", show(lambda m: factor(m.speedup_vs_baseline))),
+        ("recorded vs previous", show(lambda m: with_verdict(m.speedup_vs_previous))),
+    ]
+
+
+def columns(run: Run, recorded: Run | None = None) -> list[Column]:
+    """The columns for a run: its timings, or else the compiler's figures and, marked as such, recorded timings."""
+    if run.timed:
+        return LABEL + TIMING + CHECKING
+    return LABEL + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
+
+
+def rows(measurements: Sequence[Measurement], columns: Sequence[Column]) -> list[list[str]]:
+    """The cells; where a step has nothing to show because it was skipped or failed, its reason stands instead."""
+    table = []
+    for m in measurements:
+        cells = [text(m) for _, text in columns]
+        if m.reason:
+            cells[2:] = [outcome(m)] + [""] * (len(cells) - 3)
+        table.append(cells)
+    return table
+
+
+def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [headers, ["---"] * len(headers), *cells]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def provenance(run: Run) -> str:
+    """Where and when, in one line: what must stand beside every recorded number."""
+    return f"{run.machine['name']}, {run.the_problem().describe()}, {run.day}"

@@ -1,0 +1,129 @@
+"""A process of its own for work that may crash, hang or poison the GPU, without harm to whoever asked for it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+
+
+class WorkerFailure(RuntimeError):
+    """A call failed; the message is one line. The worker may be gone: the next call starts a fresh one."""
+
+
+class Worker:
+    """Calls methods of ``factory(*args)``, an object that lives in another process.
+
+    factory and everything passed must be picklable. What the process prints goes to a file; ``output()`` returns it.
+    An exception in a call, the death of the process, and silence past the timeout raise WorkerFailure. A process that
+    hangs is killed, one whose GPU no longer answers ends itself. ``on_start`` is called with the worker when a fresh
+    process has started, to bring it where the last one was.
+    """
+
+    def __init__(self, factory: Callable, *args, on_start: Callable[[Worker], None] | None = None):
+        self._factory, self._args, self._on_start = factory, args, on_start
+        self._process = self._connection = None
+        self._output = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="worker-")
+
+    def call(self, method: str, *args, timeout: float):
+        """``method(*args)`` of the object over there, within ``timeout`` seconds."""
+        if self._process is None:
+            self._start()
+            if self._on_start is not None:
+                self._on_start(self)
+        self._connection.send((method, args))
+        try:
+            if not self._connection.poll(timeout):
+                self.stop()
+                raise WorkerFailure(f"hung: no answer within {timeout:g} s (see --timeout)")
+            kind, answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise WorkerFailure(self._describe_death()) from None
+        if kind == "result":
+            return answer
+        if kind == "fatal":  # the process ends itself after this answer
+            self.stop()
+        raise WorkerFailure(answer)
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+            self._process = self._connection = None
+
+    def output(self) -> str:
+        """What the process has printed so far."""
+        self._output.seek(0)
+        return self._output.read()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
+        self._output.close()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._output.name, self._factory, self._args), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def _describe_death(self) -> str:
+        self._process.join(timeout=10)
+        code = self._process.exitcode
+        self.stop()
+        how = f"exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        last_words = [line for line in self.output().splitlines() if line.strip()][-1:]
+        return f"the process died ({how})" + "".join(f": {line.strip()}" for line in last_words)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and the first line of its message."""
+    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _serve(connection, output: str, factory: Callable, args: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; our caller decides what it means
+    log = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    served = None
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            if served is None:
+                served = factory(*args)
+            answer = "result", getattr(served, method)(*arguments)
+        except Exception as error:
+            print(time.strftime("%H:%M:%S"), f"in {method}:", traceback.format_exc(), flush=True)
+            answer = ("error" if _gpu_answers() else "fatal"), one_line(error)
+        connection.send(answer)
+        if answer[0] == "fatal":
+            return
+
+
+def _gpu_answers() -> bool:
+    """Whether the GPU can still be used from this process: after an illegal address, for one, it cannot."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+        return True
+    except RuntimeError:
+        return False
