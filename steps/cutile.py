@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import ClassVar
 
 import cuda.tile as ct
@@ -107,7 +107,7 @@ class CuTileStep(Step):
         )
 
     def kernel_function(self, variant: Variant):
-        """The skeleton as a plain Python function of (Q, K, V, O, scale), for the interpreter and the compiler."""
+        """The skeleton as a plain Python function of (Q, K, V, Out, scale), for the interpreter and the compiler."""
         return _kernel_function(self.load_key, self.softmax, self.divide, self.latency, variant)
 
     def kernel(self, variant: Variant) -> ct.kernel:
@@ -171,17 +171,17 @@ def signature(problem: Problem) -> KernelSignature:
     return KernelSignature([queries, keys, keys, queries, scale], CallingConvention.cutile_python_v1(), symbol="fmha")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel(function, occupancy: int | None) -> ct.kernel:
     return ct.kernel(function, occupancy=occupancy)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Variant):
     tile, head_dim, group_size = variant.tile, variant.head_dim, variant.group_size
     causal, ragged = variant.causal, variant.ragged
 
-    def fmha(Q, K, V, O, scale):
+    def fmha(Q, K, V, Out, scale):
         # --- which queries are ours ---
         i = ct.bid(0)
         head = ct.bid(1)
@@ -233,8 +233,8 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             accumulator = ct.mma(ct.astype(weights, Q.dtype), v, accumulator)
 
         # --- normalise and store; rows past the end are dropped ---
-        o = ct.astype(divide(accumulator, row_sum), O.dtype)
-        ct.store(O, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
+        o = ct.astype(divide(accumulator, row_sum), Out.dtype)
+        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
 
     return fmha
 

@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from steps.bench import Bench
 from steps.step import Step
@@ -174,7 +174,7 @@ def _time(
         else:
             rounds.append(sampled)
             progress.done(f"round {len(rounds)}")
-    for name, contender in racing.items():
+    for contender in racing.values():
         if contender is not None and rounds:
             contender.status = "measured"
 
@@ -183,7 +183,7 @@ def _summarise(problem: Problem, contenders: list[_Contender], settings: Setting
     machine = describe_machine(settings.device)
     measurements = {c.step.name: _measurement(problem, c, rounds) for c in contenders}
     return Run(
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),
         settings={
@@ -292,5 +292,3 @@ def _notes(rounds: list[dict], machine: dict) -> list[str]:
         f"The GPU was throttled ({', '.join(reasons)}) in {share:.0%} of the samples: its SM clock ran at "
         f"{min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz."
     ]
-
-

@@ -58,7 +58,7 @@ def _seed(text: str) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m steps.run",
-        description="Measure attention step by step: check every step, time it in turn with the others, write a report.",
+        description="Measure attention step by step: check every step, time all of them in turn, write a report.",
         epilog="Without a GPU the kernels run on the CPU, with --batch 1 --heads 2 unless given; recorded GPU timings "
         "are shown beside them. Exit status: 0 done; 1 a step failed; 2 bad request; 130 interrupted.",
     )

@@ -101,7 +101,7 @@ class Step:
         raise NotImplementedError
 
     def compile(self, problem: Problem, arch: str = "sm_90") -> Compiled:
-        """What the compiler makes of this step for ``problem`` on ``arch``; raises Unsupported where it has no kernel."""
+        """What the compiler makes of this step for ``problem`` on ``arch``; raises Unsupported without a kernel."""
         raise Unsupported(f"step {self.label} has no kernel of its own to compile: it calls PyTorch")
 
     def key_changes(self) -> list[str]:

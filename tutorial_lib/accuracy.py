@@ -54,9 +54,7 @@ def max_error(output: torch.Tensor, exact: torch.Tensor) -> float:
     import torch
 
     worst = [
-        (o.double() - e).abs().max()
-        for batch, exact_batch in zip(output, exact)
-        for o, e in zip(batch, exact_batch)
+        (o.double() - e).abs().max() for batch, exact_batch in zip(output, exact) for o, e in zip(batch, exact_batch)
     ]
     return torch.stack(worst).max().item()  # max() propagates NaN
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -46,10 +47,8 @@ def describe_versions() -> dict[str, str]:
 
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            pass
     versions["torch"] = torch.__version__  # with the build, such as +cu130
     if torch.cuda.is_available():
         versions["cuda"] = torch.version.cuda

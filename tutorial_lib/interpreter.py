@@ -29,9 +29,17 @@ import torch
 from cuda.tile._dispatch_mode import DispatchMode
 
 TORCH_DTYPES = {
-    name: getattr(torch, name)
-    for name in "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 float8_e4m3fn float8_e5m2".split()
-} | {"bool_": torch.bool}
+    "bool_": torch.bool,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+}
 
 PADDING = {
     ct.PaddingMode.UNDETERMINED: float("nan"),

@@ -74,7 +74,10 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     parts += ["Machine: " + ", ".join(f"{k} {v}" for k, v in run.machine.items() if v is not None) + ".", ""]
     parts += ["Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()) + ".", ""]
     if any(r.sm_clock_mhz is not None for r in run.rounds):
-        parts += ["| round | SM clock MHz | power W | temperature °C | throttled by |", "| --- | --- | --- | --- | --- |"]
+        parts += [
+            "| round | SM clock MHz | power W | temperature °C | throttled by |",
+            "| --- | --- | --- | --- | --- |",
+        ]
         for n, r in enumerate(run.rounds, 1):
             why = ", ".join(r.throttled_by) or "nothing"
             parts.append(f"| {n} | {r.sm_clock_mhz:.0f} | {r.power_w:.0f} | {r.temperature_c:.0f} | {why} |")
@@ -105,7 +108,9 @@ def _details(m: Measurement) -> list[str]:
         lines += [f"- {change}" for change in m.key_changes if change != m.change]
     lines.append(f"- status: {tables.outcome(m)}")
     if m.latency_ms:
-        lines.append(f"- latency {tables.milliseconds(m)} ms over {m.latency_ms.rounds} rounds, {tables.tflops(m)} TFLOPS")
+        lines.append(
+            f"- latency {tables.milliseconds(m)} ms over {m.latency_ms.rounds} rounds, {tables.tflops(m)} TFLOPS"
+        )
     if m.sm_clock_mhz:
         lines.append(f"- SM clock while it ran: {m.sm_clock_mhz:.0f} MHz (median)")
     if m.kernels:

@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, factory: Callable, *args, on_start: Callable[[Worker], None] | None = None):
         self._factory, self._args, self._on_start = factory, args, on_start
         self._process = self._connection = None
-        self._output = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="worker-")
+        self._output = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="worker-")  # noqa: SIM115  closed in __exit__
 
     def call(self, method: str, *args, timeout: float):
         """``method(*args)`` of the object over there, within ``timeout`` seconds."""

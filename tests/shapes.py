@@ -1,0 +1,39 @@
+"""The problems that every fused step must get right, shared by the CPU and the GPU tests."""
+
+from tutorial_lib.problem import Problem
+
+
+def problem(**changes) -> Problem:
+    """A small problem with everything even, and ``changes``."""
+    fields = {"batch": 2, "heads": 4, "seq_len_q": 128, "seq_len_kv": 128, "head_dim": 64, "causal": True}
+    return Problem(**fields | changes)
+
+
+SHAPES = [
+    problem(),
+    problem(causal=False),
+    problem(dtype="bfloat16"),
+    problem(dtype="bfloat16", causal=False, head_dim=32),
+    problem(head_dim=32),
+    problem(head_dim=128, causal=False),
+    problem(head_dim=256, batch=1, heads=2),
+    problem(head_dim=256, batch=1, heads=2, dtype="bfloat16", causal=False, seq_len_q=70, seq_len_kv=70),
+    problem(seq_len_q=1, seq_len_kv=1),
+    problem(seq_len_q=1, seq_len_kv=1, causal=False, dtype="bfloat16"),
+    problem(seq_len_q=1, seq_len_kv=200, causal=False),
+    problem(seq_len_q=1, seq_len_kv=200),
+    problem(seq_len_q=200, seq_len_kv=1),
+    problem(seq_len_q=129, seq_len_kv=129),
+    problem(seq_len_q=127, seq_len_kv=127, causal=False, head_dim=128),
+    problem(seq_len_q=77, seq_len_kv=200),
+    problem(seq_len_q=200, seq_len_kv=77),
+    problem(seq_len_q=200, seq_len_kv=77, causal=False, dtype="bfloat16"),
+    problem(seq_len_q=64, seq_len_kv=320, head_dim=128),
+    problem(seq_len_q=320, seq_len_kv=64, head_dim=128),
+    problem(kv_heads=2),
+    problem(kv_heads=1, seq_len_q=100, seq_len_kv=150, causal=False, dtype="bfloat16"),
+    problem(heads=6, kv_heads=2, head_dim=128, seq_len_q=65, seq_len_kv=65),
+    problem(scale=0.5),
+    problem(scale=-0.3, causal=False, seq_len_q=90, seq_len_kv=90),
+    problem(scale=0.0),
+]

@@ -1,0 +1,119 @@
+"""What only a GPU can show: every step's numbers on it, timing, and faults that do not spread."""
+
+import dataclasses
+import secrets
+import time
+
+import pytest
+
+from steps import STEPS
+from steps.measure import Settings, measure
+from steps.peers import PEERS
+from tests import faulty
+from tests.shapes import SHAPES, problem
+from tests.test_steps import FUSED, accuracy_of
+from tutorial_lib.problem import Problem
+
+pytestmark = pytest.mark.gpu
+
+LONG = [
+    Problem(batch=1, heads=4, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
+    Problem(batch=1, heads=4, kv_heads=1, seq_len_q=2049, seq_len_kv=4097, head_dim=64, dtype="bfloat16"),
+    Problem(batch=1, heads=2, seq_len_q=16384, seq_len_kv=16384, head_dim=128),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES + LONG, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
+def test_step_is_correct_on_the_gpu(step, shape):
+    accuracy = accuracy_of(step, shape, "cuda")
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+def test_any_strides_will_do_on_the_gpu(step):
+    import torch
+
+    q, k, v = problem(seq_len_q=96, seq_len_kv=96).inputs(secrets.randbits(32), "cuda")
+    expected = step.attention(q, k, v, True)
+    for axes in ((1, 2), (2, 3)):
+        strided = [x.transpose(*axes).contiguous().transpose(*axes) for x in (q, k, v)]
+        torch.testing.assert_close(step.attention(*strided, True), expected)
+    offset = [torch.cat([x.flatten()[:3], x.flatten()])[3:].view(x.shape) for x in (q, k, v)]  # not 16-byte aligned
+    torch.testing.assert_close(step.attention(*offset, True), expected)
+
+
+@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+def test_compile_is_what_a_launch_compiles(step):
+    """``Step.compile`` shows the code that runs: its signature is the one a launch derives."""
+    from cuda.tile.compilation import CallingConvention, KernelSignature
+
+    from steps.cutile import signature
+
+    shape = problem(seq_len_q=256, seq_len_kv=256)
+    q, k, v = shape.inputs(0, "cuda")
+    variant = step.variant(shape, "sm_90")
+    launched = KernelSignature.from_kernel_args(
+        step.kernel(variant), (q, k, v, q.clone(), 0.1), CallingConvention.cutile_python_v1(), symbol="fmha"
+    )
+    assert launched == signature(shape)
+
+
+def test_timing_orders_what_is_plainly_ordered():
+    settings = Settings(device="cuda", seed=1, rounds=5)
+    run, interrupted, _ = measure(
+        Problem(batch=2, heads=16, seq_len_q=2048, seq_len_kv=2048, head_dim=128, causal=True),
+        [STEPS[1], STEPS[7]],
+        [p for p in PEERS if p.name == "sdpa_cudnn"],
+        settings,
+    )
+    assert not interrupted
+    baseline, naive, fused = run.steps  # the baseline joins by itself
+    assert baseline.name == "sdpa" and baseline.kernels
+    assert {m.status for m in run.steps} == {"measured"}
+    assert fused.speedup_vs_baseline.median > naive.speedup_vs_baseline.median
+    assert naive.latency_ms.low <= naive.latency_ms.median <= naive.latency_ms.high
+    assert 0 < fused.percent_of_ceiling < 100
+    assert len(run.rounds) == 5 and all(r.sm_clock_mhz for r in run.rounds)
+    assert set(run.rounds[0].latency_ms) == {"sdpa", "naive", "approx_division", "sdpa_cudnn", "ceiling"}
+
+
+def test_a_fault_costs_nobody_else_a_result():
+    bad = [faulty.raises, faulty.wrong, faulty.illegal_address, faulty.faults_later, faulty.hangs_on_gpu]
+    began = time.monotonic()
+    run, _, _ = measure(
+        problem(),
+        [STEPS[2], *(faulty.make(f, 90 + n) for n, f in enumerate(bad)), STEPS[7]],
+        [],
+        Settings(device="cuda", seed=1, rounds=3, timeout=30),
+    )
+    found = {m.name: m for m in run.steps}
+    assert {name for name, m in found.items() if m.status == "measured"} == {"sdpa", "mma", "approx_division"}
+    assert {found[f.__name__].status for f in bad} == {"failed"}
+    assert "this step raises" in found["raises"].reason
+    assert "wrong result" in found["wrong"].reason
+    assert "CUDA error" in found["illegal_address"].reason
+    assert "CUDA error" in found["faults_later"].reason
+    assert "hung: no answer within 30 s" in found["hangs_on_gpu"].reason
+    assert len(run.rounds) == 3
+    assert time.monotonic() - began < 200
+
+
+def test_what_does_not_fit_is_skipped_with_the_numbers():
+    run, _, _ = measure(
+        Problem(batch=4, heads=32, seq_len_q=16384, seq_len_kv=16384, head_dim=64, causal=True),
+        [STEPS[0], STEPS[1]],
+        [],
+        Settings(device="cuda", seed=1, rounds=2, check=False),
+    )
+    assert run.steps[0].status == "measured"
+    assert run.steps[1].status == "skipped"
+    assert "GB of scratch memory" in run.steps[1].reason and "are free" in run.steps[1].reason
+
+
+def test_tile_override_is_honoured():
+    from steps.tiles import Tile
+
+    step = dataclasses.replace(STEPS[7], tile=Tile(128, 64))
+    accuracy = accuracy_of(step, problem(seq_len_q=300, seq_len_kv=300), "cuda")
+    assert accuracy.correct, accuracy.explain()

@@ -1,0 +1,126 @@
+"""Every step computes attention, on the CPU, over the shapes it promises; what it cannot do it refuses in words."""
+
+import secrets
+
+import pytest
+import torch
+
+from steps import MODULES, STEPS, get_step
+from steps.cutile import CuTileStep
+from steps.step import Unsupported
+from tests.shapes import SHAPES, problem
+from tutorial_lib.accuracy import Accuracy, measure_accuracy, rounding_step
+from tutorial_lib.reference import attention_float64, sdpa_error
+
+FUSED = [step for step in STEPS if isinstance(step, CuTileStep)]
+
+
+def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
+    inputs = a_problem.inputs(secrets.randbits(32), device)
+    causal, scale = a_problem.causal, a_problem.scale
+    exact = attention_float64(*inputs, causal, scale)
+    return measure_accuracy(step.attention, inputs, exact, sdpa_error(inputs, exact, causal, scale), causal, scale)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", STEPS[1:], ids=lambda s: s.name)
+def test_step_is_correct(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+def test_any_strides_will_do(step):
+    shape = problem(seq_len_q=96, seq_len_kv=96)
+    q, k, v = shape.inputs(secrets.randbits(32))
+    expected = step.attention(q, k, v, True)
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
+    assert torch.equal(step.attention(*transposed, True), expected)
+    columns = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]  # head_dim is not contiguous
+    assert torch.equal(step.attention(*columns, True), expected)
+
+
+def test_the_check_fails_a_wrong_result():
+    """The rule is worth something: an error beyond it, a missing element and a NaN all fail."""
+    shape = problem()
+    inputs = shape.inputs(secrets.randbits(32))
+    exact = attention_float64(*inputs, True)
+    yardstick = sdpa_error(inputs, exact, True, None)
+    limit = 2 * yardstick + rounding_step(exact, torch.float16)
+
+    def wrong_by(amount):
+        def attention(q, k, v, causal, scale, out):
+            out.copy_(exact)
+            out.view(-1)[17] += amount
+
+        return measure_accuracy(attention, inputs, exact, yardstick, True, None)
+
+    def leaves_one_out(q, k, v, causal, scale, out):
+        out.view(-1)[1:] = exact.view(-1)[1:]
+
+    assert wrong_by(0.0).correct
+    assert not wrong_by(3 * limit).correct
+    assert not wrong_by(float("nan")).correct
+    assert not measure_accuracy(leaves_one_out, inputs, exact, yardstick, True, None).correct
+
+
+def test_reference_agrees_with_a_direct_computation():
+    shape = problem(heads=4, kv_heads=2, seq_len_q=50, seq_len_kv=70)
+    q, k, v = (x.double() for x in shape.inputs(1))
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    hidden = torch.ones(50, 70, dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-2, -1) / 8).masked_fill(hidden, float("-inf"))
+    torch.testing.assert_close(attention_float64(*shape.inputs(1), True), scores.softmax(-1) @ v)
+
+
+def test_reference_in_chunks_is_the_same(monkeypatch):
+    inputs = problem(seq_len_q=100, seq_len_kv=130).inputs(1)
+    whole = attention_float64(*inputs, True)
+    monkeypatch.setattr("tutorial_lib.reference.SCORE_BYTES", 8 * 130 * 7)  # seven rows at a time
+    torch.testing.assert_close(attention_float64(*inputs, True), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": lambda q: q[0]}, "q must have 4 dimensions"),
+        ({"q": lambda q: q.float()}, "q must be float16 or bfloat16"),
+        ({"k": lambda k: k.bfloat16()}, "k must have q's dtype"),
+        ({"k": lambda k: k[..., :32]}, "k must be"),
+        ({"v": lambda v: v[:, :, :5]}, "v must have k's shape"),
+        ({"k": lambda k: k[:, :3], "v": lambda v: v[:, :3]}, "kv_heads must divide heads"),
+        ({"k": lambda k: k[:, :, :0], "v": lambda v: v[:, :, :0]}, "seq_len_kv must be a whole number of at least 1"),
+        ({"q": lambda q: "tensor"}, "q must be a torch.Tensor"),
+    ],
+)
+@pytest.mark.parametrize("step", [STEPS[0], STEPS[-1]], ids=lambda s: s.name)
+def test_bad_arguments_are_named(step, change, message):
+    q, k, v = problem().inputs(0)
+    arguments = {"q": q, "k": k, "v": v}
+    arguments |= {name: spoil(arguments[name]) for name, spoil in change.items()}
+    with pytest.raises(ValueError, match=message):
+        step.attention(**arguments)
+
+
+def test_bad_scale_and_out_are_named():
+    q, k, v = problem().inputs(0)
+    with pytest.raises(ValueError, match="scale must be a finite number, got nan"):
+        STEPS[2].attention(q, k, v, scale=float("nan"))
+    with pytest.raises(ValueError, match="out must have q's shape"):
+        STEPS[2].attention(q, k, v, out=torch.empty(3))
+
+
+@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+def test_unsupported_head_dim_is_refused(step):
+    q, k, v = problem(head_dim=48).inputs(0)
+    with pytest.raises(Unsupported, match="head_dim must be one of 32, 64, 128, 256, got 48"):
+        step.attention(q, k, v)
+
+
+def test_steps_are_numbered_named_and_found():
+    assert [step.number for step in STEPS] == list(range(len(MODULES)))
+    for step, module in zip(STEPS, MODULES):
+        assert module == f"step{step.number:02}_{step.name}"
+        assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
+    with pytest.raises(ValueError, match=r"step must be one of: 0 sdpa, .*; got 'warp'"):
+        get_step("warp")
