@@ -160,7 +160,7 @@ def signature(problem: Problem) -> KernelSignature:
             alias_groups=(),
             may_alias_internally=False,
             stride_constant=(None, None, None, 1),
-            stride_divisible_by=[16 if stride % 16 == 0 else 1 for stride in strides],
+            stride_divisible_by=[8 if stride % 8 == 0 else 1 for stride in strides],  # 8 elements are 16 bytes
             shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
             base_addr_divisible_by=16,
         )

@@ -27,7 +27,7 @@ class Settings:
 
     device: str  # "cuda" or "cpu"
     seed: int
-    rounds: int = 20
+    rounds: int = 15
     check: bool = True
     timeout: float = 120.0
 
@@ -193,6 +193,7 @@ def _summarise(problem: Problem, contenders: list[_Contender], settings: Setting
             "check": settings.check,
             "timeout_s": settings.timeout,
             "sample_ms": timing.SAMPLE_MS,
+            "rest_ms": timing.REST_MS,
         },
         problem=problem.as_dict(),
         steps=[measurements[c.step.name] for c in contenders if c.step.number is not None],

@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--steps", default="all", help="all, 2-7, or 0,3,exp2: numbers, ranges and names (all)")
     measuring.add_argument("--peers", action="store_true", help="also SDPA's backends, FlexAttention and others")
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
-    measuring.add_argument("--iterations", default=20, help="rounds of timing (20)", **number)
+    measuring.add_argument("--iterations", default=15, help="rounds of timing (15)", **number)
     measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
     measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
     measuring.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds a step may hang (120)")

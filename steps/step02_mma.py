@@ -22,8 +22,9 @@ def load_key_then_permute(K, batch, head, j, tile, head_dim, latency):
 
 def softmax_exp(scores, row_max, scale):
     """Weights of this tile [query, key], the factor on what was summed before [query, 1], the new maximum."""
-    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
-    weights = ct.exp(scores * scale - new_max)
+    scores = scores * scale
+    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True))
+    weights = ct.exp(scores - new_max)
     correction = ct.exp(row_max - new_max)
     return weights, correction, new_max
 

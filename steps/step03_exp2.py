@@ -2,8 +2,9 @@
 
 The hardware has one instruction for an exponential, MUFU.EX2, and it computes 2^x. ``exp`` is therefore 2^(x / ln 2)
 with a multiplication in front and, to be exact near zero, extra instructions around it for subnormal numbers.
-Folding 1 / ln 2 into the scale takes the multiplication away; flushing subnormals to zero takes the rest. A weight
-below 2^-126 beside a row maximum of 1 adds nothing to a sum in float32, so nothing is lost.
+Folding 1 / ln 2 into the scale takes that multiplication away, and applying the scale where the maximum is subtracted
+makes one fused multiply-add of both; flushing subnormals to zero takes the rest. A weight below 2^-126 beside a row
+maximum of 1 adds nothing to a sum in float32, so nothing is lost.
 """
 
 import math
@@ -16,8 +17,8 @@ INVERSE_LN2 = 1 / math.log(2)
 
 
 def softmax_exp2(scores, row_max, scale):
-    """As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (times 1 / ln 2)."""
-    scale = scale * INVERSE_LN2
+    """As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (over ln 2)."""
+    scale = scale * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
     new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
     weights = ct.exp2(scores * scale - new_max, flush_to_zero=True)
     correction = ct.exp2(row_max - new_max, flush_to_zero=True)

@@ -26,6 +26,8 @@ LONG = [
 @pytest.mark.parametrize("shape", SHAPES + LONG, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
 def test_step_is_correct_on_the_gpu(step, shape):
+    if step.number == 0 and shape.scale is not None and shape.scale <= 0:
+        pytest.skip("PyTorch's own kernels are wrong or NaN for a scale that is not above zero")
     accuracy = accuracy_of(step, shape, "cuda")
     assert accuracy.correct, accuracy.explain()
 
@@ -50,7 +52,7 @@ def test_compile_is_what_a_launch_compiles(step):
 
     from steps.cutile import signature
 
-    shape = problem(seq_len_q=256, seq_len_kv=256)
+    shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
     q, k, v = shape.inputs(0, "cuda")
     variant = step.variant(shape, "sm_90")
     launched = KernelSignature.from_kernel_args(

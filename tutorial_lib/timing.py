@@ -1,10 +1,14 @@
 """Timing on a GPU, and what may be said of the numbers.
 
-How: a sample is enough launches in a row to keep the GPU busy for ``SAMPLE_MS``, between two CUDA events. A short
-spin on the GPU goes in front, so that the host has queued the launches before the first one starts and its own time
-is not measured. Samples of all contenders are taken in turn, round after round, in an order shuffled anew for every
-round: a GPU limited by its power runs slower the longer it is busy, and what was measured minutes apart, or always
-behind the same neighbour, cannot be compared. Ratios are taken inside a round.
+How: a sample is enough launches in a row to keep the GPU busy for ``SAMPLE_MS``, between two CUDA events. Before it
+the GPU rests for ``REST_MS``. A GPU at its power limit lowers its clock, and takes a tenth of a second to raise it
+again: without the rest a sample depends on which kernel ran before it; with it, everybody starts at the full clock.
+A load that goes on for long may therefore run slower than what is measured here.
+
+A short spin on the GPU goes in front, so that the host has queued the launches before the first one starts and its own
+time is not measured. Samples of all contenders are taken in turn, round after round, in an order shuffled anew for
+every round: what was measured minutes apart, or always behind the same neighbour, cannot be compared. Ratios are
+taken inside a round.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 from tutorial_lib.hardware import GpuState, gpu_state
 
 SAMPLE_MS = 40.0
+REST_MS = 150.0
 MAX_LAUNCHES = 1000  # the driver's launch queue holds about this many
 CEILING_SIZE = 8192  # a square matrix product this large is what the tensor cores reach in practice
 
@@ -93,9 +98,11 @@ def plan_sample(call: Callable[[int], object]) -> Plan:
 
 
 def take_sample(call: Callable[[int], object], plan: Plan) -> Sample:
-    """Time ``call(i)`` once as planned; the host polls the GPU's clock and power while it waits."""
+    """Time ``call(i)`` once as planned, on a rested GPU; the host polls its clock and power while it waits."""
     import torch
 
+    torch.cuda.synchronize()
+    time.sleep(REST_MS / 1000)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(int(plan.spin_ms * 2e6))  # cycles: at 2 GHz, or a little longer at a lower clock
     start.record()
