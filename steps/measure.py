@@ -96,6 +96,7 @@ def measure(
                     _time(worker, contenders, settings, rounds, progress)
         except KeyboardInterrupt:
             interrupted = True
+            worker.stop()  # at once: it may be deep in a kernel
         output = worker.output()
     if interrupted:
         for contender in contenders:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter is some thousand times slower than a GPU
+
+
+WIDE = 130  # columns that the table needs to show every spread
 
 
 class BadRequest(ValueError):
@@ -190,24 +194,28 @@ def make_console(**settings):
 
 def show_run(console, run, recorded) -> None:
     """The table of one run, with what a reader must know beside it."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from tutorial_lib import tables
 
-    columns = tables.columns(run, recorded)
-    table = Table(title=f"Attention, step by step: {tables.provenance(run)}", title_justify="left")
+    columns = tables.columns(run, recorded, compact=recorded is not None or console.width < WIDE)
+    title = f"Attention, step by step: {tables.provenance(run)}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for n, (header, _) in enumerate(columns):
-        table.add_column(header, justify="left" if n < 2 else "right", overflow="fold")
-    for cells in tables.rows([*run.steps, *run.peers], columns):
-        if cells[3:] and not any(cells[3:]):  # a reason: it may take the room of the whole row
-            table.add_row(*cells[:2], cells[2])
-        else:
-            table.add_row(*cells)
+        table.add_column(header, justify="left" if n < 2 else "right", no_wrap=n < 2)
+    measurements = [*run.steps, *run.peers]
+    for cells in tables.rows(measurements, columns):
+        table.add_row(*cells)
     console.print(table)
+    for line in tables.reasons(measurements):
+        console.print(line)
     if run.ceiling:
         console.print(f"Ceiling: {run.ceiling.what}, {run.ceiling.tflops:.0f} TFLOPS in the same rounds.")
     for note in run.notes:
         console.print(f"Note: {note}")
+    if not run.timed:
+        console.print("regs, spills, SASS: registers a thread, spill instructions and all instructions, as compiled.")
     if recorded:
         console.print(f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.")
 
@@ -307,7 +315,7 @@ def run(options: argparse.Namespace) -> int:
         record = make_console(file=io.StringIO())
         show_run(record, result, recorded)
         show_run(console, result, recorded)
-        log = f"{sys.argv}\n\n{record.file.getvalue()}\n{output}"
+        log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{output}"
         folder = write_results(result, interrupted, options.output_dir, recorded, log)
         console.print(f"Written: {folder / 'report.md'}", soft_wrap=True)
         written.append((folder, result))

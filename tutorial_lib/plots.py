@@ -12,6 +12,7 @@ from tutorial_lib.tables import provenance
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
 MARKERS = "osD^vP*X<>hpd"
 STYLES = ("-", "--", "-.", ":")
+LEAP = 3  # a step this many times faster or slower than its predecessor is no matter of percent
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axes.spines.top": False}
 SETTINGS["axes.spines.right"] = False
 
@@ -43,7 +44,7 @@ def _axes(width: float, height: float):
 
 def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
     axes.set_xticks(range(len(measurements)))
-    axes.set_xticklabels([m.label.replace(" ", "\n", 1) for m in measurements], fontsize=8)
+    axes.set_xticklabels([m.label.replace(" ", "\n", 1).replace("_", "\n") for m in measurements], fontsize=8)
 
 
 def tflops_by_step(run: Run):
@@ -59,9 +60,10 @@ def tflops_by_step(run: Run):
     for x, (value, above) in enumerate(zip(median, high)):
         axes.annotate(f"{value:.0f}", (x, value + above), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     if (baseline := run.measurement("sdpa")) and baseline.tflops:
-        axes.axhline(baseline.tflops, color=ORANGE, linestyle="--", label=f"SDPA, {baseline.tflops:.0f}")
-        axes.legend(loc="upper left", frameon=False)
-    axes.set_ylim(0, 1.15 * max(median))
+        axes.axhline(baseline.tflops, color=ORANGE, linestyle="--")
+        text = {"textcoords": "offset points", "ha": "center", "color": ORANGE, "fontsize": 8}
+        axes.annotate("SDPA", (1, baseline.tflops), (0, 3), **text)
+    axes.set_ylim(0, 1.12 * max(median))
     _label_steps(axes, measured)
     axes.set_ylabel("TFLOPS (median, 10th to 90th percentile)")
     axes.set_title(provenance(run), fontsize=9)
@@ -69,8 +71,13 @@ def tflops_by_step(run: Run):
 
 
 def gain_by_step(run: Run):
-    """What every step gained over the one before it, in percent, with its spread. Returns a matplotlib Figure."""
-    compared = [m for m in run.steps if m.speedup_vs_previous is not None and m.number > 1]
+    """What every step gained over the one before it, in percent, with its spread. Returns a matplotlib Figure.
+
+    A step that is several times its predecessor would flatten all others; it is named in the title instead.
+    """
+    compared = [m for m in run.steps if m.speedup_vs_previous is not None]
+    leaps = [m for m in compared if not 1 / LEAP < m.speedup_vs_previous.median < LEAP]
+    compared = [m for m in compared if m not in leaps]
     figure, axes = _axes(7.2, 3.9)
     gains = [100 * (m.speedup_vs_previous.median - 1) for m in compared]
     low = [100 * (m.speedup_vs_previous.median - m.speedup_vs_previous.low) for m in compared]
@@ -87,8 +94,9 @@ def gain_by_step(run: Run):
     axes.axhline(0, color="black", linewidth=0.8)
     axes.margins(y=0.2)
     _label_steps(axes, compared)
-    axes.set_ylabel("gain over the previous step, %")
-    axes.set_title(provenance(run), fontsize=9)
+    axes.set_ylabel("gain over the previous step, %\n(median, 10th to 90th percentile)")
+    beyond = "".join(f"\nnot drawn: {m.label}, {m.speedup_vs_previous.median:.3g} times the previous" for m in leaps)
+    axes.set_title(provenance(run) + beyond, fontsize=9)
     return figure
 
 

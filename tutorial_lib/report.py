@@ -27,7 +27,7 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None) -> None:
     folder = Path(folder)
     if run.timed:
         plots.save(plots.tflops_by_step(run), folder / "figures", "tflops")
-        if any(m.speedup_vs_previous and m.number > 1 for m in run.steps):
+        if any(m.speedup_vs_previous for m in run.steps):
             plots.save(plots.gain_by_step(run), folder / "figures", "gain")
     write_whole(folder / "results.csv", as_csv(run))
     write_whole(folder / "report.md", as_markdown(run, folder, recorded))
@@ -55,10 +55,11 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
             parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
     parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
     if run.peers:
-        peer_columns = [column for column in columns if column[0] not in ("step", "vs previous (p10–p90)")]
-        cells = tables.rows(run.peers, [tables.LABEL[0], *peer_columns])
+        peer_columns = [column for column in columns if not column[0].startswith("vs previous")]
+        cells = [line[1:] for line in tables.rows(run.peers, peer_columns)]  # without the step's number
         parts += ["Peers, in the same rounds:", ""]
-        parts += [tables.markdown([h for h, _ in peer_columns], [line[1:] for line in cells]), ""]
+        parts += [tables.markdown([header for header, _ in peer_columns[1:]], cells), ""]
+    parts += [f"- {line}" for line in tables.reasons([*run.steps, *run.peers])] + [""]
     if run.ceiling:
         c = run.ceiling
         parts += [f"The ceiling: {c.what}, {c.tflops:.0f} TFLOPS ({c.low:.0f}–{c.high:.0f}), in the same rounds.", ""]
@@ -90,7 +91,8 @@ HOW_TIMED = (
     "events, after a rest in which its clock recovers; a load that goes on for long may run slower. All steps, peers "
     "and the ceiling are sampled in turn, round after round, in an order shuffled for every round; ratios are taken "
     "inside a round. Shown are the median and the 10th and 90th percentile over rounds. A step is «faster» or «slower» "
-    "than the previous one when that whole range lies on one side of 1, else «same». TFLOPS count 4·B·H·Sq·Skv·D "
+    "than the previous one when that whole range lies on one side of 1 and the median is 1 % away, else «same»: "
+    "the same machine code, timed twice, differs by nearly as much. TFLOPS count 4·B·H·Sq·Skv·D "
     "operations, half of that for a causal square. The error is the largest difference from attention in float64 on "
     "the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's plus one rounding step."
 )
@@ -134,7 +136,10 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
 
 
 def ladder(runs: Sequence[Run]) -> str:
-    """The README's tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length."""
+    """The README's tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
+
+    One table for each machine and family of problems; all but the first are folded away.
+    """
     groups: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
         if run.timed:
@@ -143,18 +148,25 @@ def ladder(runs: Sequence[Run]) -> str:
     for (machine, family), members in sorted(groups.items()):
         members.sort(key=lambda run: run.problem["seq_len_q"])
         days = sorted({run.day for run in members})
-        parts += [f"**{machine}, {family}** (measured {' to '.join(days[:: len(days) - 1] or days)})", ""]
+        title = f"{machine}, {family}, measured {' to '.join(dict.fromkeys((days[0], days[-1])))}"
         names = {m.name: m for run in members for m in [*run.steps, *run.peers]}
         cells = []
         for name, m in names.items():
             found = [run.measurement(name) for run in members]
-            if not any(f and f.tflops for f in found):
-                continue
-            cells.append(["" if m.number is None else str(m.number), m.title] + [_ladder_cell(f) for f in found])
+            if any(f and f.tflops for f in found):
+                cells.append([*_ladder_label(m), *map(_ladder_cell, found)])
         ceilings = [f"{run.ceiling.tflops:.0f}" if run.ceiling else tables.NOTHING for run in members]
-        cells.append(["", "*matrix product (the ceiling)*", *ceilings])
-        parts += [tables.markdown(["step", "", *(f"S={r.problem['seq_len_q']}" for r in members)], cells), ""]
+        cells.append(["", "*a large matrix product*", *ceilings])
+        table = tables.markdown(["step", "TFLOPS", *(f"S={run.problem['seq_len_q']}" for run in members)], cells)
+        folded = [f"<details><summary>{title}</summary>", "", table, "", "</details>", ""]
+        parts += folded if parts else [f"**{title}**", "", table, ""]
     return "\n".join(parts).rstrip()
+
+
+def _ladder_label(m: Measurement) -> tuple[str, str]:
+    if m.number is None:
+        return "", m.title
+    return str(m.number), f"[{m.title}](steps/step{m.number:02}_{m.name}.py)"
 
 
 def _ladder_cell(m: Measurement | None) -> str:

@@ -33,7 +33,7 @@ class Latency(_Record):
 
 
 class Speedup(_Record):
-    """How many times faster, taken inside each round; the verdict is "same" when 10th to 90th percentile cover 1."""
+    """How many times faster, taken inside each round; the verdict is tutorial_lib.timing.verdict's."""
 
     median: float
     low: float

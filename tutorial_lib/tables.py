@@ -11,6 +11,10 @@ Column = tuple[str, Callable[[Measurement], str]]
 NOTHING = "–"
 
 
+def median_milliseconds(m: Measurement) -> str:
+    return NOTHING if m.latency_ms is None else f"{m.latency_ms.median:.3g}"
+
+
 def milliseconds(m: Measurement) -> str:
     if m.latency_ms is None:
         return NOTHING
@@ -36,10 +40,14 @@ def with_verdict(speedup: Speedup | None) -> str:
     return f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {speedup.verdict}"
 
 
+def factor_with_verdict(speedup: Speedup | None) -> str:
+    return NOTHING if speedup is None else f"{speedup.median:.2f}× {speedup.verdict}"
+
+
 def error(m: Measurement) -> str:
     if m.max_error is None:
         return NOTHING
-    return f"{m.max_error:.1e} ({m.reference_error:.1e})"
+    return f"{m.max_error:.0e} ({m.reference_error:.0e})"
 
 
 def correct(m: Measurement) -> str:
@@ -55,7 +63,7 @@ def resource(key: str) -> Callable[[Measurement], str]:
     return lambda m: NOTHING if m.resources is None else str(m.resources[key])
 
 
-LABEL: list[Column] = [("step", lambda m: "" if m.number is None else str(m.number)), ("name", lambda m: m.title)]
+NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))
 
 TIMING: list[Column] = [
     ("latency ms (p10–p90)", milliseconds),
@@ -65,12 +73,18 @@ TIMING: list[Column] = [
     ("vs previous (p10–p90)", lambda m: with_verdict(m.speedup_vs_previous)),
 ]
 
+COMPACT_TIMING: list[Column] = [
+    ("ms", median_milliseconds),
+    *TIMING[1:4],
+    ("vs previous", lambda m: factor_with_verdict(m.speedup_vs_previous)),
+]
+
 CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
 
 RESOURCES: list[Column] = [
-    ("registers", resource("registers")),
+    ("regs", resource("registers")),
     ("spills", resource("spill_instructions")),
-    ("instructions", resource("instructions")),
+    ("SASS", resource("instructions")),
 ]
 
 
@@ -80,30 +94,34 @@ def recorded_columns(recorded: Run) -> list[Column]:
     def show(text: Callable[[Measurement], str]) -> Callable[[Measurement], str]:
         return lambda m: text(found) if (found := recorded.measurement(m.name)) else NOTHING
 
-    return [
-        ("recorded ms (p10–p90)", show(milliseconds)),
-        ("recorded TFLOPS", show(tflops)),
-        ("recorded vs SDPA", show(lambda m: factor(m.speedup_vs_baseline))),
-        ("recorded vs previous", show(lambda m: with_verdict(m.speedup_vs_previous))),
-    ]
+    return [(f"recorded {header}", show(text)) for header, text in COMPACT_TIMING if header != "of ceiling"]
 
 
-def columns(run: Run, recorded: Run | None = None) -> list[Column]:
-    """The columns for a run: its timings, or else the compiler's figures and, marked as such, recorded timings."""
+def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> list[Column]:
+    """The columns for a run: its timings, or else the compiler's figures and, marked as such, recorded timings.
+
+    compact: for a terminal; short names, and no spreads.
+    """
+    label = [NUMBER, ("name", lambda m: m.name if compact else m.title)]
     if run.timed:
-        return LABEL + TIMING + CHECKING
-    return LABEL + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
+        return label + (COMPACT_TIMING if compact else TIMING) + CHECKING
+    return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 
 def rows(measurements: Sequence[Measurement], columns: Sequence[Column]) -> list[list[str]]:
-    """The cells; where a step has nothing to show because it was skipped or failed, its reason stands instead."""
+    """The cells; a step that was skipped or failed shows that alone, and ``reasons`` says why."""
     table = []
     for m in measurements:
         cells = [text(m) for _, text in columns]
         if m.reason:
-            cells[2:] = [outcome(m)] + [""] * (len(cells) - 3)
+            cells[2:] = [m.status] + [""] * (len(cells) - 3)
         table.append(cells)
     return table
+
+
+def reasons(measurements: Sequence[Measurement]) -> list[str]:
+    """A line for everyone who was skipped or failed."""
+    return [f"{m.label} {outcome(m)}" for m in measurements if m.reason]
 
 
 def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

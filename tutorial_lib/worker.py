@@ -62,11 +62,18 @@ class Worker:
         self._output.seek(0)
         return self._output.read()
 
+    def close(self) -> None:
+        """Let the process end by itself, so that what it started ends too; kill it when it does not."""
+        if self._process is not None:
+            self._connection.close()
+            self._process.join(timeout=10)
+            self.stop()
+
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.stop()
+    def __exit__(self, kind, *exception) -> None:
+        self.stop() if kind else self.close()
         self._output.close()
 
     def _start(self) -> None:

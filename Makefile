@@ -1,0 +1,41 @@
+# Each target makes .venv by itself when it is missing. `make run ARGS="--seq-len 1024 --steps 2-7"` passes arguments.
+
+PYTHON ?= python3
+ARGS ?= --seq-len 4096
+PY := .venv/bin/python
+
+.PHONY: run test test-gpu lab report lint clean
+
+run: .venv/ready
+	$(PY) -m steps.run $(ARGS)
+
+test: .venv/ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pytest -m "not gpu"
+
+# The GPU tests; fails, instead of skipping them all, where there is no GPU.
+test-gpu: .venv/ready
+	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(None if h.has_gpu() else 'test-gpu: PyTorch finds no CUDA GPU here')"
+	$(PY) -m pytest -m gpu
+
+# JupyterLab keeps its token: open the address that it prints.
+lab: .venv/ready
+	$(PY) -m jupyterlab notebooks
+
+# Draws every recorded report again, and the README's tables.
+report: .venv/ready
+	$(PY) -m tutorial_lib.report --readme README.md results
+
+lint: .venv/ready
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+.venv/ready: requirements.txt
+	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'Python 3.11 or newer is needed: make PYTHON=python3.12')"
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache

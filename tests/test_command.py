@@ -1,0 +1,215 @@
+"""``python -m steps.run``: bad input, faults, interruption, and what it leaves behind."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steps import STEPS
+from steps.measure import Settings, measure
+from steps.run import RESULTS, find_recorded, main, make_parser, select_steps
+from tests import faulty
+from tests.shapes import problem
+from tutorial_lib.hardware import has_gpu
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import read_run
+
+ROOT = Path(__file__).parent.parent
+
+
+def call(*arguments) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(a) for a in arguments])
+    return status, out.getvalue(), err.getvalue()
+
+
+BAD = [
+    (["--seq-len", "0"], "--seq-len: must be a whole number of at least 1, got '0'"),
+    (["--seq-len", "-5"], "--seq-len: must be a whole number of at least 1, got '-5'"),
+    (["--seq-len", "long"], "--seq-len: must be a whole number of at least 1, got 'long'"),
+    (["--seq-len", "1.5"], "--seq-len: must be a whole number of at least 1, got '1.5'"),
+    (["--seq-len"], "--seq-len: expected at least one argument"),
+    (["--seq-len-kv", "0"], "--seq-len-kv: must be a whole number"),
+    (["--batch", "0"], "--batch: must be a whole number"),
+    (["--heads", "-1"], "--heads: must be a whole number"),
+    (["--head-dim", "48"], "--head-dim: must be one of 32, 64, 128, 256, got 48"),
+    (["--kv-heads", "5"], "kv_heads must divide heads (32), got 5"),
+    (["--heads", "6", "--kv-heads", "4"], "kv_heads must divide heads (6), got 4"),
+    (["--steps", "warp"], "--steps: step must be one of: 0 sdpa"),
+    (["--steps", "99"], "got '99'"),
+    (["--steps", "5-3"], "--steps: a range must not run backwards, got '5-3'"),
+    (["--steps", ""], "--steps: step must be one of"),
+    (["--dtype", "float32"], "--dtype: invalid choice: 'float32' (choose from 'float16', 'bfloat16')"),
+    (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
+    (["--iterations", "0"], "--iterations: must be a whole number"),
+    (["--timeout", "0"], "--timeout: must be a number of seconds above 0"),
+    (["--timeout", "nan"], "--timeout: must be a number of seconds above 0"),
+    (["--seed", "x"], "--seed: must be a whole number"),
+    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    (["4096"], "unrecognized arguments: 4096"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda value: " ".join(value) if value is list else None)
+def test_bad_input_gets_one_line(arguments, message, tmp_path):
+    status, out, err = call(*arguments, "--output-dir", tmp_path / "out")
+    assert status == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1 and message.replace("'", "") in err.replace("'", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_asking_for_a_gpu_that_is_not_there():
+    status, _, err = call("--device", "cuda")
+    assert status == 2 and err == "steps.run: argument --device: PyTorch finds no CUDA GPU here; use --device cpu\n"
+
+
+def test_an_output_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    status, _, err = call("--output-dir", tmp_path / "file" / "results")
+    assert status == 2 and "--output-dir: cannot write to" in err and len(err.splitlines()) == 1
+    assert (tmp_path / "file").read_text() == "in the way"
+    status, _, err = call("--output-dir", "/proc/results")
+    assert status == 2 and "--output-dir: cannot write to /proc/results" in err
+
+
+def test_steps_are_chosen_by_number_range_and_name():
+    assert select_steps("all") == list(STEPS)
+    assert [s.number for s in select_steps("2-4")] == [2, 3, 4]
+    assert [s.number for s in select_steps("exp2, 0,3,5-6")] == [0, 3, 5, 6]
+
+
+def test_list_names_every_step():
+    status, out, _ = call("--list")
+    assert status == 0
+    assert all(step.name in out for step in STEPS)
+
+
+def test_defaults():
+    options = make_parser().parse_args([])
+    assert (options.seq_len, options.head_dim, options.dtype, options.causal) == ([2048], 128, "float16", True)
+    assert options.check and options.device == "auto" and options.output_dir == RESULTS
+
+
+def test_a_run_on_the_cpu(tmp_path):
+    """Two lengths, every result file, and the columns a reader without a GPU gets."""
+    arguments = ["--seq-len", 96, 130, "--steps", "0,mma,7", "--device", "cpu", "--head-dim", 64, "--peers"]
+    status, out, err = call(*arguments, "--output-dir", tmp_path, "--seed", 5)
+    assert status == 0, err
+    assert "No GPU is used" in out and "default to 1 and 2 here (4 and 32 on a GPU)" in out
+    assert "registers a thread" in out and "SASS" in out
+    for seq_len in (96, 130):
+        [folder] = tmp_path.glob(f"cpu-*/b1_h2_s{seq_len}_d64_fp16_causal")
+        assert {p.name for p in folder.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt"}
+        data = json.loads((folder / "results.json").read_text())
+        assert {"schema", "machine", "versions", "settings", "problem", "steps", "peers"} <= set(data)
+        assert [s["status"] for s in data["steps"]] == ["checked"] * 3
+        assert all(s["correct"] and s["latency_ms"] is None for s in data["steps"])
+        assert data["steps"][1]["resources"]["registers"] > 0
+        assert {p["status"] for p in data["peers"]} == {"skipped"}
+        assert data["settings"]["seed"] == 5
+        report = (folder / "report.md").read_text()
+        assert "Nothing was timed here" in report and "divide: " not in report.split("### 2")[0]
+
+
+def test_recorded_timings_stand_in_marked(tmp_path):
+    status, out, _ = call("--seq-len", 1024, "--steps", "0,7", "--device", "cpu", "--output-dir", tmp_path)
+    assert status == 0
+    asked = Problem(batch=4, heads=32, seq_len_q=1024, seq_len_kv=1024, head_dim=128, causal=True)
+    recorded = find_recorded(asked, [RESULTS])
+    assert recorded is not None
+    assert f"Recorded timings were measured elsewhere: {recorded.machine['name']}" in out
+    assert recorded.day in out
+    assert re.search(r"recorded\s", out)
+    assert f"{recorded.measurement('approx_division').tflops:.0f}" in out
+
+
+def test_no_recorded_timings_of_another_problem(tmp_path):
+    asked = Problem(batch=4, heads=32, seq_len_q=1000, seq_len_kv=1024, head_dim=128, causal=True)
+    assert find_recorded(asked, [RESULTS]) is None
+    assert find_recorded(asked, [tmp_path]) is None
+
+
+def cpu_settings(**changes) -> Settings:
+    return Settings(**{"device": "cpu", "seed": 1, "timeout": 60.0} | changes)
+
+
+def test_a_failing_step_costs_no_other_its_result():
+    bad = [faulty.raises, faulty.wrong, faulty.dies, faulty.hangs]
+    steps = [STEPS[0], *(faulty.make(f, 90 + n) for n, f in enumerate(bad)), STEPS[7]]
+    run, interrupted, _ = measure(problem(), steps, [], cpu_settings(timeout=20.0))
+    assert not interrupted
+    found = {m.name: m for m in run.steps}
+    assert found["sdpa"].status == found["approx_division"].status == "checked"
+    assert {found[f.__name__].status for f in bad} == {"failed"}
+    assert found["raises"].reason == "RuntimeError: this step raises"
+    assert found["wrong"].reason.startswith("wrong result: the largest error is 0.1")
+    assert found["wrong"].correct is False
+    assert found["dies"].reason.startswith("the process died (SIGSEGV)")
+    assert found["hangs"].reason == "hung: no answer within 20 s (see --timeout)"
+
+
+def test_a_failure_gives_exit_status_1(monkeypatch, tmp_path):
+    monkeypatch.setattr("steps.run.select_steps", lambda text: [STEPS[0], faulty.make(faulty.wrong)])
+    status, out, _ = call("--seq-len", 64, "--device", "cpu", "--output-dir", tmp_path)
+    assert status == 1
+    assert "90 wrong failed: wrong result" in out
+    assert len(list(tmp_path.glob("*/*/results.json"))) == 1
+
+
+def test_what_does_not_fit_in_memory_is_skipped_with_the_numbers(monkeypatch):
+    monkeypatch.setattr("steps.bench.available_bytes", lambda device: 10**6)  # the worker is another process: no effect
+    monkeypatch.setattr("steps.measure.available_bytes", lambda device: 10**6)
+    run, _, _ = measure(problem(), [STEPS[0], STEPS[1]], [], cpu_settings())
+    assert {m.status for m in run.steps} == {"skipped"}
+    assert "GB of memory, 0.0 GB are free" in run.steps[0].reason
+
+
+def start(*arguments, **settings) -> subprocess.Popen:
+    command = [sys.executable, "-m", "steps.run", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes, **settings)
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    """Interrupted while the second of two lengths runs: the first is whole, the second says how far it came."""
+    arguments = ["--seq-len", 64, 3000, "--steps", "0,2-7", "--device", "cpu", "--output-dir", tmp_path]
+    process = start(*arguments)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("*/*_s64_*/report.md")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(6)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in the foreground
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "Interrupted" in err and "Traceback" not in err
+    [first] = tmp_path.glob("*/*_s64_*/results.json")
+    assert {m.status for m in read_run(first).steps} == {"checked"}
+    interrupted = list(tmp_path.glob("*/*_s3000_*-interrupted/results.json"))
+    assert "what was finished is kept" in err if interrupted else "nothing was written" in err
+    for path in interrupted:
+        statuses = {m.status for m in read_run(path).steps}
+        assert "skipped" in statuses and any("interrupted" in (m.reason or "") for m in read_run(path).steps)
+    assert not list(tmp_path.glob("*/*_s3000_*causal/results.json"))  # what was interrupted replaces nothing
+
+
+def test_killed_at_any_moment_the_earlier_result_stays(tmp_path):
+    arguments = ["--seq-len", 64, "--steps", "0,2", "--device", "cpu", "--output-dir", tmp_path]
+    assert call(*arguments)[0] == 0
+    [path] = tmp_path.glob("*/*/results.json")
+    for seconds in (2.0, 4.0, 6.0):
+        process = start(*arguments)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert len(read_run(path).steps) == 2

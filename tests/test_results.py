@@ -1,0 +1,171 @@
+"""results.json, the reports drawn from it, and the README's tables."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from steps import MODULES, STEPS
+from tutorial_lib import timing
+from tutorial_lib.report import BEGIN, END, as_csv, as_markdown, ladder, main, update_readme, write_report
+from tutorial_lib.results import ResultsError, read_run, recorded_runs, write_run, write_whole
+
+ROOT = Path(__file__).parent.parent
+RECORDED = recorded_runs(ROOT / "results")
+LENGTHS = {1024, 2048, 4096, 8192, 16384}
+
+
+def committed() -> list[Path]:
+    """The recorded files that belong to the repository; what a user measured here since is none of its claims."""
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / line for line in listed.stdout.splitlines() if line.endswith("results.json")]
+
+
+@pytest.fixture
+def run():
+    return next(r for r in RECORDED if r.the_problem().seq_len_q == 4096 and r.the_problem().causal)
+
+
+def test_what_the_readme_speaks_of_is_recorded():
+    """H100, B=4 H=32 D=128 fp16, five lengths, causal and full, every step and peer."""
+    for causal in (True, False):
+        runs = [r for r in RECORDED if r.the_problem().causal is causal and "H100" in r.machine["name"]]
+        runs = [r for r in runs if r.the_problem().family.startswith("b4_h32_d128_fp16")]
+        assert {r.the_problem().seq_len_q for r in runs} >= LENGTHS
+        for r in runs:
+            assert {m.number for m in r.steps} >= {0, 2, 3, 4, 5, 6, 7}
+            assert {"sdpa_cudnn", "sdpa_flash", "flex", "flash_attn_4"} <= {m.name for m in r.peers if m.tflops}
+            assert all(m.correct for m in r.steps if m.status == "measured")
+
+
+@pytest.mark.parametrize("r", RECORDED, ids=lambda r: r.the_problem().slug)
+def test_recorded_figures_follow_from_the_recorded_rounds(r):
+    """Nobody typed a number: latencies, TFLOPS, speedups and verdicts are recomputed from the raw rounds."""
+    for m in (m for m in [*r.steps, *r.peers] if m.status == "measured"):
+        mine = [x.latency_ms[m.name] for x in r.rounds]
+        latency = timing.spread(mine)
+        assert (latency.median, latency.low, latency.high) == pytest.approx(
+            (m.latency_ms.median, m.latency_ms.low, m.latency_ms.high)
+        )
+        assert m.tflops == pytest.approx(r.the_problem().flops / latency.median / 1e9)
+        ratio = timing.speedup([x.latency_ms["sdpa"] for x in r.rounds], mine)
+        assert ratio.median == pytest.approx(m.speedup_vs_baseline.median)
+        assert timing.verdict(ratio) == m.speedup_vs_baseline.verdict
+        if m.speedup_vs_previous:
+            ratio = timing.speedup([x.latency_ms[m.previous] for x in r.rounds], mine)
+            assert ratio.median == pytest.approx(m.speedup_vs_previous.median)
+            assert timing.verdict(ratio) == m.speedup_vs_previous.verdict
+
+
+def test_identical_machine_code_is_called_the_same():
+    """Steps 3 and 4 compile to the same instructions: a verdict other than "same" would be noise taken for news."""
+    pairs = [r.measurement("load_order") for r in RECORDED if r.measurement("load_order")]
+    assert pairs
+    assert {m.speedup_vs_previous.verdict for m in pairs} == {"same"}
+
+
+def test_step_7_is_near_cudnn(run):
+    """0.85 of SDPA's cuDNN backend, in the same rounds."""
+    fused = [x.latency_ms["approx_division"] for x in run.rounds]
+    cudnn = [x.latency_ms["sdpa_cudnn"] for x in run.rounds]
+    assert timing.speedup(cudnn, fused).median >= 0.85
+
+
+def test_written_and_read_it_is_the_same(run, tmp_path):
+    assert read_run(write_run(run, tmp_path)) == run
+    data = json.loads((tmp_path / "results.json").read_text())
+    assert data["schema"] == 1
+    step = data["steps"][3]
+    assert set(step) >= {"number", "name", "title", "status", "reason", "latency_ms", "tflops", "percent_of_ceiling"}
+    assert set(step) >= {"speedup_vs_baseline", "speedup_vs_previous", "max_error", "reference_error", "correct"}
+    assert set(step) >= {"key_changes", "resources"}
+    assert set(step["latency_ms"]) == {"median", "low", "high", "rounds"}
+    assert set(step["speedup_vs_previous"]) == {"median", "low", "high", "verdict"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda text: text[:200], "is not a results.json of schema 1"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema: Input should be 1"),
+        (lambda text: text.replace('"tflops"', '"teraflops"', 1), "steps.0"),
+        (lambda text: text.replace('"measured"', '"estimated"', 1), "steps.0.status"),
+    ],
+)
+def test_a_file_of_another_schema_is_refused_in_one_line(run, tmp_path, spoil, message):
+    path = write_run(run, tmp_path)
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(ResultsError, match=re.escape(message)) as error:
+        read_run(path)
+    assert "\n" not in str(error.value)
+    assert recorded_runs(tmp_path.parent) == []
+
+
+def test_a_write_that_fails_leaves_the_old_file(run, tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    write_whole(path, "old")
+
+    def fails(*arguments):
+        raise OSError("disk full")
+
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, fails)
+            with pytest.raises(OSError, match="disk full"):
+                write_whole(path, "new")
+        assert path.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_report_holds_every_step_and_how_it_was_measured(run, tmp_path):
+    write_report(run, tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    for m in run.steps:
+        assert f"### {m.label}" in report
+    assert run.machine["name"] in report and run.day in report and run.versions["torch"] in report
+    assert f"{run.measurement('exp2').tflops:.0f}" in report
+    assert "softmax: softmax_exp -> softmax_exp2" in report
+    assert "SM clock" in report
+    figures = {p.name for p in (tmp_path / "figures").iterdir()}
+    assert figures == {"tflops.png", "tflops.svg", "gain.png", "gain.svg"}
+    for name in re.findall(r"\]\((figures/\S+)\)", report):
+        assert (tmp_path / name).exists()
+
+
+def test_reports_are_drawn_from_the_file_alone(run, tmp_path):
+    for name in ("one", "two"):
+        write_run(run, tmp_path / name)
+    assert main([str(tmp_path)]) == 0
+    for name in ("report.md", "results.csv", "figures/tflops.svg", "figures/gain.png"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert list(tmp_path.glob("by_length-*.png")) and list(tmp_path.glob("by_length-*.svg"))
+
+
+def test_committed_reports_are_up_to_date():
+    for path in committed():
+        assert (path.parent / "report.md").read_text() == as_markdown(read_run(path), path.parent), "run `make report`"
+        assert (path.parent / "results.csv").read_text() == as_csv(read_run(path)), "run `make report`"
+
+
+def test_bad_paths_get_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "missing.json")]) == 2
+    assert main([str(tmp_path)]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 2 and "cannot read" in err[0] and "no results.json under" in err[1]
+
+
+def test_the_readme_shows_what_is_recorded():
+    text = (ROOT / "README.md").read_text()
+    shown = text.split(BEGIN)[1].split(END)[0].strip()
+    assert shown == ladder([read_run(path) for path in committed()]).strip(), "results/ has changed: run `make report`"
+    for step in STEPS:
+        assert f"| {step.number} | [{step.title}](steps/{MODULES[step.number]}.py) |" in shown
+
+
+def test_a_readme_without_markers_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("nothing here")
+    with pytest.raises(ValueError, match="must hold the lines"):
+        update_readme(tmp_path / "README.md", RECORDED)

@@ -1,0 +1,56 @@
+"""The files that make an environment agree with each other and with what is imported."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+
+def requirements() -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    return dict(re.fullmatch(r"([\w-]+)==([\w.]+)", line).groups() for line in lines if line)  # a loose pin fails here
+
+
+def test_everything_is_pinned_and_installed_as_pinned():
+    for name, pinned in requirements().items():
+        assert version(name).partition("+")[0] == pinned
+
+
+def test_conda_installs_the_same_requirements():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    assert pip == {"pip": ["-r requirements.txt"]}
+    assert "pip" in conda
+    names = {re.split("[=<>]", dependency)[0] for dependency in conda}
+    assert not names & set(requirements())  # one place says which version
+
+
+def test_importing_costs_nothing():
+    """Neither the packages nor the command's manual load torch, cuda.tile or pandas."""
+    code = """
+import sys, steps, tutorial_lib, steps.run, tutorial_lib.problem, tutorial_lib.compiler
+try:
+    steps.run.main(["--help"])
+except SystemExit:
+    pass
+heavy = {"torch", "cuda", "triton", "pandas", "matplotlib", "pydantic"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_library_knows_no_step():
+    for path in (ROOT / "tutorial_lib").glob("*.py"):
+        assert not re.search(r"^\s*(from|import) steps\b", path.read_text(), re.MULTILINE), path.name
+
+
+def test_a_step_imports_nothing_after_it():
+    for path in (ROOT / "steps").glob("step[0-9]*.py"):
+        own = int(path.name[4:6])
+        assert all(int(number) < own for number in re.findall(r"import step(\d\d)_", path.read_text())), path.name

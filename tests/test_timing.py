@@ -1,0 +1,50 @@
+"""The statistics behind every timing, on numbers worked out by hand."""
+
+import pytest
+
+from tutorial_lib.problem import Problem
+from tutorial_lib.timing import Spread, speedup, spread, verdict
+
+
+def test_spread_is_median_and_outer_deciles():
+    assert spread(range(11)) == Spread(5, 1, 9)
+    assert spread([3.0]) == Spread(3, 3, 3)
+    assert spread([4, 1]) == Spread(2.5, pytest.approx(1.3), pytest.approx(3.7))
+
+
+def test_speedup_is_taken_inside_rounds():
+    """A clock that changes between rounds leaves the ratio alone, however much it moves the latencies."""
+    before, now = [2.0, 20.0, 200.0], [1.0, 10.0, 100.0]
+    assert speedup(before, now) == Spread(2, 2, 2)
+    with pytest.raises(ValueError):
+        speedup([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (Spread(1.1, 1.05, 1.2), "faster"),
+        (Spread(0.9, 0.8, 0.95), "slower"),
+        (Spread(1.1, 0.99, 1.2), "same"),
+        (Spread(0.9, 0.8, 1.0), "same"),
+        (Spread(1.009, 1.001, 1.02), "same"),  # less than the noise between identical kernels
+        (Spread(0.991, 0.98, 0.999), "same"),
+    ],
+)
+def test_verdict(ratio, expected):
+    assert verdict(ratio) == expected
+
+
+def test_operations_and_bytes_of_a_problem():
+    full = Problem(batch=4, heads=32, seq_len_q=1024, seq_len_kv=1024, head_dim=128)
+    assert full.flops == 4 * 4 * 32 * 1024 * 1024 * 128
+    assert full.least_bytes == 4 * (4 * 32 * 1024 * 128) * 2
+    causal = Problem(batch=4, heads=32, seq_len_q=1024, seq_len_kv=1024, head_dim=128, causal=True)
+    assert causal.flops == full.flops / 2
+    wide = Problem(batch=1, heads=1, seq_len_q=2, seq_len_kv=100, head_dim=32, causal=True)
+    assert wide.visible_pairs == 2  # of a 2 x 2 square, half; the other 98 keys are never seen
+    assert wide.least_bytes == (2 + 2 + 2 + 2) * 32 * 2
+    tall = Problem(batch=1, heads=1, seq_len_q=100, seq_len_kv=2, head_dim=32, causal=True)
+    assert tall.visible_pairs == 2 + 98 * 2
+    grouped = Problem(batch=1, heads=8, kv_heads=2, seq_len_q=64, seq_len_kv=64, head_dim=64)
+    assert grouped.least_bytes == (2 * 8 + 2 * 2) * 64 * 64 * 2
