@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from steps.bench import Bench
@@ -53,11 +53,12 @@ class _Contender:
     accuracy: object = None
     resources: dict | None = None
     kernels: list[str] | None = None
-    clocks: list[float] = field(default_factory=list)
+    runs: bool = False  # nothing stands against timing it
 
     def fail(self, reason: str) -> None:
-        # A peer that cannot run is nobody's failure here.
-        self.status, self.reason = ("skipped" if self.step.number is None else "failed"), reason
+        # A peer that cannot run is nobody's failure here, and what does not fit in memory is wrong nowhere.
+        harmless = self.step.number is None or reason.startswith("OutOfMemoryError")
+        self.status, self.reason = ("skipped" if harmless else "failed"), reason
 
 
 def measure(
@@ -127,29 +128,29 @@ def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Setting
             if not contender.accuracy.correct:
                 contender.fail(contender.accuracy.explain())
                 return
-        contender.status, contender.reason = "checked", None
+            contender.status, contender.reason = "checked", None
         progress.done(f"checked {step.label}")
         if step.backend not in ("torch", "peer"):
             progress.doing(f"compiling {step.label} for {arch}")
             contender.resources = call("compile", step, arch)
+            if not settings.check:
+                contender.status, contender.reason = "compiled", None
+        elif not settings.check:
+            contender.reason = "neither checked nor timed"
         if step is BASELINE and settings.device == "cuda":
             contender.kernels = call("kernels", step)
+        contender.runs = True
     except WorkerFailure as failure:
-        contender.fail(_explain(failure))
+        contender.fail(str(failure))
     finally:
         progress.done(f"finished {step.label}")
-
-
-def _explain(failure: WorkerFailure) -> str:
-    text = str(failure)
-    return text.replace("OutOfMemoryError", "out of memory") if "OutOfMemoryError" in text else text
 
 
 def _time(
     worker: Worker, contenders: list[_Contender], settings: Settings, rounds: list[dict], progress: Progress
 ) -> None:
     """Sample everybody in turn, round after round, into ``rounds``; whoever fails leaves, and its round is repeated."""
-    racing: dict[str, _Contender | None] = {c.step.name: c for c in contenders if c.status == "checked"}
+    racing: dict[str, _Contender | None] = {c.step.name: c for c in contenders if c.runs}
     racing[CEILING] = None
     prepared: set[str] = set()
     order = random.Random(settings.seed)
@@ -168,7 +169,7 @@ def _time(
             except WorkerFailure as failure:
                 if contender is None:
                     raise  # without a matrix product nothing else runs either
-                contender.fail(_explain(failure))
+                contender.fail(str(failure))
                 del racing[name]
                 prepared.clear()  # the worker may be a new one
                 break
@@ -177,7 +178,7 @@ def _time(
             progress.done(f"round {len(rounds)}")
     for contender in racing.values():
         if contender is not None and rounds:
-            contender.status = "measured"
+            contender.status, contender.reason = "measured", None
 
 
 def _summarise(problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict]) -> Run:

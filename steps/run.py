@@ -308,7 +308,7 @@ def run(options: argparse.Namespace) -> int:
         bar, listener = _progress(console)
         with bar:
             result, interrupted, output = measure(here, steps, PEERS if options.peers else (), settings, listener)
-        if interrupted and not any(m.status in ("measured", "checked") for m in result.steps):
+        if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.steps):
             print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
             break
         recorded = None if result.timed else find_recorded(asked, [options.output_dir, RESULTS])
@@ -339,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"steps.run: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("Interrupted: nothing was written.", file=sys.stderr)
+        print("Interrupted.", file=sys.stderr)
         return 130
 
 

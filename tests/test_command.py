@@ -144,6 +144,13 @@ def cpu_settings(**changes) -> Settings:
     return Settings(**{"device": "cpu", "seed": 1, "timeout": 60.0} | changes)
 
 
+def test_unchecked_on_the_cpu_is_never_called_checked():
+    run, _, _ = measure(problem(), [STEPS[0], STEPS[7]], [], cpu_settings(check=False))
+    assert [m.status for m in run.steps] == ["skipped", "compiled"]
+    assert run.steps[0].reason == "neither checked nor timed"
+    assert run.steps[1].correct is None and run.steps[1].max_error is None
+
+
 def test_a_failing_step_costs_no_other_its_result():
     bad = [faulty.raises, faulty.wrong, faulty.dies, faulty.hangs]
     steps = [STEPS[0], *(faulty.make(f, 90 + n) for n, f in enumerate(bad)), STEPS[7]]

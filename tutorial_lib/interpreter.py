@@ -80,8 +80,8 @@ def _argument(value):
     return value
 
 
-class Array(ct.Array):
-    """A global array: a tensor that tiles are loaded from and stored to."""
+class _Held:
+    """What arrays and tiles have in common here: a tensor, and what cuTile asks of its shape."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
@@ -93,35 +93,22 @@ class Array(ct.Array):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.tensor.ndim
+
+
+class Array(_Held, ct.Array):
+    """A global array: a tensor that tiles are loaded from and stored to."""
 
     @property
     def strides(self) -> tuple[int, ...]:
         return self.tensor.stride()
 
-    @property
-    def ndim(self) -> int:
-        return self.tensor.ndim
 
-
-class Tile(ct.Tile):
+class Tile(_Held, ct.Tile):
     """A tile: an immutable tensor. Arithmetic is ``ct.Tile``'s, which calls the operations below."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-    @property
-    def dtype(self) -> ct.DType:
-        return _cutile_dtype(self.tensor.dtype)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def ndim(self) -> int:
-        return self.tensor.ndim
 
     def __index__(self) -> int:
         return operator.index(self.tensor.item())
