@@ -142,7 +142,17 @@ class CuTileStep(Step):
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         variant = self.variant(problem, arch)
-        return compiler.compile_cutile(self.kernel(variant), signature(problem), arch)
+        compiled = compiler.compile_cutile(self.kernel(variant), signature(problem), arch, variant.tile.scores)
+        return dataclasses.replace(compiled, kv_tiles=_tiles_visited(problem, variant.tile))
+
+
+def _tiles_visited(problem: Problem, tile: Tile) -> int:
+    """K/V tiles that all blocks together go through, counted as the kernel counts them."""
+    per_head = 0
+    for i in range(-(-problem.seq_len_q // tile.query)):
+        keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
+        per_head += -(-keys // tile.key)
+    return problem.batch * problem.heads * per_head
 
 
 def signature(problem: Problem) -> KernelSignature:

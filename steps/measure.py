@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from steps import once
 from steps.bench import Bench
 from steps.step import Step
 from steps.step00_sdpa import STEP as BASELINE
 from tutorial_lib import timing
+from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup
@@ -23,13 +25,14 @@ CEILING = "ceiling"
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. rounds: turns of every contender; timeout: seconds a step may stay silent."""
+    """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step; profile: counters too."""
 
     device: str  # "cuda" or "cpu"
     seed: int
     rounds: int = 15
     check: bool = True
     timeout: float = 120.0
+    profile: bool = False
 
 
 class Progress:
@@ -53,6 +56,7 @@ class _Contender:
     accuracy: object = None
     resources: dict | None = None
     kernels: list[str] | None = None
+    counters: dict | None = None
     runs: bool = False  # nothing stands against timing it
 
     def fail(self, reason: str) -> None:
@@ -73,6 +77,7 @@ def measure(
     on_gpu = settings.device == "cuda"
     contenders = [_Contender(step) for step in _with_baseline(steps, on_gpu)] + [_Contender(peer) for peer in peers]
     rounds: list[dict[str, dict]] = []
+    notes: list[str] = []
     interrupted = False
     worker = Worker(
         Bench,
@@ -95,6 +100,11 @@ def measure(
                     _qualify(worker, contender, arch, settings, progress)
                 if on_gpu:
                     _time(worker, contenders, settings, rounds, progress)
+                    worker.close()  # its inputs would be in a profiler's way
+                    if settings.profile:
+                        notes += _profile(problem, contenders, settings, progress)
+            if settings.profile and not on_gpu:
+                notes.append("No counters were read: they take a GPU.")
         except KeyboardInterrupt:
             interrupted = True
             worker.stop()  # at once: it may be deep in a kernel
@@ -103,7 +113,7 @@ def measure(
         for contender in contenders:
             if contender.reason == "not reached":
                 contender.reason = "interrupted before its turn"
-    return _summarise(problem, contenders, settings, rounds), interrupted, output
+    return _summarise(problem, contenders, settings, rounds, notes), interrupted, output
 
 
 def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
@@ -181,7 +191,27 @@ def _time(
             contender.status, contender.reason = "measured", None
 
 
-def _summarise(problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict]) -> Run:
+def _profile(problem: Problem, contenders: list[_Contender], settings: Settings, progress: Progress) -> list[str]:
+    """Read the counters of every measured step with a kernel of its own; returns notes on what could not be read."""
+    try:
+        find_ncu()
+    except CountersError as error:
+        return [f"{error}."]
+    notes = []
+    for contender in contenders:
+        step = contender.step
+        if contender.status == "measured" and step.backend not in ("torch", "peer"):
+            progress.doing(f"profiling {step.label}")
+            try:
+                contender.counters = read_counters(once.command(step.name, problem), "fmha", settings.timeout)
+            except CountersError as error:
+                notes.append(f"{step.label}: {error}")
+    return notes
+
+
+def _summarise(
+    problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict], notes: list[str]
+) -> Run:
     machine = describe_machine(settings.device)
     measurements = {c.step.name: _measurement(problem, c, rounds) for c in contenders}
     return Run(
@@ -202,7 +232,7 @@ def _summarise(problem: Problem, contenders: list[_Contender], settings: Setting
         peers=[measurements[c.step.name] for c in contenders if c.step.number is None],
         ceiling=_ceiling(rounds, problem),
         rounds=[_round(sampled) for sampled in rounds],
-        notes=_notes(rounds, machine),
+        notes=_notes(rounds, machine) + notes,
     )
 
 
@@ -221,6 +251,7 @@ def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) ->
         change=step.change,
         key_changes=step.key_changes(),
         resources=contender.resources,
+        counters=contender.counters,
         kernels=contender.kernels,
     )
     if contender.status != "measured":

@@ -28,12 +28,14 @@ class BadRequest(ValueError):
     """A request that makes no sense; the message is one line."""
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
+    """Argument errors become BadRequest, without argparse's usage text in front."""
+
     def error(self, message: str):
         raise BadRequest(message)
 
 
-def _whole_number(text: str) -> int:
+def whole_number(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -60,14 +62,14 @@ def _seed(text: str) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m steps.run",
         description="Measure attention step by step: check every step, time all of them in turn, write a report.",
         epilog="Without a GPU the kernels run on the CPU, with --batch 1 --heads 2 unless given; recorded GPU timings "
         "are shown beside them. Exit status: 0 done; 1 a step failed; 2 bad request; 130 interrupted.",
     )
     problem = parser.add_argument_group("the problem")
-    number = {"type": _whole_number, "metavar": "N"}
+    number = {"type": whole_number, "metavar": "N"}
     problem.add_argument("--seq-len", nargs="+", default=[2048], help="query length, one or several (2048)", **number)
     problem.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
     problem.add_argument("--batch", help="batch size (4; on the CPU 1)", **number)
@@ -80,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--steps", default="all", help="all, 2-7, or 0,3,exp2: numbers, ranges and names (all)")
     measuring.add_argument("--peers", action="store_true", help="also SDPA's backends, FlexAttention and others")
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
+    measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
     measuring.add_argument("--iterations", default=15, help="rounds of timing (15)", **number)
     measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
     measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
@@ -215,7 +218,9 @@ def show_run(console, run, recorded) -> None:
     for note in run.notes:
         console.print(f"Note: {note}")
     if not run.timed:
-        console.print("regs, spills, SASS: registers a thread, spill instructions and all instructions, as compiled.")
+        console.print(
+            "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
+        )
     if recorded:
         console.print(f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.")
 
@@ -231,8 +236,9 @@ def find_recorded(asked, folders: Sequence[Path]):
 
 def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:
     """results.json first, then everything drawn from it; an interrupted run does not replace a finished one."""
+    from tutorial_lib.files import write_whole
     from tutorial_lib.report import write_report
-    from tutorial_lib.results import write_run, write_whole
+    from tutorial_lib.results import write_run
 
     name = run.the_problem().slug + ("-interrupted" if interrupted else "")
     folder = output_dir / run.machine["slug"] / name
@@ -291,6 +297,7 @@ def run(options: argparse.Namespace) -> int:
         rounds=options.iterations,
         check=options.check,
         timeout=options.timeout,
+        profile=options.profile,
     )
     console = make_console()
     if device == "cpu":

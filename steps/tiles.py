@@ -16,6 +16,11 @@ class Tile:
     query: int
     key: int
 
+    @property
+    def scores(self) -> int:
+        """Elements of one tile of scores, [query, key]."""
+        return self.query * self.key
+
 
 DEFAULT = Tile(64, 64)
 

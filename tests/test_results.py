@@ -10,8 +10,9 @@ import pytest
 
 from steps import MODULES, STEPS
 from tutorial_lib import timing
+from tutorial_lib.files import write_whole
 from tutorial_lib.report import BEGIN, END, as_csv, as_markdown, ladder, main, update_readme, write_report
-from tutorial_lib.results import ResultsError, read_run, recorded_runs, write_run, write_whole
+from tutorial_lib.results import ResultsError, read_run, recorded_runs, write_run
 
 ROOT = Path(__file__).parent.parent
 RECORDED = recorded_runs(ROOT / "results")

@@ -1,15 +1,27 @@
-"""What the compiler made of a kernel. Works without a GPU: tileiras compiles for every architecture it knows."""
+"""The compiler lens: what the compiler made of a kernel, and why.
+
+Works without a GPU: tileiras, cuTile's compiler, makes code for every architecture it knows, and cuobjdump, which
+comes with Triton, reads it. Results are kept on disk under the kernel's Tile IR (which holds its source and every
+constant), the architecture and the compiler's version, so that asking twice costs nothing.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import os
 import re
 import subprocess
 import tempfile
-from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tutorial_lib import sass as sass_reader
+from tutorial_lib.architectures import blocks_per_multiprocessor
 
 if TYPE_CHECKING:
     import cuda.tile as ct
@@ -18,93 +30,287 @@ if TYPE_CHECKING:
 # What tileiras 13.4 accepts as --gpu-name.
 CUTILE_ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 103, 107, 110, 120, 121))
 
+OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
+
+FORMAT = 2  # of what is kept on disk: a change here makes everything be compiled again
+
 
 class CompilerError(RuntimeError):
     """The compiler is missing, too old, or failed; the message is one line."""
 
 
 @dataclass(frozen=True)
+class Remark:
+    """What the compiler says of one line of source, such as "Load instruction selected: TMA Load instruction"."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Compiled:
-    """A kernel's machine code and what it uses. Registers are a thread, shared memory and instructions a block."""
+    """A kernel as compiled for one architecture. Registers and stack are a thread's, shared memory is a block's."""
 
     arch: str
-    registers: int
+    compiler: str
+    threads: int  # a block
+    registers: int  # a thread, at launch
     shared_bytes: int
-    stack_bytes: int  # local memory a thread: what did not fit in registers
-    instructions: int
-    opcodes: dict[str, int] = field(repr=False)  # first part of the mnemonic -> count, such as {"MUFU": 107}
-    sass: str = field(repr=False)
+    stack_bytes: int
+    spilled_bytes: int  # local memory a thread: what did not fit in registers
+    remarks: tuple[Remark, ...] = field(repr=False)
+    tile_ir: str = field(repr=False)
+    sass: str | None = field(repr=False)  # None where the disassembler does not know the architecture
+    ptx: str | None = field(default=None, repr=False)  # tileiras makes none
+    scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
+    kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
+
+    @cached_property
+    def _instructions(self) -> list[sass_reader.Instruction]:
+        return sass_reader.parse(self.sass or "")
+
+    @cached_property
+    def _hot(self) -> dict[str, list[sass_reader.Instruction]]:
+        return sass_reader.hot_loops(self._instructions)
 
     @property
-    def spill_instructions(self) -> int:
-        """Loads from and stores to local memory."""
-        return self.opcodes.get("LDL", 0) + self.opcodes.get("STL", 0)
+    def instructions(self) -> int | None:
+        return len(self._instructions) if self.sass else None
+
+    @cached_property
+    def kinds(self) -> dict[str, int] | None:
+        """Instructions of the whole kernel by what they do."""
+        return sass_reader.count_kinds(self._instructions) if self.sass else None
+
+    @property
+    def spill_instructions(self) -> int | None:
+        return self.kinds and self.kinds["spill"]
+
+    @cached_property
+    def hot_loop(self) -> dict[str, float] | None:
+        """Instructions a K/V tile by what they do, in the loop that runs without the mask; None where none is found.
+
+        Counted are those that one warp of each role executes. Where the compiler unrolled the loop, a turn handles
+        several tiles and counts are divided by that number.
+        """
+        if not self._hot:
+            return None
+        turns = self._tiles_per_turn(self._hot["compute"])
+        total = dict.fromkeys(sass_reader.ALL_KINDS, 0.0)
+        for body in self._hot.values():
+            for kind, count in sass_reader.count_kinds(body).items():
+                total[kind] += count / turns
+        return total
+
+    @property
+    def hot_loop_instructions(self) -> float | None:
+        return None if self.hot_loop is None else sum(self.hot_loop.values())
+
+    @property
+    def issued_per_tile(self) -> float | None:
+        """Instructions that a block issues for one K/V tile: four warps compute, one plays each other role."""
+        if not self._hot:
+            return None
+        warps = {"compute": COMPUTE_THREADS // 32}
+        issued = sum(warps.get(role, 1) * len(body) for role, body in self._hot.items())
+        return issued / self._tiles_per_turn(self._hot["compute"])
+
+    def _tiles_per_turn(self, body: list[sass_reader.Instruction]) -> int:
+        """One exponential is due for every score of a tile, so their number tells how many tiles a turn handles."""
+        if not self.scores_per_tile:
+            return 1
+        exponentials = sum(i.opcode == "MUFU" and i.operands.startswith(".EX2") for i in body)
+        return max(1, round(exponentials * COMPUTE_THREADS / self.scores_per_tile))
+
+    @property
+    def occupancy(self) -> tuple[int, str] | None:
+        """(blocks an SM, what limits their number), or None for an architecture whose limits are not known here."""
+        return blocks_per_multiprocessor(self.arch, self.threads, self.registers, self.shared_bytes)
+
+    def same_code(self, other: Compiled) -> bool:
+        """Whether both are the same instructions."""
+        codes = [compiled.sass and sass_reader.without_addresses(compiled.sass) for compiled in (self, other)]
+        return bool(codes[0]) and codes[0] == codes[1]
 
     def as_dict(self) -> dict:
-        """What results.json keeps: everything but the code."""
-        fields = asdict(self)
-        del fields["sass"], fields["opcodes"]
-        return fields | {"spill_instructions": self.spill_instructions, "mufu": self.opcodes.get("MUFU", 0)}
+        """What results.json keeps: the figures, without the texts."""
+        blocks, limiter = self.occupancy or (None, None)
+        return {
+            "arch": self.arch,
+            "compiler": self.compiler,
+            "threads": self.threads,
+            "registers": self.registers,
+            "shared_bytes": self.shared_bytes,
+            "stack_bytes": self.stack_bytes,
+            "spilled_bytes": self.spilled_bytes,
+            "spill_instructions": self.spill_instructions,
+            "blocks_per_sm": blocks,
+            "limited_by": limiter,
+            "instructions": self.instructions,
+            "kinds": self.kinds,
+            "hot_loop_instructions": self.hot_loop_instructions,
+            "hot_loop": self.hot_loop,
+            "issued_per_tile": self.issued_per_tile,
+            "scores_per_tile": self.scores_per_tile,
+            "kv_tiles": self.kv_tiles,
+        }
 
 
-def compile_cutile(kernel: ct.kernel, signature: KernelSignature, arch: str) -> Compiled:
-    """Compile a cuTile kernel for ``arch`` ("sm_90") and read the machine code.
+COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for copies and matrix products
 
-    Raises ValueError for an architecture that the compiler does not know, CompilerError when it fails.
+
+def compile_cutile(kernel: ct.kernel, signature: KernelSignature, arch: str, scores_per_tile: int) -> Compiled:
+    """Compile a cuTile kernel for ``arch`` ("sm_90"), or find it on disk.
+
+    Raises ValueError for an architecture that the compiler does not know, CompilerError when it is missing or fails.
     """
     if arch not in CUTILE_ARCHITECTURES:
         raise ValueError(f"arch must be one of {', '.join(CUTILE_ARCHITECTURES)}, got {arch!r}")
+    bytecode = _tile_ir(kernel, signature, arch)
+    compiler = compiler_version()
+    identity = repr((FORMAT, compiler, arch, scores_per_tile)).encode() + bytecode
+    kept = cache_folder() / f"{hashlib.sha256(identity).hexdigest()}.json"
+    try:
+        fields = json.loads(kept.read_text())
+        fields["remarks"] = tuple(Remark(**remark) for remark in fields["remarks"])
+        return Compiled(**fields)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # not there, or not ours
+    compiled = _compile(bytecode, compiler, arch, scores_per_tile)
+    _keep(kept, compiled)
+    return compiled
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: $FMHA_TUTORIAL_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("FMHA_TUTORIAL_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fmha-tutorial")
+
+
+def _keep(path: Path, compiled: Compiled) -> None:
+    from tutorial_lib.files import write_whole
+
+    with suppress(OSError):  # a cache that cannot be written is slow, and nothing worse
+        write_whole(path, json.dumps(asdict(compiled)))
+
+
+@cache
+def _tileiras() -> str:
+    """Path of the compiler that cuTile itself uses."""
+    from cuda.tile._compile import _find_compiler_bin  # cuda-tile 1.7 has no public name for it
+
+    try:
+        return _find_compiler_bin().path
+    except FileNotFoundError:
+        raise CompilerError(
+            "tileiras, cuTile's compiler, was not found: pip install the nvidia-cuda-tileiras, nvidia-cuda-nvcc and "
+            "nvidia-nvvm of requirements.txt"
+        ) from None
+
+
+@cache
+def compiler_version() -> str:
+    """The compiler's version, such as "tileiras 13.4.92"; raises CompilerError when it is missing or too old."""
+    done = subprocess.run([_tileiras(), "--version"], capture_output=True, text=True)
+    found = re.search(r"V(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if not found:
+        raise CompilerError(f"{_tileiras()} does not tell its version: {done.stderr.strip()[:200]!r}")
+    major, minor, patch = map(int, found.groups())
+    if (major, minor) < OLDEST:
+        raise CompilerError(f"tileiras must be at least {OLDEST[0]}.{OLDEST[1]}, got {major}.{minor}.{patch}")
+    return f"tileiras {major}.{minor}.{patch}"
+
+
+def _tile_ir(kernel: ct.kernel, signature: KernelSignature, arch: str) -> bytes:
     from cuda.tile import TileError
     from cuda.tile.compilation import export_kernel
 
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
-        try:
-            export_kernel(kernel, [signature], cubin, gpu_code=arch, output_format="cubin")
-        except FileNotFoundError as error:
-            raise CompilerError(f"tileiras, cuTile's compiler, was not found: {error}") from error
-        except TileError as error:
-            raise CompilerError(f"tileiras failed for {arch}: {str(error).splitlines()[0]}") from error
-        return read_cubin(cubin, arch)
+    _tileiras()
+    buffer = io.BytesIO()
+    try:
+        export_kernel(kernel, [signature], buffer, gpu_code=arch, output_format="tileir_bytecode")
+    except TileError as error:
+        raise CompilerError(f"cuTile cannot translate the kernel: {str(error).splitlines()[0]}") from error
+    return buffer.getvalue()
 
 
-def read_cubin(cubin: Path, arch: str) -> Compiled:
-    """Resources and instructions of the one kernel in a cubin."""
-    usage = _cuobjdump("--dump-resource-usage", cubin)
-    numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
-    sass = _cuobjdump("--dump-sass", cubin)
-    opcodes = opcode_counts(sass)
-    return Compiled(
-        arch=arch,
-        registers=numbers["REG"],
-        shared_bytes=numbers["SHARED"],
-        stack_bytes=numbers["STACK"] + numbers["LOCAL"],
-        instructions=sum(opcodes.values()),
-        opcodes=opcodes,
-        sass=sass,
-    )
+def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) -> Compiled:
+    from cuda.tile._compile import _bytecode_to_mlir_text  # runs tileirdisasm, which stands beside tileiras
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "kernel.tileirbc").write_bytes(bytecode)
+        remarks = ["--remarks=all", "--remark-format=yaml", f"--remarks-output-file={folder / 'remarks.yaml'}"]
+        options = ["-o", folder / "kernel.cubin", "--gpu-name", arch, "-O3", "--lineinfo", *remarks]
+        # Without CUDA_HOME: tileiras would take an older toolkit's ptxas.
+        environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
+        done = subprocess.run(
+            [_tileiras(), folder / "kernel.tileirbc", *options], capture_output=True, text=True, env=environment
+        )
+        if done.returncode:
+            why = next((line for line in done.stderr.splitlines() if line.strip()), f"exit status {done.returncode}")
+            raise CompilerError(f"tileiras failed for {arch}: {why.strip()}")
+        cubin = folder / "kernel.cubin"
+        usage = cuobjdump("--dump-resource-usage", cubin)
+        numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
+        elf = cuobjdump("--dump-elf", cubin)
+        threads = re.search(r"EIATTR_REQNTID\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", elf)
+        return Compiled(
+            arch=arch,
+            compiler=compiler,
+            threads=int(threads[1], 16) if threads else COMPUTE_THREADS,
+            registers=numbers["REG"],
+            shared_bytes=numbers["SHARED"],
+            stack_bytes=numbers["STACK"],
+            spilled_bytes=numbers["STACK"] + numbers["LOCAL"],
+            remarks=parse_remarks((folder / "remarks.yaml").read_text()),
+            tile_ir=_bytecode_to_mlir_text(bytecode),
+            sass=_disassemble(cubin),
+            scores_per_tile=scores_per_tile,
+        )
 
 
-# One SASS instruction: address comment, an optional predicate, the mnemonic, operands, a semicolon.
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_]*)[^;]*;", re.MULTILINE)
+def _disassemble(cubin: Path) -> str | None:
+    try:
+        return cuobjdump("--dump-sass", cubin)
+    except CompilerError as error:
+        if "Cannot decode architecture" in str(error):
+            return None  # tileiras knows newer architectures than the disassembler in Triton's wheel
+        raise
 
 
-def opcode_counts(sass: str) -> dict[str, int]:
-    """How often each opcode occurs in SASS text, modifiers left off."""
-    return dict(Counter(INSTRUCTION.findall(sass)))
+def parse_remarks(text: str) -> tuple[Remark, ...]:
+    """tileiras's YAML of remarks, in order of source lines, each once."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("!", lambda loader, suffix, node: loader.construct_mapping(node, deep=True))
+    found = set()
+    for entry in yaml.load_all(text, Loader):
+        where = entry.get("DebugLoc") or {}
+        details = {key: value for argument in entry["Args"] for key, value in argument.items()}
+        words = [str(details[key]) for key in ("Remark", "Instruction", "Shape") if key in details]
+        found.add(Remark(Path(where.get("File", "?")).name, int(where.get("Line", 0)), ": ".join(words)))
+    return tuple(sorted(found, key=lambda remark: (remark.file, remark.line, remark.text)))
 
 
 @cache
 def _cuobjdump_path() -> Path:
-    import triton
+    from importlib.util import find_spec
 
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    triton = find_spec("triton")  # found, not imported: that takes a second
+    path = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump" if triton else Path("cuobjdump")
     if not path.exists():
         raise CompilerError(f"cuobjdump, which comes with Triton, was not found at {path}")
     return path
 
 
-def _cuobjdump(option: str, cubin: Path) -> str:
+def cuobjdump(option: str, cubin: Path) -> str:
+    """What cuobjdump prints of a cubin."""
     done = subprocess.run([_cuobjdump_path(), option, cubin], capture_output=True, text=True)
     if done.returncode:
         raise CompilerError(f"cuobjdump {option} failed: {done.stderr.strip().splitlines()[0]}")

@@ -6,7 +6,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.results import Measurement, Run, write_whole
+from tutorial_lib.files import write_whole
+from tutorial_lib.results import Measurement, Run
 from tutorial_lib.tables import provenance
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
@@ -28,9 +29,18 @@ def save(figure, folder: Path, name: str) -> list[Path]:
             metadata = {"Date": None} if suffix == "svg" else None  # the same results give the same file
             figure.savefig(buffer, format=suffix, dpi=110, metadata=metadata)
         path = Path(folder, f"{name}.{suffix}")
-        write_whole(path, buffer.getvalue())
+        write_whole(path, _with_few_colours(buffer) if suffix == "png" else buffer.getvalue())
         paths.append(path)
     return paths
+
+
+def _with_few_colours(png: io.BytesIO) -> bytes:
+    """The same picture from a palette of 64 colours: a third of the bytes, and these figures need no more."""
+    from PIL import Image
+
+    smaller = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(64).save(smaller, format="png", optimize=True)
+    return smaller.getvalue()
 
 
 def _axes(width: float, height: float):
@@ -129,4 +139,91 @@ def tflops_by_length(runs: Sequence[Run]):
     first = runs[0]
     axes.set_title(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "oo", "**", "||", "O", "..")
+
+
+def hot_loop_by_kind(run: Run):
+    """Instructions a K/V tile in the hot loop, stacked by what they do, a bar a step. Returns a matplotlib Figure."""
+    steps = [m for m in run.steps if m.resources and m.resources["hot_loop"]]
+    kinds = [kind for kind in steps[0].resources["hot_loop"] if any(m.resources["hot_loop"][kind] for m in steps)]
+    figure, axes = _axes(7.6, 3.9)
+    bottom = [0.0] * len(steps)
+    for n, kind in enumerate(kinds):
+        counts = [m.resources["hot_loop"][kind] for m in steps]
+        shade = {"color": f"C{n}", "hatch": HATCHES[n % len(HATCHES)], "edgecolor": "white", "linewidth": 0.5}
+        axes.bar(range(len(steps)), counts, bottom=bottom, label=kind, **shade)
+        bottom = [b + c for b, c in zip(bottom, counts)]
+    for x, total in enumerate(bottom):
+        axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_ylim(0, 1.1 * max(bottom))
+    _label_steps(axes, steps)
+    axes.set_ylabel("instructions a K/V tile, hot loop")
+    resources = steps[0].resources
+    axes.set_title(f"{run.the_problem().describe()}, {resources['arch']}, {resources['compiler']}", fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def predicted_and_measured(comparisons: Sequence, run: Run):
+    """The least time the model allows beside the measured one, a pair of bars a step. Returns a matplotlib Figure.
+
+    comparisons: ``tutorial_lib.limits.compare(run)``.
+    """
+    figure, axes = _axes(7.2, 3.9)
+    steps = [c.measurement for c in comparisons]
+    measured = [1000 * c.measured for c in comparisons]
+    low = [m.latency_ms.median - m.latency_ms.low for m in steps]
+    high = [m.latency_ms.high - m.latency_ms.median for m in steps]
+    positions = range(len(steps))
+    least = [1000 * c.limit.seconds for c in comparisons]
+    axes.bar(
+        [x - 0.2 for x in positions], least, 0.4, label="least time (model)", color="white", edgecolor=BLUE, hatch="//"
+    )
+    axes.bar([x + 0.2 for x in positions], measured, 0.4, label="measured", color=BLUE, yerr=[low, high], capsize=3)
+    for x, c in enumerate(comparisons):
+        text = f"{c.limit.seconds / c.measured:.0%}"
+        axes.annotate(text, (x - 0.2, least[x]), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_ylim(0, 1.15 * max(measured))
+    axes.legend(frameon=False, loc="upper right")
+    _label_steps(axes, steps)
+    axes.set_ylabel("ms (median, 10th to 90th percentile)")
+    axes.set_title(provenance(run), fontsize=9)
+    return figure
+
+
+def heat_table(survey):
+    """Steps by architectures: registers, spilled bytes and instructions, darker for more. Returns a matplotlib Figure.
+
+    survey: a ``tutorial_lib.results.Survey``.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from tutorial_lib.problem import Problem
+
+    def number(made: dict | str, key: str) -> float:
+        return made[key] if isinstance(made, dict) and made[key] is not None else float("nan")
+
+    figures = {
+        "registers": "registers a thread",
+        "spilled_bytes": "spilled bytes a thread",
+        "instructions": "instructions",
+    }
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(10, 1.0 + 0.95 * len(survey.steps)), layout="constrained")
+        for axes, (key, title) in zip(figure.subplots(len(figures), 1), figures.items()):
+            values = [[number(survey.compiled[s][arch], key) for arch in survey.architectures] for s in survey.steps]
+            numbers = [value for row in values for value in row if value == value]
+            axes.imshow(values, cmap="Greys", vmin=0, vmax=1.6 * max([*numbers, 1]), aspect="auto")
+            for y, row in enumerate(values):
+                for x, value in enumerate(row):
+                    axes.text(x, y, f"{value:.0f}" if value == value else "none", ha="center", va="center", fontsize=7)
+            axes.set_xticks(range(len(survey.architectures)), survey.architectures, fontsize=7)
+            axes.set_yticks(range(len(survey.steps)), survey.steps, fontsize=7)
+            axes.set_title(title, fontsize=8)
+        figure.suptitle(f"{Problem(**survey.problem).describe()}, {survey.compiler}, {survey.date[:10]}", fontsize=9)
     return figure

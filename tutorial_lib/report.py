@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib import plots, tables
-from tutorial_lib.results import Measurement, ResultsError, Run, read_run, write_whole
+from tutorial_lib.files import write_whole
+from tutorial_lib.results import Measurement, ResultsError, Run, read_run
 
 BEGIN, END = "<!-- ladder: made by `make report` from results/ -->", "<!-- end of ladder -->"
 
@@ -24,11 +25,17 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None) -> None:
 
     recorded: a run of the same problem on a GPU, whose timings stand, marked, where ``run`` has none.
     """
+    from tutorial_lib import limits
+
     folder = Path(folder)
     if run.timed:
         plots.save(plots.tflops_by_step(run), folder / "figures", "tflops")
         if any(m.speedup_vs_previous for m in run.steps):
             plots.save(plots.gain_by_step(run), folder / "figures", "gain")
+        if limits.compare(run):
+            plots.save(plots.predicted_and_measured(limits.compare(run), run), folder / "figures", "limits")
+    if any((m.resources or {}).get("hot_loop") for m in run.steps):
+        plots.save(plots.hot_loop_by_kind(run), folder / "figures", "hot_loop")
     write_whole(folder / "results.csv", as_csv(run))
     write_whole(folder / "report.md", as_markdown(run, folder, recorded))
 
@@ -64,9 +71,8 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
         c = run.ceiling
         parts += [f"The ceiling: {c.what}, {c.tflops:.0f} TFLOPS ({c.low:.0f}–{c.high:.0f}), in the same rounds.", ""]
     parts += [f"{note}\n" for note in run.notes]
-    for name in ("tflops", "gain"):
-        if folder and Path(folder, "figures", f"{name}.png").exists():
-            parts += [f"![{name}](figures/{name}.png)", ""]
+    parts += _figures(folder, "tflops", "gain")
+    parts += _evidence(run, folder)
     parts += ["## The steps", ""]
     for m in [*run.steps, *run.peers]:
         parts += _details(m)
@@ -84,6 +90,51 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
             parts.append(f"| {n} | {r.sm_clock_mhz:.0f} | {r.power_w:.0f} | {r.temperature_c:.0f} | {why} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def _figures(folder: Path | None, *names: str) -> list[str]:
+    """Links to the figures among these that are there."""
+    parts = []
+    for name in names:
+        if folder and Path(folder, "figures", f"{name}.png").exists():
+            parts += [f"![{name}](figures/{name}.png)", ""]
+    return parts
+
+
+def _evidence(run: Run, folder: Path | None) -> list[str]:
+    """What the compiler made of the steps, what the counters say, and what the model of the limit expects."""
+    from tutorial_lib import limits
+
+    label = [tables.NUMBER, ("name", lambda m: m.title)]
+    compiled = [m for m in run.steps if m.resources]
+    if not compiled:
+        return []
+
+    def table(columns, measurements):
+        columns = label + columns
+        return [tables.markdown([header for header, _ in columns], tables.rows(measurements, columns)), ""]
+
+    made = sorted({f"{m.resources['compiler']} for {m.resources['arch']}" for m in compiled})
+    parts = ["## The evidence", "", f"What {', '.join(made)} made of the steps:", "", *table(tables.COMPILED, compiled)]
+    parts += _figures(folder, "hot_loop")
+    if counted := [m for m in run.steps if m.counters]:
+        parts += ["Counters, read by ncu with the clock left alone:", "", *table(tables.COUNTED, counted)]
+    if compared := limits.compare(run):
+        headers = ["step", "least ms", "bound by", "measured ms", "least / measured", "why"]
+        cells = [
+            [
+                c.measurement.label,
+                f"{1000 * c.limit.seconds:.3g}",
+                c.limit.bound if c.limit.overlapped else f"{c.limit.bound}, then softmax",
+                f"{1000 * c.measured:.3g}",
+                f"{c.limit.seconds / c.measured:.2f}",
+                c.explanation,
+            ]
+            for c in compared
+        ]
+        parts += ["What the model of the limit (`tutorial_lib/limits.py`) expects at least, and what was measured:", ""]
+        parts += [tables.markdown(headers, cells), "", *_figures(folder, "limits")]
+    return parts
 
 
 HOW_TIMED = (
@@ -117,8 +168,6 @@ def _details(m: Measurement) -> list[str]:
         lines.append(f"- SM clock while it ran: {m.sm_clock_mhz:.0f} MHz (median)")
     if m.kernels:
         lines.append("- GPU kernels: " + ", ".join(f"`{kernel}`" for kernel in m.kernels))
-    if m.resources:
-        lines.append("- compiled: " + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m.resources.items()))
     return [*lines, ""]
 
 

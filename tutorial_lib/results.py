@@ -5,13 +5,12 @@ Every number in a table, a plot or the prose comes from such a file. Files are w
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
 SCHEMA = 1
@@ -65,6 +64,7 @@ class Measurement(_Record):
     change: str
     key_changes: list[str]
     resources: dict | None = None  # what the compiler made: see tutorial_lib.compiler.Compiled
+    counters: dict[str, float] | None = None  # what ncu read: see tutorial_lib.counters.METRICS
     sm_clock_mhz: float | None = None  # the median over rounds while this one ran
     kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
 
@@ -123,6 +123,18 @@ class Run(_Record):
         return any(m.status == "measured" for m in self.steps)
 
 
+class Survey(_Record):
+    """What the compiler made of every step for every architecture: ``Compiled.as_dict()``, or why there is nothing."""
+
+    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    date: str
+    compiler: str
+    problem: dict
+    architectures: list[str]
+    steps: list[str]  # labels, such as "3 exp2"
+    compiled: dict[str, dict[str, dict | str]]  # step label -> architecture -> figures or reason
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
@@ -160,21 +172,3 @@ def recorded_runs(folder: Path) -> list[Run]:
         if run.timed:
             runs.append(run)
     return sorted(runs, key=lambda run: run.date, reverse=True)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that, killed at any moment, it is either the old one or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -59,8 +59,16 @@ def outcome(m: Measurement) -> str:
     return f"{m.status}: {m.reason}" if m.reason else m.status
 
 
+def figure(value: object) -> str:
+    return NOTHING if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
 def resource(key: str) -> Callable[[Measurement], str]:
-    return lambda m: NOTHING if m.resources is None else str(m.resources[key])
+    return lambda m: NOTHING if m.resources is None else figure(m.resources.get(key))
+
+
+def counter(key: str, unit: float = 1, digits: int = 0) -> Callable[[Measurement], str]:
+    return lambda m: f"{m.counters[key] / unit:,.{digits}f}" if m.counters and key in m.counters else NOTHING
 
 
 NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))
@@ -84,7 +92,32 @@ CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
 RESOURCES: list[Column] = [
     ("regs", resource("registers")),
     ("spills", resource("spill_instructions")),
-    ("SASS", resource("instructions")),
+    ("hot loop", resource("hot_loop_instructions")),
+]
+
+COMPILED: list[Column] = [
+    ("registers", resource("registers")),
+    ("threads a block", resource("threads")),
+    ("shared memory, bytes", resource("shared_bytes")),
+    ("spilled, bytes", resource("spilled_bytes")),
+    ("blocks an SM", resource("blocks_per_sm")),
+    ("limited by", resource("limited_by")),
+    ("instructions", resource("instructions")),
+    ("hot loop, a K/V tile", resource("hot_loop_instructions")),
+]
+
+COUNTED: list[Column] = [
+    ("time µs", counter("time_us")),
+    ("tensor pipe %", counter("tensor_pct")),
+    ("MUFU (xu) pipe %", counter("xu_pct")),
+    ("FMA pipe %", counter("fma_pct")),
+    ("issue active %", counter("issue_active_pct")),
+    ("L2 hits %", counter("l2_hit_pct")),
+    ("DRAM read MB", counter("dram_read_bytes", 1e6)),
+    ("DRAM written MB", counter("dram_written_bytes", 1e6)),
+    ("shared bank conflicts", counter("shared_bank_conflicts")),
+    ("of them ldmatrix", counter("ldmatrix_bank_conflicts")),
+    ("achieved occupancy %", counter("achieved_occupancy_pct")),
 ]
 
 

@@ -1,0 +1,105 @@
+"""What each architecture can hold and do: one table, each number with its source.
+
+An SM's limits decide how many blocks run on it at once; its rates decide how long a loop takes at least. An entry that
+no source states is None, and whoever needs it says that it is not known.
+
+Sources
+  [guide]  CUDA C++ Programming Guide 13, "Compute Capabilities": technical specifications, and "Arithmetic
+           Instructions": throughput of native arithmetic instructions, results a clock and SM.
+  [A100]   NVIDIA A100 Tensor Core GPU Architecture, 2020: 1024 FP16 FMA a clock and SM; 108 SMs, 1410 MHz, 2039 GB/s.
+  [GA102]  NVIDIA Ampere GA102 GPU Architecture, 2021: 512 FP16 FMA a clock and SM with FP32 accumulation on A40; RTX
+           3090: half of it.
+  [Ada]    NVIDIA Ada GPU Architecture, 2022: RTX 4090, 165.2 TFLOPS FP16 with FP32 accumulation, 128 SMs, 2520 MHz,
+           1008 GB/s.
+  [H100]   NVIDIA H100 Tensor Core GPU Architecture, 2022: twice the A100's FMA a clock and SM; SXM5: 132 SMs, 1980 MHz
+           at most, 3.35 TB/s (data sheet).
+  [B200]   NVIDIA Blackwell data sheet, 2025: 2.25 PFLOPS dense FP16 a GPU of 148 SMs, 8 TB/s: 8192 operations a clock.
+  [5090]   NVIDIA RTX Blackwell GPU Architecture, 2025: RTX 5090, 209.5 TFLOPS FP16 with FP32 accumulation, 170 SMs,
+           2407 MHz, 1792 GB/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ISSUE = 4  # warp instructions a clock and SM: four schedulers, one each [guide]
+REGISTERS = 65536  # a SM, for every architecture here [guide]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Limits of one SM, and its rates a clock. tensor_flops: FP16 or BF16 operations, FP32 accumulation, dense."""
+
+    name: str
+    max_warps: int | None  # [guide]
+    max_blocks: int | None  # [guide]
+    shared_bytes: int | None  # [guide]
+    mufu: int | None = 16  # results: exponentials, reciprocals [guide]
+    fp32: int | None = 128  # results: add, multiply, fused multiply-add [guide]
+    tensor_flops: int | None = None
+    source: str = "[guide]"
+
+
+def _known(*entries: Architecture) -> dict[str, Architecture]:
+    return {entry.name: entry for entry in entries}
+
+
+KIB = 1024
+
+ARCHITECTURES = _known(
+    Architecture("sm_80", 64, 32, 164 * KIB, fp32=64, tensor_flops=2048, source="[guide], [A100]"),
+    Architecture("sm_86", 48, 16, 100 * KIB, tensor_flops=1024, source="[guide], [GA102]"),
+    Architecture("sm_87", 48, 16, 164 * KIB),
+    Architecture("sm_88", None, None, None, mufu=None, fp32=None, source="not stated in [guide]"),
+    Architecture("sm_89", 48, 24, 100 * KIB, tensor_flops=512, source="[guide], [Ada]"),
+    Architecture("sm_90", 64, 32, 228 * KIB, tensor_flops=4096, source="[guide], [H100]"),
+    Architecture("sm_100", 64, 32, 228 * KIB, tensor_flops=8192, source="[guide], [B200]"),
+    Architecture("sm_103", 64, 32, 228 * KIB),
+    Architecture("sm_107", None, None, None, mufu=None, fp32=None, source="not stated in [guide]"),
+    Architecture("sm_110", 48, 24, 228 * KIB),
+    Architecture("sm_120", 48, 24, 100 * KIB, tensor_flops=512, source="[guide], [5090]"),
+    Architecture("sm_121", 48, 24, 100 * KIB),
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A whole GPU: SMs, the clock in Hz that they run at, and memory bandwidth in bytes a second."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+
+
+# One GPU for each architecture whose rates are known, for questions that name no machine. Sources as above.
+REFERENCE_GPUS = {
+    "sm_80": Gpu("A100 SXM", "sm_80", 108, 1.41e9, 2.039e12),
+    "sm_86": Gpu("A40", "sm_86", 84, 1.74e9, 696e9),
+    "sm_89": Gpu("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12),
+    "sm_90": Gpu("H100 SXM", "sm_90", 132, 1.98e9, 3.35e12),
+    "sm_100": Gpu("B200", "sm_100", 148, 1.85e9, 8.0e12),
+    "sm_120": Gpu("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12),
+}
+
+
+def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared_bytes: int) -> tuple[int, str] | None:
+    """(blocks that fit on an SM, what limits their number), or None where the architecture's limits are not known.
+
+    Registers are given out to warps in units of 256, and every block takes 1 KiB of shared memory for the system
+    (CUDA C++ Programming Guide, and the occupancy calculator of Nsight Compute).
+    """
+    limits = ARCHITECTURES.get(arch)
+    if limits is None or limits.max_warps is None:
+        return None
+    warps = -(-threads // 32)
+    per_warp = -(-registers * 32 // 256) * 256
+    fits = {
+        "registers": REGISTERS // (per_warp * warps),
+        "shared memory": limits.shared_bytes // (shared_bytes + KIB),
+        "warps": limits.max_warps // warps,
+        "blocks": limits.max_blocks,
+    }
+    limiter = min(fits, key=fits.get)
+    return fits[limiter], limiter

@@ -1,0 +1,69 @@
+"""Hardware counters: what the GPU's units did while a kernel ran, as Nsight Compute (ncu) reads them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+
+# What results.json calls a counter -> the metric that ncu knows it by (Nsight Compute 2025, Hopper).
+METRICS = {
+    "time_us": "gpu__time_duration.sum",
+    "tensor_pct": "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    "xu_pct": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "fma_pct": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
+    "issue_active_pct": "sm__issue_active.avg.pct_of_peak_sustained_active",
+    "l2_hit_pct": "lts__t_sector_hit_rate.pct",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_written_bytes": "dram__bytes_write.sum",
+    "shared_bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "ldmatrix_bank_conflicts": "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum",
+    "achieved_occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+
+TO_MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+class CountersError(RuntimeError):
+    """ncu is missing or failed; the message is one line."""
+
+
+def find_ncu() -> str:
+    """Path of ncu; raises CountersError where there is none."""
+    if path := shutil.which("ncu"):
+        return path
+    raise CountersError("ncu, Nsight Compute's command, was not found, so no counters were read")
+
+
+def read_counters(command: list[str], kernel: str, timeout: float) -> dict[str, float]:
+    """Counters of the first kernel whose name matches ``kernel`` (a regular expression) that ``command`` launches.
+
+    The GPU's clock is left alone (ncu would hold it down otherwise). Raises CountersError.
+    """
+    options = ["--clock-control", "none", "--kernel-name", f"regex:{kernel}", "--launch-count", "1", "--csv"]
+    options += ["--metrics", ",".join(METRICS.values())]
+    try:
+        done = subprocess.run([find_ncu(), *options, *command], capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise CountersError(f"ncu gave no answer within {timeout:g} s") from None
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise CountersError(f"ncu failed: {lines[-1] if lines else f'exit status {done.returncode}'}")
+    return parse(done.stdout)
+
+
+def parse(output: str) -> dict[str, float]:
+    """ncu's CSV, which stands behind its own messages, as counters; raises CountersError when it holds none."""
+    table = output[output.find('"ID"') :] if '"ID"' in output else ""
+    names = {metric: name for name, metric in METRICS.items()}
+    counters = {}
+    for row in csv.DictReader(io.StringIO(table)):
+        name = names.get(row["Metric Name"])
+        if name is None:
+            continue
+        value = float(row["Metric Value"].replace(",", ""))
+        counters[name] = value * TO_MICROSECONDS[row["Metric Unit"]] if name == "time_us" else value
+    if not counters:
+        raise CountersError("ncu read no counters: no kernel matched, or this user may not read them")
+    return {name: counters[name] for name in METRICS if name in counters}

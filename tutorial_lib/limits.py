@@ -1,0 +1,149 @@
+"""A model of the limit: how long each unit of the GPU needs at least, and what therefore bounds a kernel.
+
+Two questions, both answered from the rates in ``tutorial_lib.architectures``:
+
+- ``floor``: how fast can anybody compute this problem? Operations over the tensor rate, exponentials over the MUFU
+  rate, bytes over bandwidth; whoever overlaps them perfectly needs the largest of the three.
+- ``limit``: how fast can this kernel be? Each unit's time comes from the instructions of the hot loop. A kernel with
+  one block on an SM runs its matrix products and its softmax in turn (each needs the other's result), so their times
+  add; with two blocks or more, one's softmax can hide behind the other's matrix products, and the longest unit decides.
+
+Only throughput is counted, never the latency of one instruction waiting for another, so a prediction is the least
+time: a kernel that takes much longer is bound by latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tutorial_lib.architectures import ARCHITECTURES, ISSUE, REFERENCE_GPUS, Gpu
+from tutorial_lib.compiler import COMPUTE_THREADS
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Measurement, Run
+
+TOLERANCE = 0.25  # a prediction further off than this needs an explanation
+
+
+class UnknownRates(ValueError):
+    """No source states the rates of this architecture; the message names it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Seconds that each unit needs at least for the whole problem, and what follows."""
+
+    units: dict[str, float]
+    overlapped: bool
+
+    @property
+    def bound(self) -> str:
+        """The unit that needs longest."""
+        return max(self.units, key=self.units.get)
+
+    @property
+    def seconds(self) -> float:
+        """The least time: the longest unit, or where nothing overlaps the matrix products plus the longest other."""
+        if self.overlapped:
+            return max(self.units.values())
+        others = {unit: time for unit, time in self.units.items() if unit not in ("tensor cores", "memory")}
+        return max(self.units["tensor cores"] + max(others.values(), default=0.0), self.units["memory"])
+
+    @property
+    def advice(self) -> str:
+        """What the next optimization should attack."""
+        if not self.overlapped:
+            return "matrix products and softmax take turns: overlap them"
+        if self.bound == "tensor cores":
+            return "the tensor cores bound it: what remains is latency, keep them fed"
+        return f"the {self.bound} bound it: need fewer of those"
+
+
+def _rates(gpu: Gpu):
+    architecture = ARCHITECTURES.get(gpu.arch)
+    if architecture is None or architecture.tensor_flops is None:
+        raise UnknownRates(f"no source states the tensor rate of {gpu.arch}; see tutorial_lib/architectures.py")
+    return architecture
+
+
+def floor(problem: Problem, gpu: Gpu) -> Limit:
+    """What any kernel needs at least for ``problem`` on ``gpu``, whatever its code."""
+    rates = _rates(gpu)
+    clocks = gpu.multiprocessors * gpu.clock  # SM clocks a second
+    exponentials = problem.batch * problem.heads * problem.visible_pairs
+    return Limit(
+        {
+            "tensor cores": problem.flops / (rates.tensor_flops * clocks),
+            "exponentials": exponentials / (rates.mufu * clocks),
+            "memory": problem.least_bytes / gpu.bandwidth,
+        },
+        overlapped=True,
+    )
+
+
+def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
+    """What a kernel needs at least, from ``Compiled.as_dict()``; None where its hot loop or occupancy is not known."""
+    hot, blocks = resources.get("hot_loop"), resources.get("blocks_per_sm")
+    tiles, scores_per_tile = resources.get("kv_tiles"), resources.get("scores_per_tile")
+    if not (hot and blocks and tiles and scores_per_tile):
+        return None
+    rates = _rates(gpu)
+    clocks_per_tile = {
+        "tensor cores": 4 * scores_per_tile * problem.head_dim / rates.tensor_flops,
+        "exponentials": hot["MUFU"] * COMPUTE_THREADS / rates.mufu,
+        "FP32 pipe": (hot["FP32"] + 2 * hot["packed FP32"]) * COMPUTE_THREADS / rates.fp32,
+        "issue slots": resources["issued_per_tile"] / ISSUE,
+    }
+    seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)
+    units = {unit: clocks * seconds_per_clock for unit, clocks in clocks_per_tile.items()}
+    units["memory"] = problem.least_bytes / gpu.bandwidth
+    return Limit(units, overlapped=blocks > 1)
+
+
+def explain(measured: float, predicted: float, counters: dict | None) -> str:
+    """Why a measurement is not the prediction, as far as that is known."""
+    off = predicted / measured - 1
+    if abs(off) <= TOLERANCE:
+        return "within 25 %"
+    if off > 0:
+        return "faster than the model allows: it is wrong here, and why is not known"
+    if not counters:
+        return "slower than throughput explains; no counters were recorded, so why is not known"
+    return (
+        f"bound by latency: the schedulers issue in {counters['issue_active_pct']:.0f} % of the cycles and the tensor "
+        f"cores are busy in {counters['tensor_pct']:.0f} %; the rest of the time warps wait for each other's results"
+    )
+
+
+def gpu_of(machine: dict, sm_clock_mhz: float | None) -> Gpu | None:
+    """The GPU that a run was measured on, at the clock it ran at; None where its rates are not known here."""
+    reference = REFERENCE_GPUS.get(machine.get("arch"))
+    clock = sm_clock_mhz or machine.get("max_sm_clock_mhz")
+    if reference is None or not clock or not machine.get("multiprocessors"):
+        return None
+    return replace(reference, name=machine["name"], multiprocessors=machine["multiprocessors"], clock=clock * 1e6)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One step's measured time beside what the model says it needs at least."""
+
+    measurement: Measurement
+    limit: Limit
+
+    @property
+    def measured(self) -> float:
+        return self.measurement.latency_ms.median / 1000
+
+    @property
+    def explanation(self) -> str:
+        return explain(self.measured, self.limit.seconds, self.measurement.counters)
+
+
+def compare(run: Run) -> list[Comparison]:
+    """Prediction and measurement of every step of a run for which there are both."""
+    compared = []
+    for m in run.steps:
+        gpu = gpu_of(run.machine, m.sm_clock_mhz)
+        if m.latency_ms and m.resources and gpu and (found := limit(run.the_problem(), m.resources, gpu)):
+            compared.append(Comparison(m, found))
+    return compared
