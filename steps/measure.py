@@ -25,7 +25,7 @@ CEILING = "ceiling"
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step; profile: counters too."""
+    """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step."""
 
     device: str  # "cuda" or "cpu"
     seed: int

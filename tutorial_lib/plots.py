@@ -162,7 +162,7 @@ def hot_loop_by_kind(run: Run):
     _label_steps(axes, steps)
     axes.set_ylabel("instructions a K/V tile, hot loop")
     resources = steps[0].resources
-    axes.set_title(f"{run.the_problem().describe()}, {resources['arch']}, {resources['compiler']}", fontsize=9)
+    axes.set_title(f"{run.the_problem().describe()}, {resources['arch']}, {resources.get('compiler')}", fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     return figure
