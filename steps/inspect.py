@@ -3,12 +3,13 @@
 Needs no GPU. Shows registers, shared memory, spills and occupancy; instructions by what they do, for the whole kernel
 and for one turn of the hot loop; what bounds it; the compiler's remarks; with ``--text``, Tile IR or SASS to page
 through. With ``all`` for the step, the figures of every step for each architecture, which ``--output`` records.
-Exit status: 0 done; 1 a step did not compile for an architecture; 2 the request makes no sense.
+Exit status: 0 done; 2 the request makes no sense, or the compiler is missing, too old or failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import linecache
 import pydoc
 import sys
 from collections.abc import Sequence
@@ -80,14 +81,14 @@ def run(options: argparse.Namespace) -> int:
             compiled = step.compile(problem, arch)
             before = other.compile(problem, arch) if other else None
         except (CompilerError, Unsupported) as error:
-            console.print(f"{arch}: {error}")
+            print(f"steps.inspect: {arch}: {error}", file=sys.stderr)
             failed = True
             continue
         if options.text:
             show_text(compiled, options.text)
             continue
         show(console, step, compiled, other, before, problem)
-    return int(failed)
+    return 2 if failed else 0
 
 
 def survey(console, steps: Sequence, architectures: Sequence[str], problem, output: Path | None) -> int:
@@ -130,7 +131,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     if unread:
         console.print(f"Instructions: the disassembler in Triton's wheel does not know {', '.join(unread)}.")
     for label, arch, reason in reasons:
-        console.print(f"{label}, {arch}: {reason}")
+        print(f"steps.inspect: {label}, {arch}: {reason}", file=sys.stderr)
     if output:
         record = Survey(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -143,7 +144,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
         write_whole(output / "survey.json", record.model_dump_json(by_alias=True, indent=1) + "\n")
         plots.save(plots.heat_table(record), output, "survey")
         console.print(f"Written: {output / 'survey.json'}")
-    return int(bool(reasons))
+    return 2 if reasons else 0
 
 
 def show_text(compiled, which: str) -> None:
@@ -180,7 +181,9 @@ def show(console, step, compiled, other, before, problem) -> None:
         console.print("The same code." if compiled.same_code(before) else "Different code.", style="bold")
     show_limit(console, compiled, problem)
     for remark in compiled.remarks:
-        console.print(f"  {remark.file}:{remark.line}: {remark.text}", soft_wrap=True)
+        source = linecache.getline(str(Path(__file__).with_name(remark.file)), remark.line).strip()
+        console.print(f"  {remark.file}:{remark.line}  {source}", soft_wrap=True, markup=False)
+        console.print(f"      {remark.text}", soft_wrap=True, markup=False)
 
 
 def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
@@ -196,6 +199,7 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
         each("shared memory, bytes", lambda c: c.shared_bytes),
         each("stack and spills, bytes", lambda c: c.spilled_bytes),
         each("blocks an SM", lambda c: c.occupancy and c.occupancy[0]),
+        each("occupancy, % of the warps an SM holds", lambda c: c.occupancy_percent),
         each("limited by", lambda c: c.occupancy and c.occupancy[1]),
         each("instructions, whole kernel", lambda c: c.instructions),
     ]

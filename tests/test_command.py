@@ -110,7 +110,8 @@ def test_a_run_on_the_cpu(tmp_path):
     assert "hot loop: instructions a K/V tile" in out
     for seq_len in (96, 130):
         [folder] = tmp_path.glob(f"cpu-*/b1_h2_s{seq_len}_d64_fp16_causal")
-        assert {p.name for p in folder.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt"}
+        assert {p.name for p in folder.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt", "figures"}
+        assert {p.name for p in (folder / "figures").iterdir()} == {"hot_loop.png", "hot_loop.svg"}
         data = json.loads((folder / "results.json").read_text())
         assert {"schema", "machine", "versions", "settings", "problem", "steps", "peers"} <= set(data)
         assert [s["status"] for s in data["steps"]] == ["checked"] * 3

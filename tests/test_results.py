@@ -131,7 +131,7 @@ def test_report_holds_every_step_and_how_it_was_measured(run, tmp_path):
     assert "softmax: softmax_exp -> softmax_exp2" in report
     assert "SM clock" in report
     figures = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert figures == {"tflops.png", "tflops.svg", "gain.png", "gain.svg"}
+    assert figures == {f"{name}.{kind}" for name in ("tflops", "gain", "hot_loop", "limits") for kind in ("png", "svg")}
     for name in re.findall(r"\]\((figures/\S+)\)", report):
         assert (tmp_path / name).exists()
 

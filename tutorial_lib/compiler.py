@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutorial_lib import sass as sass_reader
-from tutorial_lib.architectures import blocks_per_multiprocessor
+from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 
 if TYPE_CHECKING:
     import cuda.tile as ct
@@ -128,6 +128,13 @@ class Compiled:
         """(blocks an SM, what limits their number), or None for an architecture whose limits are not known here."""
         return blocks_per_multiprocessor(self.arch, self.threads, self.registers, self.shared_bytes)
 
+    @property
+    def occupancy_percent(self) -> float | None:
+        """Warps on an SM of those that it can hold, in percent."""
+        if self.occupancy is None:
+            return None
+        return 100 * self.occupancy[0] * -(-self.threads // 32) / ARCHITECTURES[self.arch].max_warps
+
     def same_code(self, other: Compiled) -> bool:
         """Whether both are the same instructions."""
         codes = [compiled.sass and sass_reader.without_addresses(compiled.sass) for compiled in (self, other)]
@@ -147,6 +154,7 @@ class Compiled:
             "spill_instructions": self.spill_instructions,
             "blocks_per_sm": blocks,
             "limited_by": limiter,
+            "occupancy_pct": self.occupancy_percent,
             "instructions": self.instructions,
             "kinds": self.kinds,
             "hot_loop_instructions": self.hot_loop_instructions,

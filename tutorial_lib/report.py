@@ -117,6 +117,9 @@ def _evidence(run: Run, folder: Path | None) -> list[str]:
     made = sorted({f"{m.resources.get('compiler', 'the compiler')} for {m.resources['arch']}" for m in compiled})
     parts = ["## The evidence", "", f"What {', '.join(made)} made of the steps:", "", *table(tables.COMPILED, compiled)]
     parts += _figures(folder, "hot_loop")
+    survey = Path("..", "..", "compiled", run.the_problem().slug, "survey.png")
+    if folder and (Path(folder) / survey).exists():
+        parts += ["The same steps for every architecture that the compiler knows:", "", f"![survey]({survey})", ""]
     if counted := [m for m in run.steps if m.counters]:
         parts += ["Counters, read by ncu with the clock left alone:", "", *table(tables.COUNTED, counted)]
     if compared := limits.compare(run):

@@ -102,6 +102,7 @@ COMPILED: list[Column] = [
     ("spilled, bytes", resource("spilled_bytes")),
     ("blocks an SM", resource("blocks_per_sm")),
     ("limited by", resource("limited_by")),
+    ("occupancy %", resource("occupancy_pct")),
     ("instructions", resource("instructions")),
     ("hot loop, a K/V tile", resource("hot_loop_instructions")),
 ]

@@ -1,0 +1,308 @@
+"""The compiler lens: what it reads from machine code, that it is right on real kernels, and how it fails."""
+
+import contextlib
+import io
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steps import STEPS, get_step
+from steps.inspect import difference, main
+from tests.test_one_change import EVEN, FUSED
+from tutorial_lib import compiler, sass
+from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
+from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError, parse_remarks
+from tutorial_lib.results import Survey
+
+ROOT = Path(__file__).parent.parent
+
+# Two loops, the second with a select in it as a mask has, a barrier that spins, and a slow path behind the end.
+TEXT = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;
+        /*0020*/                   MUFU.EX2 R5, R4 ;
+        /*0030*/                   MUFU.EX2 R6, R4 ;
+        /*0040*/                   MUFU.EX2 R7, R4 ;
+        /*0050*/                   MUFU.EX2 R8, R4 ;
+        /*0060*/                   MUFU.EX2 R5, R4 ;
+        /*0070*/                   MUFU.EX2 R6, R4 ;
+        /*0080*/                   MUFU.EX2 R7, R4 ;
+        /*0090*/                   MUFU.EX2 R8, R4 ;
+        /*00a0*/              @P0  BRA 0x10 ;
+        /*00b0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3 ;
+        /*00c0*/              @!P0 BRA 0xb0 ;
+        /*00d0*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;
+        /*00e0*/                   FSEL R5, R5, -INF , P0 ;
+        /*00f0*/                   MUFU.EX2 R5, R4 ;
+        /*0100*/                   MUFU.EX2 R6, R4 ;
+        /*0110*/                   MUFU.EX2 R7, R4 ;
+        /*0120*/                   MUFU.EX2 R8, R4 ;
+        /*0130*/                   MUFU.EX2 R5, R4 ;
+        /*0140*/                   MUFU.EX2 R6, R4 ;
+        /*0150*/                   MUFU.EX2 R7, R4 ;
+        /*0160*/                   MUFU.EX2 R8, R4 ;
+        /*0170*/              @P1  BRA 0xd0 ;
+        /*0180*/                   STL [R1], R5 ;
+        /*0190*/                   EXIT ;
+        /*01a0*/                   NANOSLEEP 0x20 ;
+        /*01b0*/                   BRA 0x10 ;
+        /*01c0*/                   BRA 0x1c0;
+"""
+
+
+def test_instructions_are_told_apart():
+    instructions = sass.parse(TEXT)
+    assert len(instructions) == 29
+    assert instructions[10] == sass.Instruction(0xA0, "P0", "BRA", "0x10")
+    kinds = sass.count_kinds(instructions)
+    expected = {"tensor core": 2, "MUFU": 16, "FP32": 1, "spill": 1, "synchronisation": 2, "control": 6}
+    assert {kind: count for kind, count in kinds.items() if count} == expected | {"integer and move": 1}
+    assert sum(kinds.values()) == len(instructions)
+
+
+def test_the_hot_loop_is_the_first_that_works():
+    """Not the masked one behind it, not a barrier that spins, not the way back from a slow path."""
+    instructions = sass.parse(TEXT)
+    assert [(body[0].address, body[-1].address) for body in sass.loops(instructions)] == [(0x10, 0xA0), (0xD0, 0x170)]
+    hot = sass.hot_loops(instructions)
+    assert list(hot) == ["compute"] and hot["compute"][0].address == 0x10
+
+
+def test_code_is_the_same_whatever_its_addresses():
+    moved = TEXT.replace("/*0", "/*1")
+    assert sass.without_addresses(TEXT) == sass.without_addresses(moved)
+    assert sass.without_addresses(TEXT) != sass.without_addresses(TEXT.replace("FSEL", "FMUL"))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_121"])
+@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+def test_every_step_compiles_and_its_hot_loop_is_found(step, arch):
+    compiled = step.compile(EVEN, arch)
+    assert 0 < compiled.registers <= 255 and compiled.instructions > 500 and compiled.occupancy[0] >= 1
+    assert compiled.kinds["tensor core"] > 0 and compiled.kinds["MUFU"] > 0
+    # One exponential a score, in four warps of 32 lanes, and at least one for the correction of the old sum.
+    exponentials = compiled.scores_per_tile / 128
+    assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 4
+    assert compiled.hot_loop_instructions < compiled.instructions / 2
+    assert compiled.remarks and "MMA" in " ".join(remark.text for remark in compiled.remarks)
+    assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
+
+
+@pytest.mark.parametrize("arch", sorted(set(CUTILE_ARCHITECTURES) - {"sm_80", "sm_90", "sm_100", "sm_121"}))
+def test_every_architecture_is_accepted(arch):
+    compiled = FUSED[-1].compile(EVEN, arch)
+    assert compiled.registers > 0
+    assert compiled.instructions or arch == "sm_107"  # which Triton's disassembler does not know
+
+
+def test_loading_transposed_changes_nothing():
+    """Steps 3 and 4 are the same instructions; 2 and 3 are not, and what exp2 saves shows where it should."""
+    for arch in ("sm_90", "sm_121"):
+        mma, exp2, load_order = (get_step(name).compile(EVEN, arch) for name in ("mma", "exp2", "load_order"))
+        assert load_order.same_code(exp2)
+        assert not exp2.same_code(mma)
+        assert exp2.hot_loop["FP32"] < 0.5 * mma.hot_loop["FP32"]
+
+
+def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
+    first = FUSED[-1].compile(EVEN, "sm_90")
+    monkeypatch.setattr(compiler, "_compile", lambda *arguments: pytest.fail("compiled twice"))
+    began = time.perf_counter()
+    again = FUSED[-1].compile(EVEN, "sm_90")
+    assert time.perf_counter() - began < 1
+    assert again == first and again.hot_loop == first.hot_loop
+    [kept] = tmp_path.iterdir()
+    kept.write_text("{not json")
+    monkeypatch.undo()
+    monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
+    assert FUSED[-1].compile(EVEN, "sm_90") == first  # a spoilt file is compiled over
+
+
+def test_a_cache_that_cannot_be_written_is_no_harm(monkeypatch):
+    monkeypatch.setenv("FMHA_TUTORIAL_CACHE", "/proc/nowhere")
+    assert FUSED[-1].compile(EVEN, "sm_90").registers == 128
+
+
+def test_occupancy_by_hand():
+    # 255 registers are given out as 256, to 8 warps of 32: 65536, all that an SM has.
+    assert blocks_per_multiprocessor("sm_90", 256, 255, 83040) == (1, "registers")
+    assert blocks_per_multiprocessor("sm_90", 256, 128, 83040) == (2, "registers")
+    # 228 KiB hold one block of 150 KiB; 100 KiB hold three of 32 KiB, each with 1 KiB for the system.
+    assert blocks_per_multiprocessor("sm_90", 128, 64, 150 * 1024) == (1, "shared memory")
+    assert blocks_per_multiprocessor("sm_120", 128, 64, 32 * 1024) == (3, "shared memory")
+    assert blocks_per_multiprocessor("sm_80", 512, 16, 0) == (4, "warps")
+    assert blocks_per_multiprocessor("sm_107", 128, 64, 0) is None
+    two_blocks = get_step("occupancy").compile(EVEN, "sm_90")
+    assert two_blocks.occupancy == (2, "registers")
+    assert two_blocks.occupancy_percent == 100 * 2 * (256 / 32) / 64  # of the 64 warps that an SM of sm_90 holds
+
+
+def test_every_rate_names_its_source():
+    assert set(ARCHITECTURES) == set(CUTILE_ARCHITECTURES)
+    for architecture in ARCHITECTURES.values():
+        assert "[guide]" in architecture.source
+        assert architecture.tensor_flops is None or "," in architecture.source  # a tensor rate needs a second source
+
+
+def test_remarks_are_read_once_each():
+    entry = """--- !Passed
+Pass: Memory
+DebugLoc: {{ File: '/somewhere/steps/cutile.py', Line: {line}, Column: 8 }}
+Args:
+  - RemarkId: {number}
+  - Remark: Load instruction selected
+  - Instruction: TMA Load instruction
+  - Shape: '[64, 128]'
+...
+"""
+    text = entry.format(line=9, number=1) + entry.format(line=3, number=2) + entry.format(line=9, number=3)
+    remarks = parse_remarks(text)
+    assert [remark.line for remark in remarks] == [3, 9]
+    assert remarks[0].file == "cutile.py"
+    assert remarks[0].text == "Load instruction selected: TMA Load instruction: [64, 128]"
+
+
+# --- python -m steps.inspect ------------------------------------------------------------------------------------------
+
+
+def call(*arguments) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(list(arguments))
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_inspect_compares_two_steps():
+    status, out, err = call("exp2", "--against", "mma", "--arch", "sm_90")
+    assert status == 0 and err == ""
+    assert "2 mma" in out and "3 exp2" in out and "Different code." in out
+    assert "registers a thread" in out and "instructions a K/V tile, hot loop" in out
+    assert "step02_mma.py" in out and "TMA Load instruction" in out and "k = ct.load(" in out
+    assert "matrix products and softmax take turns" in " ".join(out.split())
+    assert "The same code." in call("4", "--against", "3")[1]
+
+
+def test_inspect_is_instant_the_second_time():
+    command = [sys.executable, "-m", "steps.inspect", "exp2", "--against", "mma", "--arch", "sm_90,sm_100,sm_121"]
+    for limit in (60, 3 * 2):  # 3 s, and as much again for a test machine that is busy
+        began = time.perf_counter()
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        assert time.perf_counter() - began < limit
+
+
+def test_inspect_pages_through_the_code(monkeypatch):
+    shown = []
+    monkeypatch.setattr("pydoc.pager", shown.append)
+    for which in ("tile-ir", "sass", "ptx"):
+        assert call("7", "--text", which)[0] == 0
+    assert "entry @fmha" in shown[0] and "HGMMA" in shown[1] and "no ptx" in shown[2]
+
+
+def test_inspect_records_a_survey(tmp_path):
+    status, out, _ = call("all", "--arch", "sm_90,sm_107", "--output", str(tmp_path))
+    assert status == 0
+    assert "does not know sm_107" in out.replace("\n", " ")
+    survey = Survey.model_validate_json((tmp_path / "survey.json").read_text())
+    assert survey.steps == [step.label for step in FUSED] and survey.architectures == ["sm_90", "sm_107"]
+    assert survey.compiled["7 approx_division"]["sm_90"]["registers"] == 128
+    assert {path.name for path in tmp_path.iterdir()} == {"survey.json", "survey.png", "survey.svg"}
+
+
+def test_the_recorded_survey_is_what_the_compiler_makes():
+    path = ROOT / "results" / "compiled" / EVEN.slug / "survey.json"
+    survey = Survey.model_validate_json(path.read_text())
+    assert survey.architectures == list(CUTILE_ARCHITECTURES)
+    for step in FUSED:
+        for arch in ("sm_90", "sm_121"):
+            made = step.compile(EVEN, arch).as_dict()
+            assert survey.compiled[step.label][arch] == made, "run: python -m steps.inspect all --arch all --output ..."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["warp"], "step must be one of: 0 sdpa"),
+        (["exp2", "--against", "nothing"], "step must be one of"),
+        (["exp2", "--arch", "sm_55"], "--arch: must be all or some of sm_80"),
+        (["exp2", "--arch", ""], "--arch: must be all or some of sm_80"),
+        (["sdpa"], "step 0 sdpa has no kernel of its own to compile"),
+        (["exp2", "--head-dim", "48"], "head_dim must be one of 32, 64, 128, 256, got 48"),
+        (["exp2", "--seq-len", "0"], "--seq-len: must be a whole number of at least 1, got '0'"),
+        (["exp2", "--output", "somewhere"], "--output: goes with the step all"),
+        ([], "the following arguments are required: step"),
+    ],
+)
+def test_inspect_refuses_in_one_line(arguments, message):
+    status, out, err = call(*arguments)
+    assert status == 2 and out == "" and len(err.splitlines()) == 1 and message in err
+
+
+@pytest.fixture
+def fake_tileiras(monkeypatch, tmp_path):
+    """Puts a script in the compiler's place: fake_tileiras(shell text)."""
+
+    def install(script: str):
+        path = tmp_path / "tileiras"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(compiler, "_tileiras", lambda: str(path))
+        compiler.compiler_version.cache_clear()
+
+    yield install
+    compiler.compiler_version.cache_clear()
+
+
+def test_a_compiler_that_is_too_old_is_refused(fake_tileiras):
+    fake_tileiras('echo "Cuda compilation tools, release 13.2, V13.2.86"')
+    status, _, err = call("exp2")
+    assert status == 2 and err == "steps.inspect: tileiras must be at least 13.4, got 13.2.86\n"
+
+
+def test_a_compiler_that_is_missing_is_refused(monkeypatch):
+    def missing():
+        raise CompilerError("tileiras, cuTile's compiler, was not found")
+
+    monkeypatch.setattr(compiler, "_tileiras", missing)
+    compiler.compiler_version.cache_clear()
+    status, _, err = call("exp2")
+    assert status == 2 and err == "steps.inspect: tileiras, cuTile's compiler, was not found\n"
+
+
+def test_a_compiler_that_fails_for_one_architecture_still_serves_the_others(fake_tileiras):
+    real = compiler._tileiras()
+    fake_tileiras(f'case "$*" in *sm_80*) echo "error: out of luck" >&2; exit 3;; esac\nexec "{real}" "$@"')
+    status, out, err = call("exp2", "--arch", "sm_80,sm_90")
+    assert status == 2
+    assert err == "steps.inspect: sm_80: tileiras failed for sm_80: error: out of luck\n"
+    assert "sm_90, tileiras" in out and "registers a thread" in out
+
+
+def test_a_compiler_that_fails_on_one_step_stops_no_other(fake_tileiras):
+    real = compiler._tileiras()
+    seen = "$(dirname $0)/seen"  # the first compilation fails, all others are real
+    version = f'case "$*" in --version) exec "{real}" --version;; esac'
+    fake_tileiras(
+        f'{version}\nif [ ! -e "{seen}" ]; then touch "{seen}"; echo "error: once" >&2; exit 3; fi\nexec "{real}" "$@"'
+    )
+    status, out, err = call("all", "--arch", "sm_90")
+    assert status == 2 and err == "steps.inspect: 2 mma, sm_90: tileiras failed for sm_90: error: once\n"
+    assert "none" in out and "1856" in out
+
+
+def test_differences_are_put_in_words():
+    assert difference(10, 10) == ""
+    assert difference(0, 5) == "appeared"
+    assert difference(5, 0) == "vanished"
+    assert difference(200, 150) == "-25 %"
+    assert difference(None, 5) == ""
+
+
+def test_torch_steps_have_nothing_to_compile():
+    with pytest.raises(ValueError, match="no kernel of its own"):
+        STEPS[0].compile(EVEN)

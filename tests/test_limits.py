@@ -1,0 +1,127 @@
+"""The model of the limit on cases worked out by hand, and the counters beside it."""
+
+import pytest
+
+from tests.test_results import RECORDED
+from tutorial_lib import limits
+from tutorial_lib.architectures import Gpu
+from tutorial_lib.counters import METRICS, CountersError, parse, read_counters
+from tutorial_lib.limits import Limit, UnknownRates, explain, floor, limit
+from tutorial_lib.problem import Problem
+from tutorial_lib.sass import ALL_KINDS
+
+# One SM at 1 Hz, so that seconds are clocks, and a byte a second.
+TOY = Gpu("toy", "sm_90", 1, 1.0, 1.0)
+
+FULL = Problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=128, head_dim=128)
+
+
+def resources(**changes) -> dict:
+    hot = dict.fromkeys(ALL_KINDS, 0.0) | {"MUFU": 66.0, "FP32": 272.0}
+    made = {"hot_loop": hot, "issued_per_tile": 1776.0, "blocks_per_sm": 2, "kv_tiles": 1, "scores_per_tile": 64 * 128}
+    return made | changes
+
+
+def test_floor_by_hand():
+    found = floor(FULL, TOY)
+    assert found.units["tensor cores"] == 4 * 64 * 128 * 128 / 4096 == 1024
+    assert found.units["exponentials"] == 64 * 128 / 16 == 512
+    assert found.units["memory"] == FULL.least_bytes
+    quick = floor(FULL, Gpu("toy", "sm_90", 2, 1.0, 1e12))
+    assert quick.units["tensor cores"] == 512 and quick.seconds == 512 and quick.bound == "tensor cores"
+
+
+def test_limit_by_hand():
+    rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
+    found = limit(FULL, resources(), rich)
+    assert found.units["tensor cores"] == 1024
+    assert found.units["exponentials"] == 66 * 128 / 16 == 528  # 64 a thread for the scores, 2 for the correction
+    assert found.units["FP32 pipe"] == 272
+    assert found.units["issue slots"] == 1776 / 4
+    assert found.overlapped and found.seconds == 1024 and found.bound == "tensor cores"
+    alone = limit(FULL, resources(blocks_per_sm=1), rich)
+    assert alone.seconds == 1024 + 528  # one block: its softmax waits for its own matrix product
+    assert "overlap" in alone.advice
+    twice = limit(FULL, resources(kv_tiles=10), rich)
+    assert twice.seconds == 10240
+
+
+def test_exponentials_bound_a_small_head_dim():
+    """At head_dim 32 the tensor cores need a quarter of the time, the exponentials as long as ever."""
+    rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
+    small = Problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=128, head_dim=32)
+    found = limit(small, resources(), rich)
+    assert found.units["tensor cores"] == 256 and found.bound == "exponentials"
+    assert "exponentials" in found.advice
+
+
+def test_memory_bounds_when_it_is_slow():
+    assert limit(FULL, resources(), TOY).bound == "memory"
+    assert limit(FULL, resources(blocks_per_sm=1), TOY).seconds == FULL.least_bytes
+
+
+def test_packed_arithmetic_counts_twice():
+    hot = resources()["hot_loop"] | {"packed FP32": 64.0}
+    found = limit(FULL, resources(hot_loop=hot), Gpu("toy", "sm_90", 1, 1.0, 1e12))
+    assert found.units["FP32 pipe"] == 272 + 2 * 64
+
+
+def test_what_is_not_known_is_not_guessed():
+    assert limit(FULL, resources(hot_loop=None), TOY) is None
+    assert limit(FULL, resources(blocks_per_sm=None), TOY) is None
+    with pytest.raises(UnknownRates, match="no source states the tensor rate of sm_121"):
+        floor(FULL, Gpu("spark", "sm_121", 48, 1.0, 1.0))
+
+
+def test_a_prediction_that_is_off_is_explained():
+    assert explain(1.0, 0.8, None) == "within 25 %"
+    assert "not known" in explain(1.0, 0.5, None)
+    assert "not known" in explain(1.0, 2.0, None)
+    counters = {"issue_active_pct": 31.0, "tensor_pct": 64.0}
+    assert "latency" in explain(1.0, 0.5, counters) and "31 %" in explain(1.0, 0.5, counters)
+
+
+def test_recorded_steps_are_compared_with_the_model():
+    """Steps 2 to 7 on the H100 at S=4096, causal: each has its least time, which nobody beats, and its counters."""
+    run = next(r for r in RECORDED if r.the_problem().seq_len_q == 4096 and r.the_problem().causal)
+    compared = limits.compare(run)
+    assert [c.measurement.number for c in compared] == [2, 3, 4, 5, 6, 7]
+    for c in compared:
+        assert c.limit.seconds < c.measured
+        assert c.explanation
+        assert set(c.measurement.counters) == set(METRICS)
+        assert c.measurement.counters["time_us"] == pytest.approx(1e6 * c.measured, rel=0.1)
+
+
+def test_advice_follows_the_bound():
+    assert Limit({"tensor cores": 2.0, "issue slots": 1.0}, overlapped=True).advice.startswith("the tensor cores bound")
+    assert Limit({"tensor cores": 1.0, "issue slots": 2.0}, overlapped=True).advice.startswith("the issue slots bound")
+
+
+def test_counters_are_read_from_ncu_output():
+    header = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    lines = [
+        "==PROF== Connected to process 501",
+        header,
+        '"0","501","fmha","gpu__time_duration.sum","ns","1,045,536"',
+        '"0","501","fmha","lts__t_sector_hit_rate.pct","%","91.47"',
+        '"0","501","fmha","something_else","%","1"',
+    ]
+    assert parse("\n".join(lines)) == {"time_us": pytest.approx(1045.536), "l2_hit_pct": 91.47}
+    with pytest.raises(CountersError, match="read no counters"):
+        parse("==PROF== Disconnected")
+
+
+def test_without_ncu_it_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CountersError, match="ncu, Nsight Compute's command, was not found"):
+        read_counters(["true"], "fmha", 1.0)
+
+
+def test_ncu_that_fails_is_one_line(monkeypatch, tmp_path):
+    fake = tmp_path / "ncu"
+    fake.write_text("#!/bin/sh\necho '==ERROR== no permission'\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(CountersError, match="ncu failed: ==ERROR== no permission"):
+        read_counters(["true"], "fmha", 10.0)
