@@ -97,9 +97,9 @@ def measure(
             else:
                 arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
                 for contender in contenders:
-                    _qualify(worker, contender, arch, settings, progress)
+                    notes += _qualify(worker, contender, arch, settings, progress)
                 if on_gpu:
-                    _time(worker, contenders, settings, rounds, progress)
+                    notes += _time(worker, contenders, settings, rounds, progress)
                     worker.close()  # its inputs would be in a profiler's way
                     if settings.profile:
                         notes += _profile(problem, contenders, settings, progress)
@@ -121,9 +121,9 @@ def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
     return [BASELINE, *steps] if on_gpu and BASELINE not in steps else list(steps)
 
 
-def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Settings, progress: Progress) -> None:
-    """Find out whether a step can run and is right, and what its compiler makes of it."""
-    step = contender.step
+def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Settings, progress: Progress) -> list[str]:
+    """Find out whether a step can run and is right, and what its compiler makes of it; returns notes."""
+    step, notes = contender.step, []
 
     def call(method: str, *args):
         return worker.call(method, *args, timeout=settings.timeout)
@@ -132,19 +132,25 @@ def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Setting
         progress.doing(f"checking {step.label}")
         if reason := call("missing", step):
             contender.reason = reason
-            return
+            return notes
         if settings.check:
             contender.accuracy = call("check", step)
             if not contender.accuracy.correct:
                 contender.fail(contender.accuracy.explain())
-                return
+                return notes
             contender.status, contender.reason = "checked", None
         progress.done(f"checked {step.label}")
         if step.backend not in ("torch", "peer"):
             progress.doing(f"compiling {step.label} for {arch}")
-            contender.resources = call("compile", step, arch)
-            if not settings.check:
-                contender.status, contender.reason = "compiled", None
+            try:
+                contender.resources = call("compile", step, arch)
+            except WorkerFailure as failure:
+                if settings.device == "cpu":
+                    raise
+                notes.append(f"{step.label} runs, but cannot be looked into: {failure}.")  # no reason not to time it
+            else:
+                if not settings.check:
+                    contender.status, contender.reason = "compiled", None
         elif not settings.check:
             contender.reason = "neither checked nor timed"
         if step is BASELINE and settings.device == "cuda":
@@ -154,17 +160,22 @@ def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Setting
         contender.fail(str(failure))
     finally:
         progress.done(f"finished {step.label}")
+    return notes
 
 
 def _time(
     worker: Worker, contenders: list[_Contender], settings: Settings, rounds: list[dict], progress: Progress
-) -> None:
-    """Sample everybody in turn, round after round, into ``rounds``; whoever fails leaves, and its round is repeated."""
+) -> list[str]:
+    """Sample everybody in turn, round after round, into ``rounds``; returns notes.
+
+    Whoever fails leaves, and its round is repeated without it.
+    """
     racing: dict[str, _Contender | None] = {c.step.name: c for c in contenders if c.runs}
     racing[CEILING] = None
     prepared: set[str] = set()
+    notes: list[str] = []
     order = random.Random(settings.seed)
-    while len(rounds) < settings.rounds and len(racing) > 1:
+    while len(rounds) < settings.rounds and any(racing.values()):
         progress.doing(f"timing, round {len(rounds) + 1} of {settings.rounds}")
         sampled = {}
         names = list(racing)
@@ -178,8 +189,9 @@ def _time(
                 sampled[name] = worker.call("sample", name, timeout=settings.timeout)
             except WorkerFailure as failure:
                 if contender is None:
-                    raise  # without a matrix product nothing else runs either
-                contender.fail(str(failure))
+                    notes.append(f"There is no ceiling: its matrix product failed: {failure}.")
+                else:
+                    contender.fail(str(failure))
                 del racing[name]
                 prepared.clear()  # the worker may be a new one
                 break
@@ -189,6 +201,7 @@ def _time(
     for contender in racing.values():
         if contender is not None and rounds:
             contender.status, contender.reason = "measured", None
+    return notes
 
 
 def _profile(problem: Problem, contenders: list[_Contender], settings: Settings, progress: Progress) -> list[str]:
@@ -271,12 +284,19 @@ def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) ->
     )
 
 
+def _took_part(name: str, rounds: list[dict]) -> bool:
+    """Whether this contender was sampled in every round, and there was one."""
+    return bool(rounds) and all(name in sampled for sampled in rounds)
+
+
 def _latencies(rounds: list[dict], name: str) -> list[float]:
     return [sampled[name]["milliseconds"] for sampled in rounds]
 
 
-def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict]) -> float:
+def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict]) -> float | None:
     """The median over rounds of this step's operations a second over the matrix product's, in percent."""
+    if not _took_part(CEILING, rounds):
+        return None
     per_round = [
         100 * (problem.flops / ms) / (timing.CEILING_FLOPS / ceiling)
         for ms, ceiling in zip(mine, _latencies(rounds, CEILING), strict=True)
@@ -285,14 +305,14 @@ def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict])
 
 
 def _speedup(rounds: list[dict], other: str, mine: list[float]) -> Speedup | None:
-    if any(other not in sampled for sampled in rounds):
+    if not _took_part(other, rounds):
         return None
     ratio = timing.speedup(_latencies(rounds, other), mine)
     return Speedup(median=ratio.median, low=ratio.low, high=ratio.high, verdict=timing.verdict(ratio))
 
 
 def _ceiling(rounds: list[dict], problem: Problem) -> Ceiling | None:
-    if not rounds:
+    if not _took_part(CEILING, rounds):
         return None
     rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, CEILING)])
     what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"

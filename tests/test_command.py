@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from steps import STEPS
-from steps.measure import Settings, measure
+from steps import STEPS, get_step
+from steps.measure import Progress, Settings, _Contender, _summarise, _time, measure
 from steps.run import RESULTS, find_recorded, main, make_parser, select_steps
 from tests import faulty
 from tests.shapes import problem
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import read_run
+from tutorial_lib.worker import WorkerFailure
 
 ROOT = Path(__file__).parent.parent
 
@@ -221,3 +222,59 @@ def test_killed_at_any_moment_the_earlier_result_stays(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert len(read_run(path).steps) == 2
+
+
+class FakeWorker:
+    """Answers as a worker with a GPU would, from a script: lets the timing loop be tested where there is none."""
+
+    def __init__(self, failing=()):
+        self.failing = dict(failing)
+        self.sampled = []
+
+    def call(self, method, *arguments, timeout):
+        if method == "prepare":
+            return None
+        assert method == "sample"
+        [name] = arguments
+        self.sampled.append(name)
+        if self.failing.get(name, 0) and self.sampled.count(name) >= self.failing[name]:
+            raise WorkerFailure("RuntimeError: CUDA error: an illegal memory access was encountered")
+        return {"milliseconds": {"sdpa": 1.0, "mma": 2.0, "exp2": 1.6, "ceiling": 1.4}[name], "gpu": None}
+
+
+def timed(failing=()):
+    """A run as the timing loop and the summary make it, of SDPA, mma and exp2 with fixed latencies."""
+    contenders = [_Contender(get_step(name), runs=True) for name in ("sdpa", "mma", "exp2")]
+    rounds: list[dict] = []
+    settings = cpu_settings(rounds=4)
+    notes = _time(FakeWorker(failing), contenders, settings, rounds, Progress())
+    return _summarise(problem(), contenders, settings, rounds, notes)
+
+
+def test_every_round_holds_everybody_and_ratios_are_taken_inside_it():
+    run = timed()
+    assert len(run.rounds) == 4
+    assert all(set(r.latency_ms) == {"sdpa", "mma", "exp2", "ceiling"} for r in run.rounds)
+    mma, exp2 = run.measurement("mma"), run.measurement("exp2")
+    assert mma.speedup_vs_baseline.median == 0.5 and mma.speedup_vs_previous is None  # naive took no part
+    assert exp2.speedup_vs_previous.median == 1.25 and exp2.speedup_vs_previous.verdict == "faster"
+    assert exp2.latency_ms.rounds == 4 and run.ceiling.tflops == pytest.approx(2 * 8192**3 / 1.4e-3 / 1e12)
+
+
+def test_who_fails_while_it_is_timed_leaves_and_the_others_finish():
+    run = timed({"mma": 3})
+    assert run.measurement("mma").status == "failed" and "illegal memory access" in run.measurement("mma").reason
+    assert run.measurement("exp2").status == "measured" and len(run.rounds) == 4
+    assert run.measurement("exp2").speedup_vs_previous is None  # it was not in every round
+
+
+def test_a_ceiling_that_fails_costs_no_step_its_timing():
+    run = timed({"ceiling": 1})
+    assert run.ceiling is None and "There is no ceiling" in run.notes[0]
+    assert run.measurement("exp2").status == "measured" and run.measurement("exp2").percent_of_ceiling is None
+
+
+def test_a_baseline_that_fails_costs_no_step_its_timing():
+    run = timed({"sdpa": 2})
+    assert run.measurement("sdpa").status == "failed"
+    assert run.measurement("exp2").status == "measured" and run.measurement("exp2").speedup_vs_baseline is None
