@@ -49,7 +49,7 @@ TEXT = """
         /*0180*/                   STL [R1], R5 ;
         /*0190*/                   EXIT ;
         /*01a0*/                   NANOSLEEP 0x20 ;
-        /*01b0*/                   BRA 0x10 ;
+        /*01b0*/                   BRA 0x100 ;
         /*01c0*/                   BRA 0x1c0;
 """
 
