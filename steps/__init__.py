@@ -10,6 +10,10 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
+from steps.step import Unsupported
+
+__all__ = ["MODULES", "STEPS", "Unsupported", "get_step"]  # noqa: F822  STEPS comes from __getattr__
+
 MODULES = (
     "step00_sdpa",
     "step01_naive",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+import shutil
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from steps.peers import PEERS
 from tests import faulty
 from tests.shapes import SHAPES, problem
 from tests.test_steps import FUSED, accuracy_of
+from tutorial_lib.counters import METRICS
 from tutorial_lib.problem import Problem
 
 pytestmark = pytest.mark.gpu
@@ -78,6 +80,15 @@ def test_timing_orders_what_is_plainly_ordered():
     assert 0 < fused.percent_of_ceiling < 100
     assert len(run.rounds) == 5 and all(r.sm_clock_mhz for r in run.rounds)
     assert set(run.rounds[0].latency_ms) == {"sdpa", "naive", "approx_division", "sdpa_cudnn", "ceiling"}
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu, of Nsight Compute")
+def test_counters_are_read():
+    settings = Settings(device="cuda", seed=1, rounds=2, profile=True)
+    run, _, _ = measure(problem(seq_len_q=2048, seq_len_kv=2048, head_dim=128), [STEPS[0], STEPS[7]], [], settings)
+    sdpa, fused = run.steps
+    assert sdpa.counters is None and set(fused.counters) == set(METRICS)
+    assert 0 < fused.counters["tensor_pct"] < 100 and fused.counters["time_us"] > 0
 
 
 def test_a_fault_costs_nobody_else_a_result():
