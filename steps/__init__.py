@@ -12,7 +12,7 @@ from importlib import import_module
 
 from steps.step import Unsupported
 
-__all__ = ["MODULES", "STEPS", "Unsupported", "get_step"]  # noqa: F822  STEPS comes from __getattr__
+__all__ = ["MODULES", "STEPS", "Unsupported", "get_step"]
 
 MODULES = (
     "step00_sdpa",
