@@ -93,6 +93,8 @@ class CuTileStep(Step):
             return reason
         if max(problem.batch, problem.heads) > 65535:
             return f"batch and heads must be at most 65535 (the grid's limit), got {problem.batch} and {problem.heads}"
+        if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
+            return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
         return None
 
     def variant(self, problem: Problem, arch: str) -> Variant:

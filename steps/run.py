@@ -203,8 +203,8 @@ def show_run(console, run, recorded) -> None:
     from tutorial_lib import tables
 
     columns = tables.columns(run, recorded, compact=recorded is not None or console.width < WIDE)
-    title = f"Attention, step by step: {tables.provenance(run)}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    console.print(f"\nAttention, step by step: {tables.provenance(run)}", style="bold")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for n, (header, _) in enumerate(columns):
         table.add_column(header, justify="left" if n < 2 else "right", no_wrap=n < 2)
     measurements = [*run.steps, *run.peers]

@@ -1,5 +1,6 @@
 """Every step computes attention, on the CPU, over the shapes it promises; what it cannot do it refuses in words."""
 
+import re
 import secrets
 
 import pytest
@@ -115,6 +116,18 @@ def test_unsupported_head_dim_is_refused(step):
     q, k, v = problem(head_dim=48).inputs(0)
     with pytest.raises(Unsupported, match="head_dim must be one of 32, 64, 128, 256, got 48"):
         step.attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (problem(batch=70000), "batch and heads must be at most 65535"),
+        (problem(seq_len_q=2**24, seq_len_kv=1, heads=2), "must be below 2\\^31"),
+    ],
+)
+def test_what_the_hardware_cannot_index_is_refused(shape, message):
+    assert re.search(message, FUSED[0].unsupported(shape, "sm_90"))
+    assert FUSED[0].unsupported(problem(), "sm_90") is None
 
 
 def test_steps_are_numbered_named_and_found():
