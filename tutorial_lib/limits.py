@@ -115,7 +115,10 @@ def explain(measured: float, predicted: float, counters: dict | None) -> str:
 
 
 def gpu_of(machine: dict, sm_clock_mhz: float | None) -> Gpu | None:
-    """The GPU that a run was measured on, at the clock it ran at; None where its rates are not known here."""
+    """The GPU that a run was measured on, at the clock it ran at; None where its rates are not known here.
+
+    Its memory bandwidth is taken to be that of the reference GPU of its architecture.
+    """
     reference = REFERENCE_GPUS.get(machine.get("arch"))
     clock = sm_clock_mhz or machine.get("max_sm_clock_mhz")
     if reference is None or not clock or not machine.get("multiprocessors"):
