@@ -70,7 +70,7 @@ class Bench:
 
     def prepare(self, step: Step | None) -> None:
         """Warm ``step`` (None: the ceiling) up and plan its samples."""
-        name = step.name if step else "ceiling"
+        name = step.name if step else timing.CEILING
         self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
         self.plans[name] = timing.plan_sample(self.calls[name])
 

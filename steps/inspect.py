@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steps.run import BadRequest, OneLineParser, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -59,8 +59,12 @@ def run(options: argparse.Namespace) -> int:
     for arch in architectures:
         if arch not in CUTILE_ARCHITECTURES:
             raise BadRequest(f"argument --arch: must be all or some of {', '.join(CUTILE_ARCHITECTURES)}, got {arch!r}")
+    if options.step == "all" and (options.against or options.text):
+        raise BadRequest("arguments --against and --text: go with a single step, not with all")
     if options.output and options.step != "all":
         raise BadRequest("argument --output: goes with the step all")
+    if options.output:
+        check_writable("--output", options.output)
     for asked in filter(None, (*steps, other)):
         if asked.backend in ("torch", "peer"):
             raise BadRequest(f"step {asked.label} has no kernel of its own to compile: it calls PyTorch")
@@ -148,8 +152,12 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
 
 
 def show_text(compiled, which: str) -> None:
-    text = {"tile-ir": compiled.tile_ir, "ptx": compiled.ptx, "sass": compiled.sass}[which]
-    pydoc.pager(text or f"There is no {which}: the compiler goes from Tile IR to machine code without it.")
+    texts = {
+        "tile-ir": compiled.tile_ir,
+        "ptx": compiled.ptx or "There is no PTX: the compiler goes from Tile IR to machine code without it.",
+        "sass": compiled.sass or f"The disassembler in Triton's wheel does not know {compiled.arch}.",
+    }
+    pydoc.pager(texts[which])
 
 
 def show(console, step, compiled, other, before, problem) -> None:

@@ -20,7 +20,6 @@ from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Spee
 from tutorial_lib.worker import Worker, WorkerFailure
 
 DEFAULT_ARCH = "sm_90"  # compiled for where there is no GPU: the architecture that most of results/ was recorded on
-CEILING = "ceiling"
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ def _time(
     Whoever fails leaves, and its round is repeated without it.
     """
     racing: dict[str, _Contender | None] = {c.step.name: c for c in contenders if c.runs}
-    racing[CEILING] = None
+    racing[timing.CEILING] = None
     prepared: set[str] = set()
     notes: list[str] = []
     order = random.Random(settings.seed)
@@ -295,11 +294,11 @@ def _latencies(rounds: list[dict], name: str) -> list[float]:
 
 def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict]) -> float | None:
     """The median over rounds of this step's operations a second over the matrix product's, in percent."""
-    if not _took_part(CEILING, rounds):
+    if not _took_part(timing.CEILING, rounds):
         return None
     per_round = [
         100 * (problem.flops / ms) / (timing.CEILING_FLOPS / ceiling)
-        for ms, ceiling in zip(mine, _latencies(rounds, CEILING), strict=True)
+        for ms, ceiling in zip(mine, _latencies(rounds, timing.CEILING), strict=True)
     ]
     return statistics.median(per_round)
 
@@ -312,9 +311,9 @@ def _speedup(rounds: list[dict], other: str, mine: list[float]) -> Speedup | Non
 
 
 def _ceiling(rounds: list[dict], problem: Problem) -> Ceiling | None:
-    if not _took_part(CEILING, rounds):
+    if not _took_part(timing.CEILING, rounds):
         return None
-    rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, CEILING)])
+    rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, timing.CEILING)])
     what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
     return Ceiling(what=what, tflops=rate.median, low=rate.low, high=rate.high)
 

@@ -11,38 +11,17 @@ import argparse
 import io
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
-CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter is some thousand times slower than a GPU
-
+CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter is far slower than a GPU
 
 WIDE = 130  # columns that the table needs to show every spread
-
-
-class BadRequest(ValueError):
-    """A request that makes no sense; the message is one line."""
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Argument errors become BadRequest, without argparse's usage text in front."""
-
-    def error(self, message: str):
-        raise BadRequest(message)
-
-
-def whole_number(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return value
 
 
 def _seconds(text: str) -> float:
@@ -164,16 +143,6 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     return problems
 
 
-def check_writable(folder: Path) -> None:
-    """Raises BadRequest when nothing can be written to ``folder``."""
-    existing = next(path for path in [folder, *folder.absolute().parents] if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise BadRequest(f"argument --output-dir: cannot write to {folder}: {error.strerror}") from None
-
-
 def list_steps() -> None:
     from rich.console import Console
     from rich.table import Table
@@ -186,13 +155,6 @@ def list_steps() -> None:
     for step in STEPS:
         table.add_row(str(step.number), step.name, step.backend, step.change)
     Console().print(table)
-
-
-def make_console(**settings):
-    """A rich console; piped, it is wide enough that no row is broken."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
 
 
 def show_run(console, run, recorded) -> None:
@@ -287,7 +249,7 @@ def run(options: argparse.Namespace) -> int:
     steps = select_steps(options.steps)
     device = choose_device(options.device)
     problems = make_problems(options, device)
-    check_writable(options.output_dir)
+    check_writable("--output-dir", options.output_dir)
     from steps.measure import DEFAULT_ARCH, Settings, measure
     from steps.peers import PEERS
 
@@ -323,7 +285,11 @@ def run(options: argparse.Namespace) -> int:
         show_run(record, result, recorded)
         show_run(console, result, recorded)
         log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{output}"
-        folder = write_results(result, interrupted, options.output_dir, recorded, log)
+        try:
+            folder = write_results(result, interrupted, options.output_dir, recorded, log)
+        except OSError as error:  # a full disk, say: what was there before is still whole
+            print(f"steps.run: cannot write results: {error}", file=sys.stderr)
+            return 1
         console.print(f"Written: {folder / 'report.md'}", soft_wrap=True)
         written.append((folder, result))
         failed |= any(m.status == "failed" for m in result.steps)

@@ -1,8 +1,8 @@
 """Step 7: an approximate division at the end.
 
-IEEE division takes a reciprocal, two rounds of Newton's method and a slow path for extreme operands, for every element
-of the output. One approximate reciprocal and a multiplication err by about 2 units in float32's last place, which the
-rounding to 16 bits afterwards swallows.
+IEEE division takes a reciprocal, steps that refine it, and a slow path for extreme operands, for every element of the
+output. One approximate reciprocal and a multiplication err by at most 2 units in float32's last place for ordinary
+divisors (PTX ISA, div.approx), which the rounding to 16 bits afterwards swallows.
 """
 
 import cuda.tile as ct

@@ -1,7 +1,7 @@
 """Tile sizes: the one place that says how many query rows and keys a block works on at a time.
 
-The default, 64 x 64, is what NVIDIA's cuTile attention tutorial uses on DGX Spark (sm_121). An entry here is a
-value that was measured to be better for an architecture and head_dim.
+The default, 64 x 64, is what NVIDIA's cuTile attention tutorial uses on DGX Spark (sm_121). An entry here
+replaces it for an architecture and head_dim.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Tile:
 
 DEFAULT = Tile(64, 64)
 
-# H100, S=4096, 4 batches of 32 heads (16 at head_dim 256): the fastest for step 7 of 64 or 128 queries by 64 or 128
-# keys.
+# Chosen in a short search on an H100 at S=4096, over 64 or 128 queries by 64 or 128 keys, that was not recorded: a
+# search whose result is kept may find better.
 MEASURED: dict[tuple[str, int], Tile] = {
     ("sm_90", 64): Tile(64, 128),
     ("sm_90", 128): Tile(64, 128),

@@ -84,6 +84,15 @@ def test_an_output_directory_that_cannot_be_written(tmp_path):
     assert status == 2 and "--output-dir: cannot write to /proc/results" in err
 
 
+def test_a_disk_that_fills_up_is_one_line(monkeypatch, tmp_path):
+    def full(*arguments):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("steps.run.write_results", full)
+    status, _, err = call("--seq-len", 64, "--steps", "0", "--device", "cpu", "--output-dir", tmp_path)
+    assert status == 1 and err == "steps.run: cannot write results: No space left on device\n"
+
+
 def test_steps_are_chosen_by_number_range_and_name():
     assert select_steps("all") == list(STEPS)
     assert [s.number for s in select_steps("2-4")] == [2, 3, 4]

@@ -200,7 +200,7 @@ def test_inspect_pages_through_the_code(monkeypatch):
     monkeypatch.setattr("pydoc.pager", shown.append)
     for which in ("tile-ir", "sass", "ptx"):
         assert call("7", "--text", which)[0] == 0
-    assert "entry @fmha" in shown[0] and "HGMMA" in shown[1] and "no ptx" in shown[2]
+    assert "entry @fmha" in shown[0] and "HGMMA" in shown[1] and "no PTX" in shown[2]
 
 
 def test_inspect_records_a_survey(tmp_path):
@@ -233,6 +233,8 @@ def test_the_recorded_survey_is_what_the_compiler_makes():
         (["sdpa"], "step 0 sdpa has no kernel of its own to compile"),
         (["exp2", "--head-dim", "48"], "head_dim must be one of 32, 64, 128, 256, got 48"),
         (["exp2", "--seq-len", "0"], "--seq-len: must be a whole number of at least 1, got '0'"),
+        (["all", "--against", "mma"], "--against and --text: go with a single step"),
+        (["all", "--output", "/proc/somewhere"], "--output: cannot write to /proc/somewhere"),
         (["exp2", "--output", "somewhere"], "--output: goes with the step all"),
         ([], "the following arguments are required: step"),
     ],
@@ -262,6 +264,13 @@ def test_a_compiler_that_is_too_old_is_refused(fake_tileiras):
     fake_tileiras('echo "Cuda compilation tools, release 13.2, V13.2.86"')
     status, _, err = call("exp2")
     assert status == 2 and err == "steps.inspect: tileiras must be at least 13.4, got 13.2.86\n"
+
+
+def test_a_compiler_that_cannot_be_run_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_tileiras", lambda: str(tmp_path))  # a folder
+    compiler.compiler_version.cache_clear()
+    status, _, err = call("exp2")
+    assert status == 2 and err.startswith("steps.inspect: tileiras cannot be run") and len(err.splitlines()) == 1
 
 
 def test_a_compiler_that_is_missing_is_refused(monkeypatch):

@@ -154,7 +154,9 @@ def test_committed_reports_are_up_to_date():
 def test_bad_paths_get_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "missing.json")]) == 2
     assert main([str(tmp_path)]) == 2
+    assert main(["--colour"]) == 2
     err = capsys.readouterr().err.splitlines()
+    assert err.pop() == "report: the following arguments are required: PATH"
     assert len(err) == 2 and "cannot read" in err[0] and "no results.json under" in err[1]
 
 

@@ -1,14 +1,15 @@
 """What each architecture can hold and do: one table, each number with its source.
 
 An SM's limits decide how many blocks run on it at once; its rates decide how long a loop takes at least. An entry that
-no source states is None, and whoever needs it says that it is not known.
+no source states is None, and whoever needs it says that it is not known. Where a source gives a peak instead of a rate,
+the rate is the peak over SMs and boost clock, to the next power of two.
 
 Sources
   [guide]  CUDA C++ Programming Guide 13, "Compute Capabilities": technical specifications, and "Arithmetic
            Instructions": throughput of native arithmetic instructions, results a clock and SM.
   [A100]   NVIDIA A100 Tensor Core GPU Architecture, 2020: 1024 FP16 FMA a clock and SM; 108 SMs, 1410 MHz, 2039 GB/s.
-  [GA102]  NVIDIA Ampere GA102 GPU Architecture, 2021: 512 FP16 FMA a clock and SM with FP32 accumulation on A40; RTX
-           3090: half of it.
+  [GA102]  NVIDIA Ampere GA102 GPU Architecture, 2021: 512 FP16 FMA a clock and SM; A40: 84 SMs, 1740 MHz, 149.7
+           TFLOPS FP16, 696 GB/s.
   [Ada]    NVIDIA Ada GPU Architecture, 2022: RTX 4090, 165.2 TFLOPS FP16 with FP32 accumulation, 128 SMs, 2520 MHz,
            1008 GB/s.
   [H100]   NVIDIA H100 Tensor Core GPU Architecture, 2022: twice the A100's FMA a clock and SM; SXM5: 132 SMs, 1980 MHz
@@ -54,9 +55,9 @@ ARCHITECTURES = _known(
     Architecture("sm_89", 48, 24, 100 * KIB, tensor_flops=512, source="[guide], [Ada]"),
     Architecture("sm_90", 64, 32, 228 * KIB, tensor_flops=4096, source="[guide], [H100]"),
     Architecture("sm_100", 64, 32, 228 * KIB, tensor_flops=8192, source="[guide], [B200]"),
-    Architecture("sm_103", 64, 32, 228 * KIB),
+    Architecture("sm_103", None, None, None, mufu=None, fp32=None, source="not checked in [guide]"),
     Architecture("sm_107", None, None, None, mufu=None, fp32=None, source="not stated in [guide]"),
-    Architecture("sm_110", 48, 24, 228 * KIB),
+    Architecture("sm_110", None, None, None, mufu=None, fp32=None, source="not checked in [guide]"),
     Architecture("sm_120", 48, 24, 100 * KIB, tensor_flops=512, source="[guide], [5090]"),
     Architecture("sm_121", 48, 24, 100 * KIB),
 )

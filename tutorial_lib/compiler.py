@@ -32,6 +32,8 @@ CUTILE_ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 10
 
 OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
 
+COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for copies and matrix products
+
 FORMAT = 2  # of what is kept on disk: a change here makes everything be compiled again
 
 
@@ -165,9 +167,6 @@ class Compiled:
         }
 
 
-COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for copies and matrix products
-
-
 def compile_cutile(kernel: ct.kernel, signature: KernelSignature, arch: str, scores_per_tile: int) -> Compiled:
     """Compile a cuTile kernel for ``arch`` ("sm_90"), or find it on disk.
 
@@ -221,7 +220,10 @@ def _tileiras() -> str:
 @cache
 def compiler_version() -> str:
     """The compiler's version, such as "tileiras 13.4.92"; raises CompilerError when it is missing or too old."""
-    done = subprocess.run([_tileiras(), "--version"], capture_output=True, text=True)
+    try:
+        done = subprocess.run([_tileiras(), "--version"], capture_output=True, text=True)
+    except OSError as error:
+        raise CompilerError(f"tileiras cannot be run: {error}") from None
     found = re.search(r"V(\d+)\.(\d+)\.(\d+)", done.stdout)
     if not found:
         raise CompilerError(f"{_tileiras()} does not tell its version: {done.stderr.strip()[:200]!r}")
@@ -245,6 +247,7 @@ def _tile_ir(kernel: ct.kernel, signature: KernelSignature, arch: str) -> bytes:
 
 
 def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) -> Compiled:
+    from cuda.tile import TileError
     from cuda.tile._compile import _bytecode_to_mlir_text  # runs tileirdisasm, which stands beside tileiras
 
     with tempfile.TemporaryDirectory() as name:
@@ -254,9 +257,13 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
         options = ["-o", folder / "kernel.cubin", "--gpu-name", arch, "-O3", "--lineinfo", *remarks]
         # Without CUDA_HOME: tileiras would take an older toolkit's ptxas.
         environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
-        done = subprocess.run(
-            [_tileiras(), folder / "kernel.tileirbc", *options], capture_output=True, text=True, env=environment
-        )
+        try:
+            done = subprocess.run(
+                [_tileiras(), folder / "kernel.tileirbc", *options], capture_output=True, text=True, env=environment
+            )
+            tile_ir = _bytecode_to_mlir_text(bytecode)
+        except (OSError, TileError) as error:  # not to be run at all, or tileirdisasm missing beside it
+            raise CompilerError(f"the compiler's programs cannot be run: {str(error).splitlines()[0]}") from error
         if done.returncode:
             why = next((line for line in done.stderr.splitlines() if line.strip()), f"exit status {done.returncode}")
             raise CompilerError(f"tileiras failed for {arch}: {why.strip()}")
@@ -274,7 +281,7 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             stack_bytes=numbers["STACK"],
             spilled_bytes=numbers["STACK"] + numbers["LOCAL"],
             remarks=parse_remarks((folder / "remarks.yaml").read_text()),
-            tile_ir=_bytecode_to_mlir_text(bytecode),
+            tile_ir=tile_ir,
             sass=_disassemble(cubin),
             scores_per_tile=scores_per_tile,
         )

@@ -109,8 +109,9 @@ def explain(measured: float, predicted: float, counters: dict | None) -> str:
     if not counters:
         return "slower than throughput explains; no counters were recorded, so why is not known"
     return (
-        f"bound by latency: the schedulers issue in {counters['issue_active_pct']:.0f} % of the cycles and the tensor "
-        f"cores are busy in {counters['tensor_pct']:.0f} %; the rest of the time warps wait for each other's results"
+        "bound by latency, which the model leaves out: the schedulers issue in "
+        f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores are busy in "
+        f"{counters['tensor_pct']:.0f} %, so neither is full; which wait costs most is not known"
     )
 
 

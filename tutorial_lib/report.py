@@ -6,14 +6,13 @@ beside their folders. With ``--readme FILE``, the tables between FILE's markers 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib import plots, tables
+from tutorial_lib.command import OneLineParser
 from tutorial_lib.files import write_whole
 from tutorial_lib.results import Measurement, ResultsError, Run, read_run
 
@@ -237,11 +236,11 @@ def update_readme(path: Path, runs: Sequence[Run]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tutorial_lib.report", description=__doc__)
+    parser = OneLineParser(prog="python -m tutorial_lib.report", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="results.json files, or folders of them")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="also write the ladder between FILE's markers")
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         found = []
         for path in options.paths:
             files = sorted(path.rglob("results.json")) if path.is_dir() else [path]
@@ -256,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.readme:
             update_readme(options.readme, [run for _, run in found])
             print(options.readme)
-    except (ValueError, OSError, json.JSONDecodeError) as error:
+    except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
     return 0

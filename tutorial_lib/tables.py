@@ -67,8 +67,8 @@ def resource(key: str) -> Callable[[Measurement], str]:
     return lambda m: NOTHING if m.resources is None else figure(m.resources.get(key))
 
 
-def counter(key: str, unit: float = 1, digits: int = 0) -> Callable[[Measurement], str]:
-    return lambda m: f"{m.counters[key] / unit:,.{digits}f}" if m.counters and key in m.counters else NOTHING
+def counter(key: str, unit: float = 1) -> Callable[[Measurement], str]:
+    return lambda m: f"{m.counters[key] / unit:,.0f}" if m.counters and key in m.counters else NOTHING
 
 
 NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))
