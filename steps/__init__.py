@@ -23,6 +23,14 @@ MODULES = (
     "step05_latency",
     "step06_occupancy",
     "step07_approx_division",
+    "step08_explicit",
+    "step09_swizzle",
+    "step10_split_q",
+    "step11_stages",
+    "step12_shared_kv",
+    "step13_q_registers",
+    "step14_fine_grained",
+    "step15_deferred_sum",
 )
 
 

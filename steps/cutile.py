@@ -9,17 +9,17 @@ never leave the chip.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
 import cuda.tile as ct
 from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint
 
-from steps.step import Step, Unsupported, target_of
+from steps.fused import FusedStep, grid, hole, tiles_visited
+from steps.step import Unsupported, target_of
 from steps.tiles import Tile, tile_for
 from tutorial_lib.problem import Problem, fold_sign
 
@@ -46,13 +46,8 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
 
 
-def hole(**kwargs):
-    """A field of CuTileStep that a step may fill differently from its predecessor."""
-    return field(metadata={"hole": True}, kw_only=True, **kwargs)
-
-
 @dataclass(frozen=True, kw_only=True)
-class CuTileStep(Step):
+class CuTileStep(FusedStep):
     """A fused kernel in cuTile: the skeleton below with these holes filled.
 
     load_key(K, batch, head, j, tile, head_dim, latency) -> [head_dim, tile.key]: the j-th tile of keys, transposed.
@@ -72,27 +67,9 @@ class CuTileStep(Step):
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
-    def holes(self) -> dict[str, object]:
-        """What fills each hole of the skeleton."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("hole")}
-
-    def changed_holes(self) -> dict[str, tuple[object, object]]:
-        """The holes that the previous step fills otherwise: name -> (before, now). Empty before the first kernel."""
-        if not isinstance(self.previous, CuTileStep):
-            return {}
-        before = self.previous.holes()
-        return {name: (before[name], now) for name, now in self.holes().items() if before[name] != now}
-
-    def key_changes(self) -> list[str]:
-        if not isinstance(self.previous, CuTileStep):
-            return [f"new kernel; {name} = {_show(value)}" for name, value in self.holes().items()]
-        return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
-
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if max(problem.batch, problem.heads) > 65535:
-            return f"batch and heads must be at most 65535 (the grid's limit), got {problem.batch} and {problem.heads}"
         if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
             return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
         return None
@@ -116,10 +93,6 @@ class CuTileStep(Step):
         """The skeleton as a cuTile kernel, compiled when first launched."""
         return _kernel(self.kernel_function(variant), self.occupancy)
 
-    def grid(self, problem: Problem, variant: Variant) -> tuple[int, int, int]:
-        """Blocks: query tiles fastest, so that blocks which run together share the keys and values of a head in L2."""
-        return (-(-problem.seq_len_q // variant.tile.query), problem.heads, problem.batch)
-
     def run(self, problem, q, k, v, out):
         import torch
 
@@ -128,14 +101,14 @@ class CuTileStep(Step):
         q, scale = fold_sign(q, problem.effective_scale)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        grid, args = self.grid(problem, variant), (q, k, v, out, scale)
+        blocks, args = grid(problem, variant.tile), (q, k, v, out, scale)
         if target == "cpu":
             from tutorial_lib import interpreter
 
-            interpreter.launch(grid, self.kernel_function(variant), args)
+            interpreter.launch(blocks, self.kernel_function(variant), args)
         else:
             with torch.cuda.device(q.device):
-                ct.launch(torch.cuda.current_stream(), grid, self.kernel(variant), args)
+                ct.launch(torch.cuda.current_stream(), blocks, self.kernel(variant), args)
         return out
 
     def compile(self, problem, arch="sm_90"):
@@ -145,16 +118,7 @@ class CuTileStep(Step):
             raise Unsupported(f"step {self.label}: {reason}")
         variant = self.variant(problem, arch)
         compiled = compiler.compile_cutile(self.kernel(variant), signature(problem), arch, variant.tile.scores)
-        return dataclasses.replace(compiled, kv_tiles=_tiles_visited(problem, variant.tile))
-
-
-def _tiles_visited(problem: Problem, tile: Tile) -> int:
-    """K/V tiles that all blocks together go through, counted as the kernel counts them."""
-    per_head = 0
-    for i in range(-(-problem.seq_len_q // tile.query)):
-        keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
-        per_head += -(-keys // tile.key)
-    return problem.batch * problem.heads * per_head
+        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
 
 
 def signature(problem: Problem) -> KernelSignature:
@@ -249,9 +213,3 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
         ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
 
     return fmha
-
-
-def _show(value: object) -> str:
-    if inspect.isfunction(value):
-        return value.__name__
-    return "left to the compiler" if value is None else str(value)

@@ -96,7 +96,7 @@ def measure(
             else:
                 arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
                 for contender in contenders:
-                    notes += _qualify(worker, contender, arch, settings, progress)
+                    notes += _qualify(worker, problem, contender, arch, settings, progress)
                 if on_gpu:
                     notes += _time(worker, contenders, settings, rounds, progress)
                     worker.close()  # its inputs would be in a profiler's way
@@ -120,7 +120,9 @@ def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
     return [BASELINE, *steps] if on_gpu and BASELINE not in steps else list(steps)
 
 
-def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Settings, progress: Progress) -> list[str]:
+def _qualify(
+    worker: Worker, problem: Problem, contender: _Contender, arch: str, settings: Settings, progress: Progress
+) -> list[str]:
     """Find out whether a step can run and is right, and what its compiler makes of it; returns notes."""
     step, notes = contender.step, []
 
@@ -129,10 +131,11 @@ def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Setting
 
     try:
         progress.doing(f"checking {step.label}")
-        if reason := call("missing", step):
+        runs = settings.device == "cuda" or step.runs_on_cpu
+        if reason := call("missing", step) if runs else step.unsupported(problem, arch):
             contender.reason = reason
             return notes
-        if settings.check:
+        if settings.check and runs:
             contender.accuracy = call("check", step)
             if not contender.accuracy.correct:
                 contender.fail(contender.accuracy.explain())
@@ -148,7 +151,7 @@ def _qualify(worker: Worker, contender: _Contender, arch: str, settings: Setting
                     raise
                 notes.append(f"{step.label} runs, but cannot be looked into: {failure}.")  # no reason not to time it
             else:
-                if not settings.check:
+                if not (settings.check and runs):
                     contender.status, contender.reason = "compiled", None
         elif not settings.check:
             contender.reason = "neither checked nor timed"

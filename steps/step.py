@@ -45,6 +45,7 @@ class Step:
 
     backend: ClassVar[str]
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
+    runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
 
     @property
     def label(self) -> str:

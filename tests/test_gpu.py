@@ -12,7 +12,7 @@ from steps.measure import Settings, measure
 from steps.peers import PEERS
 from tests import faulty
 from tests.shapes import SHAPES, problem
-from tests.test_steps import FUSED, accuracy_of
+from tests.test_steps import CUTILE, GLUON, accuracy_of
 from tutorial_lib.counters import METRICS
 from tutorial_lib.problem import Problem
 
@@ -34,7 +34,7 @@ def test_step_is_correct_on_the_gpu(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE + GLUON, ids=lambda s: s.name)
 def test_any_strides_will_do_on_the_gpu(step):
     import torch
 
@@ -47,7 +47,7 @@ def test_any_strides_will_do_on_the_gpu(step):
     torch.testing.assert_close(step.attention(*offset, True), expected)
 
 
-@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
 def test_compile_is_what_a_launch_compiles(step):
     """``Step.compile`` shows the code that runs: its signature is the one a launch derives."""
     from cuda.tile.compilation import CallingConvention, KernelSignature
@@ -61,6 +61,35 @@ def test_compile_is_what_a_launch_compiles(step):
         step.kernel(variant), (q, k, v, q.clone(), 0.1), CallingConvention.cutile_python_v1(), symbol="fmha"
     )
     assert launched == signature(shape)
+
+
+WIDE = [
+    problem(head_dim=512, heads=2, kv_heads=1, seq_len_q=70, seq_len_kv=200),
+    problem(head_dim=512, causal=False, dtype="bfloat16"),
+    problem(head_dim=1024, heads=2, seq_len_q=130, seq_len_kv=77),
+    problem(head_dim=1024, batch=1, heads=1, seq_len_q=1, seq_len_kv=300, causal=False),
+]
+
+
+@pytest.mark.parametrize("shape", WIDE, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", [s for s in GLUON if 1024 in s.head_dims], ids=lambda s: s.name)
+def test_wide_heads_are_correct(step, shape):
+    accuracy = accuracy_of(step, shape, "cuda")
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
+def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
+    """``Step.compile`` shows the code that runs: its types and constants are those that a launch derives."""
+    from steps.gluon import arguments, grid
+
+    shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
+    q, k, v = shape.inputs(0, "cuda")
+    variant = step.variant(shape)
+    launched = step.kernel(variant)[grid(shape, variant.tile)](
+        *arguments(q, k, v, q.clone(), shape, shape.effective_scale, variant), num_warps=variant.warps.number
+    )
+    assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
 
 
 def test_timing_orders_what_is_plainly_ordered():

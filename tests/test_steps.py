@@ -8,12 +8,14 @@ import torch
 
 from steps import MODULES, STEPS, get_step
 from steps.cutile import CuTileStep
+from steps.gluon import GluonStep
 from steps.step import Unsupported
 from tests.shapes import SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, measure_accuracy, rounding_step
 from tutorial_lib.reference import attention_float64, sdpa_error
 
-FUSED = [step for step in STEPS if isinstance(step, CuTileStep)]
+CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
+GLUON = [step for step in STEPS if isinstance(step, GluonStep)]
 
 
 def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
@@ -24,13 +26,13 @@ def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", STEPS[1:], ids=lambda s: s.name)
+@pytest.mark.parametrize("step", [s for s in STEPS[1:] if s.runs_on_cpu], ids=lambda s: s.name)
 def test_step_is_correct(step, shape):
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
 def test_any_strides_will_do(step):
     shape = problem(seq_len_q=96, seq_len_kv=96)
     q, k, v = shape.inputs(secrets.randbits(32))
@@ -111,7 +113,7 @@ def test_bad_scale_and_out_are_named():
         STEPS[2].attention(q, k, v, out=torch.empty(3))
 
 
-@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
 def test_unsupported_head_dim_is_refused(step):
     q, k, v = problem(head_dim=48).inputs(0)
     with pytest.raises(Unsupported, match="head_dim must be one of 32, 64, 128, 256, got 48"):
@@ -126,8 +128,8 @@ def test_unsupported_head_dim_is_refused(step):
     ],
 )
 def test_what_the_hardware_cannot_index_is_refused(shape, message):
-    assert re.search(message, FUSED[0].unsupported(shape, "sm_90"))
-    assert FUSED[0].unsupported(problem(), "sm_90") is None
+    assert re.search(message, CUTILE[0].unsupported(shape, "sm_90"))
+    assert CUTILE[0].unsupported(problem(), "sm_90") is None
 
 
 def test_steps_are_numbered_named_and_found():

@@ -1,7 +1,7 @@
 """The compiler lens: what the compiler made of a kernel, and why.
 
-Works without a GPU: tileiras, cuTile's compiler, makes code for every architecture it knows, and cuobjdump, which
-comes with Triton, reads it. Results are kept on disk under the kernel's Tile IR (which holds its source and every
+Works without a GPU: tileiras, cuTile's compiler, and Triton make code for every architecture they know, and cuobjdump,
+which comes with Triton, reads it. Results are kept on disk under the kernel's Tile IR (which holds its source and every
 constant), the architecture and the compiler's version, so that asking twice costs nothing.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -37,6 +38,11 @@ COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for 
 FORMAT = 2  # of what is kept on disk: a change here makes everything be compiled again
 
 
+def compute_threads(compiler: str, threads: int) -> int:
+    """Of a block's ``threads``, those that compute: in a Triton kernel all of them."""
+    return threads if compiler.startswith("Triton") else COMPUTE_THREADS
+
+
 class CompilerError(RuntimeError):
     """The compiler is missing, too old, or failed; the message is one line."""
 
@@ -62,7 +68,7 @@ class Compiled:
     stack_bytes: int
     spilled_bytes: int  # local memory a thread: what did not fit in registers
     remarks: tuple[Remark, ...] = field(repr=False)
-    tile_ir: str = field(repr=False)
+    tile_ir: str = field(repr=False)  # Tile IR, or Triton's GPU IR
     sass: str | None = field(repr=False)  # None where the disassembler does not know the architecture
     ptx: str | None = field(default=None, repr=False)  # tileiras makes none
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
@@ -114,7 +120,7 @@ class Compiled:
         """Instructions that a block issues for one K/V tile: four warps compute, one plays each other role."""
         if not self._hot:
             return None
-        warps = {"compute": COMPUTE_THREADS // 32}
+        warps = {"compute": compute_threads(self.compiler, self.threads) // 32}
         issued = sum(warps.get(role, 1) * len(body) for role, body in self._hot.items())
         return issued / self._tiles_per_turn(self._hot["compute"])
 
@@ -123,7 +129,8 @@ class Compiled:
         if not self.scores_per_tile:
             return 1
         exponentials = sum(i.opcode == "MUFU" and i.operands.startswith(".EX2") for i in body)
-        return max(1, round(exponentials * COMPUTE_THREADS / self.scores_per_tile))
+        threads = compute_threads(self.compiler, self.threads)
+        return max(1, round(exponentials * threads / self.scores_per_tile))
 
     @property
     def occupancy(self) -> tuple[int, str] | None:
@@ -177,16 +184,87 @@ def compile_cutile(kernel: ct.kernel, signature: KernelSignature, arch: str, sco
     bytecode = _tile_ir(kernel, signature, arch)
     compiler = compiler_version()
     identity = repr((FORMAT, compiler, arch, scores_per_tile)).encode() + bytecode
-    kept = cache_folder() / f"{hashlib.sha256(identity).hexdigest()}.json"
+    return _kept(identity, lambda: _compile(bytecode, compiler, arch, scores_per_tile))
+
+
+def _kept(identity: bytes, make) -> Compiled:
+    """What is on disk for this identity, or what ``make`` returns, which is then kept."""
+    path = cache_folder() / f"{hashlib.sha256(identity).hexdigest()}.json"
     try:
-        fields = json.loads(kept.read_text())
+        fields = json.loads(path.read_text())
         fields["remarks"] = tuple(Remark(**remark) for remark in fields["remarks"])
         return Compiled(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         pass  # not there, or not ours
-    compiled = _compile(bytecode, compiler, arch, scores_per_tile)
-    _keep(kept, compiled)
+    compiled = make()
+    _keep(path, compiled)
     return compiled
+
+
+class Placeholder:
+    """Stands for a contiguous tensor of this shape and dtype ("float16") where a kernel is compiled and not run."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str):
+        import torch
+
+        self.shape, self.dtype = shape, getattr(torch, dtype)
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+
+    def data_ptr(self) -> int:
+        return 0  # aligned
+
+
+def compile_gluon(kernel, arguments: tuple, num_warps: int, arch: str, scores_per_tile: int) -> Compiled:
+    """Compile a Gluon kernel for ``arch`` as a launch with ``arguments`` would, or find it on disk.
+
+    Raises ValueError for an architecture that is none, CompilerError when Triton fails.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.runtime.jit import create_function_from_signature
+
+    if arch not in CUTILE_ARCHITECTURES:
+        raise ValueError(f"arch must be one of {', '.join(CUTILE_ARCHITECTURES)}, got {arch!r}")
+    # What a launch does, with a target that is named instead of asked for (triton.runtime.jit.JITFunction.run).
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    backend = make_backend(target)
+    options = {"num_warps": num_warps}
+    bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
+    options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
+    source = GluonASTSource(kernel, types, constants, attributes)
+    compiler = f"Triton {triton.__version__}"
+
+    def make() -> Compiled:
+        try:
+            compiled = triton.compile(source, target=target, options=options.__dict__)
+        except Exception as error:  # whatever its passes and ptxas raise
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            why = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0])
+            raise CompilerError(f"Triton failed for {arch}: {why.strip()}") from error
+        with tempfile.TemporaryDirectory() as name:
+            cubin = Path(name, "kernel.cubin")
+            cubin.write_bytes(compiled.asm["cubin"])
+            numbers = _resource_usage(cubin)
+            return Compiled(
+                arch=arch,
+                compiler=compiler,
+                threads=32 * num_warps,
+                registers=numbers["REG"],
+                shared_bytes=compiled.metadata.shared,
+                stack_bytes=numbers["STACK"],
+                spilled_bytes=numbers["STACK"] + numbers["LOCAL"],
+                remarks=(),
+                tile_ir=compiled.asm["ttgir"],
+                sass=_disassemble(cubin),
+                ptx=compiled.asm["ptx"],
+                scores_per_tile=scores_per_tile,
+            )
+
+    return _kept(repr((FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())).encode(), make)
 
 
 def cache_folder() -> Path:
@@ -268,8 +346,7 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             why = next((line for line in done.stderr.splitlines() if line.strip()), f"exit status {done.returncode}")
             raise CompilerError(f"tileiras failed for {arch}: {why.strip()}")
         cubin = folder / "kernel.cubin"
-        usage = cuobjdump("--dump-resource-usage", cubin)
-        numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
+        numbers = _resource_usage(cubin)
         elf = cuobjdump("--dump-elf", cubin)
         threads = re.search(r"EIATTR_REQNTID\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", elf)
         return Compiled(
@@ -285,6 +362,12 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             sass=_disassemble(cubin),
             scores_per_tile=scores_per_tile,
         )
+
+
+def _resource_usage(cubin: Path) -> dict[str, int]:
+    """Registers and stack of a thread, local memory, static shared memory of a block."""
+    usage = cuobjdump("--dump-resource-usage", cubin)
+    return {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
 
 
 def _disassemble(cubin: Path) -> str | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tutorial_lib.architectures import ARCHITECTURES, ISSUE, REFERENCE_GPUS, Gpu
-from tutorial_lib.compiler import COMPUTE_THREADS
+from tutorial_lib.compiler import compute_threads
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run
 
@@ -87,10 +87,11 @@ def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
     if not (hot and blocks and tiles and scores_per_tile):
         return None
     rates = _rates(gpu)
+    threads = compute_threads(resources["compiler"], resources["threads"])
     clocks_per_tile = {
         "tensor cores": 4 * scores_per_tile * problem.head_dim / rates.tensor_flops,
-        "exponentials": hot["MUFU"] * COMPUTE_THREADS / rates.mufu,
-        "FP32 pipe": (hot["FP32"] + 2 * hot["packed FP32"]) * COMPUTE_THREADS / rates.fp32,
+        "exponentials": hot["MUFU"] * threads / rates.mufu,
+        "FP32 pipe": (hot["FP32"] + 2 * hot["packed FP32"]) * threads / rates.fp32,
         "issue slots": resources["issued_per_tile"] / ISSUE,
     }
     seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)

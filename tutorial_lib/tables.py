@@ -51,6 +51,8 @@ def error(m: Measurement) -> str:
 
 
 def correct(m: Measurement) -> str:
+    if m.status == "compiled":
+        return "compiled, not run"
     return "not checked" if m.correct is None else "yes" if m.correct else "NO"
 
 

@@ -1,0 +1,416 @@
+"""The shared skeleton of the Gluon steps: the same attention, with shared memory and warps in plain sight.
+
+cuTile decides by itself where a tile is kept and which warp computes what. Gluon, Triton's language with explicit
+layouts, leaves both to us: tiles are copied to shared memory with cp.async, read from there into registers in the
+layout that the tensor cores want (ldmatrix), and multiplied with mma.sync, which every GPU since sm_80 has. The
+ladder is the one of hand-written CUDA (FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691, section 3.3, for
+split-KV and split-Q), told in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from steps.fused import FusedStep, grid, hole, tiles_visited
+from steps.step import Unsupported
+from steps.tiles import Tile
+from tutorial_lib.architectures import ARCHITECTURES, KIB
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
+
+# Where Triton 3.6 and 3.7 differ: what waits for all warps of a block.
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@dataclass(frozen=True)
+class Warps:
+    """How the warps of a block divide a tile of scores [query, key]: into rows (queries) and columns (keys)."""
+
+    rows: int
+    columns: int
+
+    @property
+    def number(self) -> int:
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A kernel with its own order of copies and products.
+
+    function: the kernel, with the parameters of ``fmha``; piece: the most columns of head_dim that are in shared memory
+    at once, None for all of them; head_dims: what it takes.
+    """
+
+    function: Callable
+    head_dims: tuple[int, ...] = (32, 64, 128, 256)
+    piece: int | None = None
+
+    def __str__(self) -> str:
+        return self.function.__name__ if self.piece is None else f"pieces of {self.piece} columns"
+
+
+def no_swizzle(columns: int) -> gl.SwizzledSharedLayout:
+    """Rows of a tile behind one another, as in memory."""
+    return gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, and the layouts that follow: which lane of which warp holds what, and where.
+
+    Everything here is a constant in the compiled code. columns: of a tile in shared memory, head_dim or a piece of it.
+    """
+
+    tile: Tile
+    head_dim: int
+    columns: int
+    group_size: int
+    causal: bool
+    ragged: bool  # the last tile of keys is not full
+    warps: Warps
+    stages: int
+    share_keys_values: bool
+    query_in_registers: bool
+    defer_sum: bool
+    shared: gl.SwizzledSharedLayout
+
+    @property
+    def accumulator(self) -> gl.NVMMADistributedLayout:
+        """Scores and outputs, as mma.sync.m16n8k16 leaves them in registers."""
+        return gl.NVMMADistributedLayout([2, 0], [self.warps.rows, self.warps.columns], [16, 8])
+
+    @property
+    def left(self) -> gl.DotOperandLayout:
+        """The first factor of a product: Q, then the weights."""
+        return gl.DotOperandLayout(0, self.accumulator, 2)
+
+    @property
+    def right(self) -> gl.DotOperandLayout:
+        """The second factor of a product: K transposed, then V."""
+        return gl.DotOperandLayout(1, self.accumulator, 2)
+
+    @property
+    def copy(self) -> gl.BlockedLayout:
+        """Copies between global and shared memory: 16 bytes a lane, neighbouring lanes along a row."""
+        lanes = min(32, self.columns // 8)
+        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [self.warps.number, 1], [1, 0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GluonStep(FusedStep):
+    """A fused kernel in Gluon: ``fmha`` below with these holes filled.
+
+    shared_layout(columns) -> where element [row, column] of a tile lies in shared memory.
+    warps: how the warps divide the scores; stages: tiles of K and of V that shared memory holds.
+    share_keys_values: K and V tiles go through the same two buffers, each copied while the other is used.
+    query_in_registers: Q goes through the buffer of K once, and stays in registers.
+    schedule: the kernel. defer_sum: every lane sums its own columns, and lanes are added up once, at the end.
+    """
+
+    shared_layout: Callable = hole()
+    warps: Warps = hole()
+    stages: int = hole()
+    share_keys_values: bool = hole(default=False)
+    query_in_registers: bool = hole(default=False)
+    schedule: Schedule = hole()
+    defer_sum: bool = hole(default=False)
+    tile: Tile = hole(default=Tile(64, 64))
+
+    backend: ClassVar[str] = "gluon"
+    runs_on_cpu: ClassVar[bool] = False
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        return self.schedule.head_dims
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target == "cpu":
+            return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
+        if (limits := ARCHITECTURES.get(target)) and limits.shared_bytes:
+            needs, holds = self.shared_bytes(problem), limits.shared_bytes - KIB  # 1 KiB a block is the system's
+            if needs > holds:
+                return f"needs {needs // KIB} KiB of shared memory a block; {target} has {holds // KIB}"
+        return None
+
+    def shared_bytes(self, problem: Problem) -> int:
+        """Shared memory that the tiles of a block take, in bytes."""
+        v = self.variant(problem)
+        keys = (2 if v.share_keys_values else 2 * v.stages) * v.tile.key
+        queries = 2 * v.tile.query if v.columns < v.head_dim else 0 if v.query_in_registers else v.tile.query
+        return (keys + queries) * v.columns * BYTES_PER_ELEMENT
+
+    def variant(self, problem: Problem) -> Variant:
+        """The constants that ``problem`` is compiled with."""
+        tile, warps = self.tile, self.warps
+        if problem.head_dim > 256:  # the output of 64 rows and 4 warps would not fit in registers
+            tile, warps = Tile(16384 * 2 // problem.head_dim, 64), Warps(2, 4)
+        columns = min(problem.head_dim, self.schedule.piece or problem.head_dim)
+        return Variant(
+            tile=tile,
+            head_dim=problem.head_dim,
+            columns=columns,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=problem.seq_len_kv % tile.key != 0,
+            warps=warps,
+            stages=self.stages,
+            share_keys_values=self.share_keys_values,
+            query_in_registers=self.query_in_registers,
+            defer_sum=self.defer_sum,
+            shared=self.shared_layout(columns),
+        )
+
+    def kernel(self, variant: Variant) -> Callable:
+        """The schedule's function; where a piece is all of head_dim there is nothing to cut, and it is ``fmha``."""
+        return self.schedule.function if variant.columns < variant.head_dim else fmha
+
+    def run(self, problem, q, k, v, out):
+        import torch
+
+        variant = self.variant(problem)
+        q, scale = fold_sign(q, problem.effective_scale)
+        q, k, v = (copyable(x) for x in (q, k, v))
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        with torch.cuda.device(q.device):
+            self.kernel(variant)[grid(problem, variant.tile)](
+                *arguments(q, k, v, out, problem, scale, variant), num_warps=variant.warps.number
+            )
+        return out
+
+    def compile(self, problem, arch="sm_90"):
+        from tutorial_lib import compiler
+
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem)
+        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in _shapes(problem))
+        compiled = compiler.compile_gluon(
+            self.kernel(variant),
+            arguments(q, k, v, o, problem, problem.effective_scale, variant),
+            variant.warps.number,
+            arch,
+            variant.tile.scores,
+        )
+        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+
+
+def _shapes(problem: Problem) -> list[tuple[int, ...]]:
+    queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
+    keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
+    return [queries, keys, keys, queries]
+
+
+def arguments(q, k, v, o, problem: Problem, scale: float, variant: Variant) -> tuple:
+    """What a launch passes to ``fmha``; the scale is in base 2, because the hardware's exponential is."""
+    strides = [tuple(x.stride()) for x in (q, k, v, o)]
+    return (q, k, v, o, *strides, scale / math.log(2), problem.seq_len_q, problem.seq_len_kv, variant)
+
+
+def copyable(x):
+    """x, or a copy of it where its rows cannot be copied 16 bytes at a time."""
+    even = all(stride % 16 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    return x if even and x.stride(3) == 1 and x.data_ptr() % 16 == 0 else _contiguous_copy(x)
+
+
+def _contiguous_copy(x):
+    import torch
+
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@gluon.jit
+def copy_rows(shared, pointer, stride, first, limit, variant: gl.constexpr, guard: gl.constexpr):
+    """Begin to copy rows [first, first + tile) to shared memory; with guard, rows from limit on become zero."""
+    row = gl.arange(0, shared.shape[0], gl.SliceLayout(1, variant.copy))
+    column = gl.arange(0, shared.shape[1], gl.SliceLayout(0, variant.copy))
+    first = gl.to_tensor(first)
+    source = (pointer + first.to(gl.int64) * stride) + (row[:, None] * stride + column[None, :])
+    if guard:
+        async_copy.async_copy_global_to_shared(shared, source, mask=(row < limit - first)[:, None])
+    else:
+        async_copy.async_copy_global_to_shared(shared, source)
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
+    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, variant.accumulator))
+    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, variant.accumulator))
+    if variant.causal:
+        scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
+    if variant.ragged:
+        scores = gl.where((key < seq_len_kv)[None, :], scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def softmax(scores, row_max, scale):
+    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
+
+
+@gluon.jit
+def sum_own(weights):
+    """Sums [query, 4] of what each of the four lanes that share a row holds of it; no lane asks another."""
+    eights = gl.reshape(weights, [weights.shape[0], weights.shape[1] // 8, 4, 2])  # of 8 columns a lane has 2
+    return gl.sum(gl.sum(eights, 3), 1)
+
+
+@gluon.jit
+def tiles_to_visit(first_query, seq_len_kv, variant: gl.constexpr):
+    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    if variant.causal:
+        whole = gl.minimum(whole, first_query // TILE_KEY)
+        end = gl.minimum(end, gl.cdiv(first_query + variant.tile.query, TILE_KEY))
+    return whole, end
+
+
+@gluon.jit
+def store_rows(pointer, o, row_stride, column_stride, first, limit, variant: gl.constexpr):
+    """Write o [query, columns] to rows [first, limit); through shared memory, so that a lane writes 16 bytes."""
+    o = gl.convert_layout(o.to(pointer.dtype.element_ty), variant.copy)
+    row = first + gl.arange(0, o.shape[0], gl.SliceLayout(1, variant.copy))
+    column = gl.arange(0, o.shape[1], gl.SliceLayout(0, variant.copy))
+    target = pointer + row.to(gl.int64)[:, None] * row_stride + column[None, :] * column_stride
+    gl.store(target, o, mask=(row < limit)[:, None])
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
+def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv, variant: gl.constexpr):
+    TILE_QUERY: gl.constexpr = variant.tile.query
+    TILE_KEY: gl.constexpr = variant.tile.key
+    HEAD_DIM: gl.constexpr = variant.head_dim
+    STAGES: gl.constexpr = variant.stages
+    MMA: gl.constexpr = variant.accumulator
+    ROWS: gl.constexpr = gl.SliceLayout(1, MMA)
+    dtype: gl.constexpr = Q.dtype.element_ty
+
+    # --- which queries are ours, and which keys they see ---
+    first_query = gl.program_id(0) * TILE_QUERY
+    head = gl.program_id(1)
+    batch = gl.program_id(2).to(gl.int64)
+    Q += batch * q_strides[0] + head.to(gl.int64) * q_strides[1]
+    K += batch * k_strides[0] + (head // variant.group_size).to(gl.int64) * k_strides[1]
+    V += batch * v_strides[0] + (head // variant.group_size).to(gl.int64) * v_strides[1]
+    Out += batch * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
+
+    # --- shared memory ---
+    BUFFERS: gl.constexpr = 1 if variant.share_keys_values else STAGES
+    keys = gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, HEAD_DIM], variant.shared)
+    values = gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, HEAD_DIM], variant.shared)
+    if variant.query_in_registers:
+        copy_rows(keys.index(0), Q, q_strides[2], first_query, seq_len_q, variant, True)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        barrier()
+        q = keys.index(0).load(variant.left)
+        barrier()  # all warps have read Q before K overwrites it
+    else:
+        query = gl.allocate_shared_memory(dtype, [TILE_QUERY, HEAD_DIM], variant.shared)
+        copy_rows(query, Q, q_strides[2], first_query, seq_len_q, variant, True)
+
+    # --- copies that run ahead of the loop ---
+    if variant.share_keys_values:
+        copy_rows(keys.index(0), K, k_strides[2], 0, seq_len_kv, variant, variant.ragged)
+        async_copy.commit_group()
+    else:
+        for n in gl.static_range(STAGES - 1):
+            copy_rows(keys.index(n), K, k_strides[2], n * TILE_KEY, seq_len_kv, variant, True)
+            copy_rows(values.index(n), V, v_strides[2], n * TILE_KEY, seq_len_kv, variant, True)
+            async_copy.commit_group()
+
+    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    if variant.defer_sum:
+        row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
+    else:
+        row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, MMA)  # not yet normalised
+
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- wait for K, and begin the next copy into what nobody reads any more ---
+            if variant.share_keys_values:
+                key_tile = keys.index(0)
+                value_tile = values.index(0)
+                async_copy.wait_group(0)
+                barrier()
+                copy_rows(value_tile, V, v_strides[2], j * TILE_KEY, seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
+            elif STAGES == 1:
+                key_tile = keys.index(0)
+                value_tile = values.index(0)
+                copy_rows(key_tile, K, k_strides[2], j * TILE_KEY, seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
+                copy_rows(value_tile, V, v_strides[2], j * TILE_KEY, seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
+                async_copy.wait_group(1)
+                barrier()
+            else:
+                key_tile = keys.index(j % STAGES)
+                value_tile = values.index(j % STAGES)
+                ahead = j + STAGES - 1
+                async_copy.wait_group(STAGES - 2)
+                barrier()
+                copy_rows(keys.index(ahead % STAGES), K, k_strides[2], ahead * TILE_KEY, seq_len_kv, variant, True)
+                copy_rows(values.index(ahead % STAGES), V, v_strides[2], ahead * TILE_KEY, seq_len_kv, variant, True)
+                async_copy.commit_group()
+
+            # --- scores: QK product ---
+            if not variant.query_in_registers:
+                q = query.load(variant.left)
+            k = key_tile.permute((1, 0)).load(variant.right)
+            scores = mma_v2(q, k, gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
+            if masked:
+                scores = hide(scores, first_query, j * TILE_KEY, seq_len_kv, variant)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            if variant.defer_sum:
+                own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+                row_sum = row_sum * own[:, None] + sum_own(weights)
+            else:
+                row_sum = row_sum * correction + gl.sum(weights, 1)
+            accumulator = accumulator * correction[:, None]
+            weights = gl.convert_layout(weights.to(dtype), variant.left)
+
+            # --- output: PV product ---
+            if variant.share_keys_values:
+                async_copy.wait_group(0)
+                barrier()
+                copy_rows(key_tile, K, k_strides[2], (j + 1) * TILE_KEY, seq_len_kv, variant, True)
+                async_copy.commit_group()
+            elif STAGES == 1:
+                async_copy.wait_group(0)
+                barrier()
+            accumulator = mma_v2(weights, value_tile.load(variant.right), accumulator)
+            if STAGES == 1:
+                barrier()  # all warps have read this tile before the next one overwrites it
+
+    # --- normalise and store; rows past the end are dropped ---
+    async_copy.wait_group(0)
+    if variant.defer_sum:
+        row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
+    o = accumulator * (1.0 / row_sum)[:, None]
+    store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

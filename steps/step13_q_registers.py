@@ -1,0 +1,16 @@
+"""Step 13: Q in registers.
+
+Q is the same in every turn of the loop. It goes through the buffer of K once and stays in registers, in the layout of
+a left factor: its shared memory is gone, and so are its ldmatrix in every turn. The price is head_dim / 4 registers a
+thread.
+"""
+
+from steps import step12_shared_kv
+
+STEP = step12_shared_kv.STEP.evolve(
+    number=13,
+    name="q_registers",
+    title="Q in registers",
+    change="Q goes through K's buffer once and is held in registers.",
+    query_in_registers=True,
+)
