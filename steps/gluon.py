@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import ClassVar
 
 from triton.experimental import gluon
@@ -52,8 +53,15 @@ class Schedule:
     head_dims: tuple[int, ...] = (32, 64, 128, 256)
     piece: int | None = None
 
+    def __reduce__(self):  # a kernel cannot be pickled, its name can
+        return _schedule, (self.function.fn.__module__, self.function.fn.__name__, self.head_dims, self.piece)
+
     def __str__(self) -> str:
         return self.function.__name__ if self.piece is None else f"pieces of {self.piece} columns"
+
+
+def _schedule(module: str, name: str, head_dims: tuple[int, ...], piece: int | None) -> Schedule:
+    return Schedule(getattr(import_module(module), name), head_dims, piece)
 
 
 def no_swizzle(columns: int) -> gl.SwizzledSharedLayout:

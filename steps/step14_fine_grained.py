@@ -71,11 +71,12 @@ def fmha_pieces(
             for c in gl.static_range(PIECES):
                 async_copy.wait_group(0)
                 barrier()
+                ahead = (c + 1) * COLUMNS
                 if c + 1 < PIECES:
                     copy_rows(queries[(c + 1) % 2], Q + ahead, q_strides[2], first_query, seq_len_q, variant, True)
                     copy_rows(
                         keys[(c + 1) % 2],
-                        K + (c + 1) * COLUMNS,
+                        K + ahead,
                         k_strides[2],
                         j * TILE_KEY,
                         seq_len_kv,
