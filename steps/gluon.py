@@ -23,6 +23,7 @@ from steps.fused import FusedStep, grid, hole, tiles_visited
 from steps.step import Unsupported
 from steps.tiles import Tile
 from tutorial_lib.architectures import ARCHITECTURES, KIB
+from tutorial_lib.compiler import GLUON_ARCHITECTURES
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
 
 # Where Triton 3.6 and 3.7 differ: what waits for all warps of a block.
@@ -143,6 +144,8 @@ class GluonStep(FusedStep):
             return reason
         if target == "cpu":
             return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
+        if target not in GLUON_ARCHITECTURES:
+            return f"Triton makes no code for {target}: it must be one of {', '.join(GLUON_ARCHITECTURES)}"
         if (limits := ARCHITECTURES.get(target)) and limits.shared_bytes:
             needs, holds = self.shared_bytes(problem), limits.shared_bytes - KIB  # 1 KiB a block is the system's
             if needs > holds:

@@ -110,11 +110,15 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
 
     found: dict[str, dict[str, dict | str]] = {step.label: {} for step in steps}
     pairs = [(step, arch) for step in steps for arch in architectures]
+    failed = False
     for step, arch in track(pairs, description="compiling", console=console, transient=True):
         try:
             found[step.label][arch] = step.compile(problem, arch).as_dict()
-        except (CompilerError, Unsupported) as error:
+        except Unsupported as error:
             found[step.label][arch] = str(error)
+        except CompilerError as error:
+            found[step.label][arch] = str(error)
+            failed = True
     title = f"registers, spilled bytes, instructions: {problem.describe()}, {compiler_version()}"
     table = Table("", *architectures, title=title, title_justify="left", show_lines=True)
     for label, made in found.items():
@@ -148,7 +152,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
         write_whole(output / "survey.json", record.model_dump_json(by_alias=True, indent=1) + "\n")
         plots.save(plots.heat_table(record), output, "survey")
         console.print(f"Written: {output / 'survey.json'}")
-    return 2 if reasons else 0
+    return 2 if failed else 0
 
 
 def show_text(compiled, which: str) -> None:

@@ -42,7 +42,7 @@ BAD = [
     (["--seq-len-kv", "0"], "--seq-len-kv: must be a whole number"),
     (["--batch", "0"], "--batch: must be a whole number"),
     (["--heads", "-1"], "--heads: must be a whole number"),
-    (["--head-dim", "48"], "--head-dim: must be one of 32, 64, 128, 256, got 48"),
+    (["--head-dim", "48"], "--head-dim: must be one of 32, 64, 128, 256, 512, 1024, got 48"),
     (["--kv-heads", "5"], "kv_heads must divide heads (32), got 5"),
     (["--heads", "6", "--kv-heads", "4"], "kv_heads must divide heads (6), got 4"),
     (["--steps", "warp"], "--steps: step must be one of: 0 sdpa"),

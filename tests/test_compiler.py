@@ -1,6 +1,7 @@
 """The compiler lens: what it reads from machine code, that it is right on real kernels, and how it fails."""
 
 import contextlib
+import dataclasses
 import io
 import stat
 import subprocess
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from steps import STEPS, get_step
+from steps import STEPS, Unsupported, get_step
 from steps.inspect import difference, main
-from tests.test_one_change import EVEN, FUSED
+from tests.test_one_change import CUTILE, EVEN, FUSED
+from tests.test_steps import GLUON
 from tutorial_lib import compiler, sass
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError, parse_remarks
@@ -79,7 +81,7 @@ def test_code_is_the_same_whatever_its_addresses():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_121"])
-@pytest.mark.parametrize("step", FUSED, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
 def test_every_step_compiles_and_its_hot_loop_is_found(step, arch):
     compiled = step.compile(EVEN, arch)
     assert 0 < compiled.registers <= 255 and compiled.instructions > 500 and compiled.occupancy[0] >= 1
@@ -92,9 +94,55 @@ def test_every_step_compiles_and_its_hot_loop_is_found(step, arch):
     assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
+def test_every_gluon_step_compiles_and_its_hot_loop_is_found(step, arch):
+    compiled = step.compile(EVEN, arch)
+    assert 0 < compiled.registers <= 255 and compiled.occupancy[0] >= 1 and compiled.threads == 128
+    # Split-KV computes every row's correction in all four warps; split-Q once a row.
+    exponentials = compiled.scores_per_tile / 128
+    assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 16
+    assert compiled.hot_loop["tensor core"] == 2 * 64 * 64 * 128 * 2 / (16 * 8 * 16 * 2) / 4  # mma.sync.m16n8k16
+    assert "ttg.local_alloc" in compiled.tile_ir and "mma.sync" in compiled.ptx
+    assert compiled.shared_bytes >= step.shared_bytes(EVEN)
+
+
+@pytest.mark.parametrize("head_dim", [64, 256, 512, 1024])
+def test_shared_memory_is_as_the_steps_say(head_dim):
+    """Two stages double it, sharing halves it, Q in registers takes Q away, pieces stop it from growing."""
+    problem = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
+    needs = {s.name: s.compile(problem, "sm_90").shared_bytes for s in GLUON if head_dim in s.head_dims}
+    assert needs["fine_grained"] <= 72 * 1024
+    if head_dim <= 256:
+        tile = 64 * head_dim * 2
+        assert needs["stages"] == needs["split_q"] + 2 * tile == 5 * tile
+        assert needs["shared_kv"] == 3 * tile and needs["q_registers"] == 2 * tile
+    else:
+        with pytest.raises(Unsupported, match="head_dim must be one of 32, 64, 128, 256"):
+            get_step("q_registers").compile(problem)
+
+
+def test_swizzling_changes_addresses_and_nothing_else():
+    """Step 9 copies and multiplies with as many instructions as step 8."""
+    plain, swizzled = (get_step(name).compile(EVEN) for name in ("explicit", "swizzle"))
+    for kind in ("tensor core", "global memory", "MUFU"):
+        assert plain.kinds[kind] == swizzled.kinds[kind]
+
+
+def test_split_q_exchanges_less_between_warps():
+    split_kv, split_q = (get_step(name).compile(EVEN) for name in ("swizzle", "split_q"))
+    assert split_q.hot_loop["synchronisation"] < 0.5 * split_kv.hot_loop["synchronisation"]
+
+
+def test_a_block_that_does_not_fit_is_refused():
+    wide = dataclasses.replace(EVEN, head_dim=256)
+    with pytest.raises(Unsupported, match="needs 160 KiB of shared memory a block; sm_120 has 99 KiB"):
+        get_step("stages").compile(wide, "sm_120")
+
+
 @pytest.mark.parametrize("arch", sorted(set(CUTILE_ARCHITECTURES) - {"sm_80", "sm_90", "sm_100", "sm_121"}))
 def test_every_architecture_is_accepted(arch):
-    compiled = FUSED[-1].compile(EVEN, arch)
+    compiled = CUTILE[-1].compile(EVEN, arch)
     assert compiled.registers > 0
     assert compiled.instructions or arch == "sm_107"  # which Triton's disassembler does not know
 
@@ -110,22 +158,22 @@ def test_loading_transposed_changes_nothing():
 
 def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
-    first = FUSED[-1].compile(EVEN, "sm_90")
+    first = CUTILE[-1].compile(EVEN, "sm_90")
     monkeypatch.setattr(compiler, "_compile", lambda *arguments: pytest.fail("compiled twice"))
     began = time.perf_counter()
-    again = FUSED[-1].compile(EVEN, "sm_90")
+    again = CUTILE[-1].compile(EVEN, "sm_90")
     assert time.perf_counter() - began < 1
     assert again == first and again.hot_loop == first.hot_loop
     [kept] = tmp_path.iterdir()
     kept.write_text("{not json")
     monkeypatch.undo()
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
-    assert FUSED[-1].compile(EVEN, "sm_90") == first  # a spoilt file is compiled over
+    assert CUTILE[-1].compile(EVEN, "sm_90") == first  # a spoilt file is compiled over
 
 
 def test_a_cache_that_cannot_be_written_is_no_harm(monkeypatch):
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", "/proc/nowhere")
-    assert FUSED[-1].compile(EVEN, "sm_90").registers == 128
+    assert CUTILE[-1].compile(EVEN, "sm_90").registers == 128
 
 
 def test_occupancy_by_hand():
@@ -217,7 +265,7 @@ def test_the_recorded_survey_is_what_the_compiler_makes():
     path = ROOT / "results" / "compiled" / EVEN.slug / "survey.json"
     survey = Survey.model_validate_json(path.read_text())
     assert survey.architectures == list(CUTILE_ARCHITECTURES)
-    for step in FUSED:
+    for step in CUTILE:
         for arch in ("sm_90", "sm_121"):
             made = step.compile(EVEN, arch).as_dict()
             assert survey.compiled[step.label][arch] == made, "run: python -m steps.inspect all --arch all --output ..."

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 # What tileiras 13.4 accepts as --gpu-name.
 CUTILE_ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 103, 107, 110, 120, 121))
 
+# What Triton 3.7 makes machine code for: on sm_88 its ptxas stops, on sm_107 LLVM ends the process.
+GLUON_ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if arch not in ("sm_88", "sm_107"))
+
 OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
 
 COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for copies and matrix products
@@ -227,8 +230,8 @@ def compile_gluon(kernel, arguments: tuple, num_warps: int, arch: str, scores_pe
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.runtime.jit import create_function_from_signature
 
-    if arch not in CUTILE_ARCHITECTURES:
-        raise ValueError(f"arch must be one of {', '.join(CUTILE_ARCHITECTURES)}, got {arch!r}")
+    if arch not in GLUON_ARCHITECTURES:
+        raise ValueError(f"arch must be one of {', '.join(GLUON_ARCHITECTURES)}, got {arch!r}")
     # What a launch does, with a target that is named instead of asked for (triton.runtime.jit.JITFunction.run).
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     backend = make_backend(target)
