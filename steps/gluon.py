@@ -149,7 +149,7 @@ class GluonStep(FusedStep):
         if (limits := ARCHITECTURES.get(target)) and limits.shared_bytes:
             needs, holds = self.shared_bytes(problem), limits.shared_bytes - KIB  # 1 KiB a block is the system's
             if needs > holds:
-                return f"needs {needs // KIB} KiB of shared memory a block; {target} has {holds // KIB}"
+                return f"needs {needs // KIB} KiB of shared memory a block; {target} has {holds // KIB} KiB"
         return None
 
     def shared_bytes(self, problem: Problem) -> int:
