@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?= --seq-len 4096
 PY := .venv/bin/python
 
-.PHONY: run test test-gpu lab report lint clean
+.PHONY: run test test-gpu sanitize lab report lint clean
 
 run: .venv/ready
 	$(PY) -m steps.run $(ARGS)
@@ -18,6 +18,16 @@ test: .venv/ready
 test-gpu: .venv/ready
 	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(None if h.has_gpu() else 'test-gpu: PyTorch finds no CUDA GPU here')"
 	$(PY) -m pytest -m gpu
+
+# Memory errors, and races between warps, at ragged shapes; compute-sanitizer comes with the CUDA toolkit.
+RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128, "causal": true}
+WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
+SANITIZE := compute-sanitizer --error-exitcode 1
+sanitize: .venv/ready
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-16 '$(RAGGED)'
+	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-16 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
+	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready

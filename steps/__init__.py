@@ -31,6 +31,7 @@ MODULES = (
     "step13_q_registers",
     "step14_fine_grained",
     "step15_deferred_sum",
+    "step16_wide_block",
 )
 
 

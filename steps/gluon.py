@@ -29,6 +29,10 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
 # Where Triton 3.6 and 3.7 differ: what waits for all warps of a block.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
+LANES = 32
+PANEL = 64  # columns of 16 bits that span the 32 banks of shared memory: tiles are kept in panels of so many
+ACCUMULATORS = 128  # registers of a lane that the output may take; with 255 in all, twice as many would spill
+
 
 @dataclass(frozen=True)
 class Warps:
@@ -74,7 +78,7 @@ def no_swizzle(columns: int) -> gl.SwizzledSharedLayout:
 class Variant:
     """What a kernel is compiled for, and the layouts that follow: which lane of which warp holds what, and where.
 
-    Everything here is a constant in the compiled code. columns: of a tile in shared memory, head_dim or a piece of it.
+    Everything here is a constant in the compiled code. columns: of a panel of a tile in shared memory.
     """
 
     tile: Tile
@@ -118,7 +122,7 @@ class GluonStep(FusedStep):
 
     shared_layout(columns) -> where element [row, column] of a tile lies in shared memory.
     warps: how the warps divide the scores; stages: tiles of K and of V that shared memory holds.
-    share_keys_values: K and V tiles go through the same two buffers, each copied while the other is used.
+    share_keys_values: K and V tiles have one buffer each, copied while the other's is used.
     query_in_registers: Q goes through the buffer of K once, and stays in registers.
     schedule: the kernel. defer_sum: every lane sums its own columns, and lanes are added up once, at the end.
     """
@@ -156,15 +160,20 @@ class GluonStep(FusedStep):
         """Shared memory that the tiles of a block take, in bytes."""
         v = self.variant(problem)
         keys = (2 if v.share_keys_values else 2 * v.stages) * v.tile.key
-        queries = 2 * v.tile.query if v.columns < v.head_dim else 0 if v.query_in_registers else v.tile.query
-        return (keys + queries) * v.columns * BYTES_PER_ELEMENT
+        if self.cuts(problem):
+            return (keys + 2 * v.tile.query) * v.columns * BYTES_PER_ELEMENT
+        return (keys + (0 if v.query_in_registers else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
+
+    def cuts(self, problem: Problem) -> bool:
+        """Whether shared memory keeps only pieces of head_dim; a head_dim that is one piece is not cut."""
+        return self.schedule.piece is not None and self.schedule.piece < problem.head_dim
 
     def variant(self, problem: Problem) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        tile, warps = self.tile, self.warps
-        if problem.head_dim > 256:  # the output of 64 rows and 4 warps would not fit in registers
-            tile, warps = Tile(16384 * 2 // problem.head_dim, 64), Warps(2, 4)
-        columns = min(problem.head_dim, self.schedule.piece or problem.head_dim)
+        warps = self.warps if problem.head_dim <= 256 else Warps(2, 4)
+        rows = ACCUMULATORS * warps.number * LANES // problem.head_dim
+        tile = Tile(min(self.tile.query, rows), self.tile.key)
+        columns = self.schedule.piece if self.cuts(problem) else min(PANEL, problem.head_dim)
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
@@ -180,9 +189,9 @@ class GluonStep(FusedStep):
             shared=self.shared_layout(columns),
         )
 
-    def kernel(self, variant: Variant) -> Callable:
-        """The schedule's function; where a piece is all of head_dim there is nothing to cut, and it is ``fmha``."""
-        return self.schedule.function if variant.columns < variant.head_dim else fmha
+    def kernel(self, problem: Problem) -> Callable:
+        """The schedule's function, or ``fmha`` where it has nothing to cut."""
+        return self.schedule.function if self.cuts(problem) else fmha
 
     def run(self, problem, q, k, v, out):
         import torch
@@ -190,10 +199,12 @@ class GluonStep(FusedStep):
         variant = self.variant(problem)
         q, scale = fold_sign(q, problem.effective_scale)
         q, k, v = (copyable(x) for x in (q, k, v))
+        if k.stride(2) != v.stride(2):
+            k, v = (_contiguous_copy(x) for x in (k, v))
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         with torch.cuda.device(q.device):
-            self.kernel(variant)[grid(problem, variant.tile)](
+            self.kernel(problem)[grid(problem, variant.tile)](
                 *arguments(q, k, v, out, problem, scale, variant), num_warps=variant.warps.number
             )
         return out
@@ -206,7 +217,7 @@ class GluonStep(FusedStep):
         variant = self.variant(problem)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in _shapes(problem))
         compiled = compiler.compile_gluon(
-            self.kernel(variant),
+            self.kernel(problem),
             arguments(q, k, v, o, problem, problem.effective_scale, variant),
             variant.warps.number,
             arch,
@@ -230,7 +241,8 @@ def arguments(q, k, v, o, problem: Problem, scale: float, variant: Variant) -> t
 def copyable(x):
     """x, or a copy of it where its rows cannot be copied 16 bytes at a time."""
     even = all(stride % 16 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
-    return x if even and x.stride(3) == 1 and x.data_ptr() % 16 == 0 else _contiguous_copy(x)
+    near = x.stride(2) < 2**23  # offsets inside a tile are 32-bit
+    return x if even and near and x.stride(3) == 1 and x.data_ptr() % 16 == 0 else _contiguous_copy(x)
 
 
 def _contiguous_copy(x):
@@ -285,6 +297,18 @@ def sum_own(weights):
 
 
 @gluon.jit
+def to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant: gl.constexpr):
+    """The four pointers, moved to this block's head."""
+    head = gl.program_id(1).to(gl.int64)
+    batch = gl.program_id(2).to(gl.int64)
+    Q += batch * q_strides[0] + head * q_strides[1]
+    K += batch * k_strides[0] + head // variant.group_size * k_strides[1]
+    V += batch * v_strides[0] + head // variant.group_size * v_strides[1]
+    Out += batch * o_strides[0] + head * o_strides[1]
+    return Q, K, V, Out
+
+
+@gluon.jit
 def tiles_to_visit(first_query, seq_len_kv, variant: gl.constexpr):
     """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
     TILE_KEY: gl.constexpr = variant.tile.key
@@ -306,11 +330,20 @@ def store_rows(pointer, o, row_stride, column_stride, first, limit, variant: gl.
     gl.store(target, o, mask=(row < limit)[:, None])
 
 
+@gluon.jit
+def copy_panels(panels, stage, pointer, stride, tile_index, limit, variant: gl.constexpr, guard: gl.constexpr):
+    """Begin to copy the tile_index-th tile of keys or values, panel by panel, into a stage of its ring."""
+    for c in gl.static_range(variant.head_dim // variant.columns):
+        first = tile_index * variant.tile.key
+        copy_rows(panels[c].index(stage), pointer + c * variant.columns, stride, first, limit, variant, guard)
+
+
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
 def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv, variant: gl.constexpr):
     TILE_QUERY: gl.constexpr = variant.tile.query
     TILE_KEY: gl.constexpr = variant.tile.key
-    HEAD_DIM: gl.constexpr = variant.head_dim
+    COLUMNS: gl.constexpr = variant.columns
+    PANELS: gl.constexpr = variant.head_dim // COLUMNS
     STAGES: gl.constexpr = variant.stages
     MMA: gl.constexpr = variant.accumulator
     ROWS: gl.constexpr = gl.SliceLayout(1, MMA)
@@ -318,37 +351,42 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
 
     # --- which queries are ours, and which keys they see ---
     first_query = gl.program_id(0) * TILE_QUERY
-    head = gl.program_id(1)
-    batch = gl.program_id(2).to(gl.int64)
-    Q += batch * q_strides[0] + head.to(gl.int64) * q_strides[1]
-    K += batch * k_strides[0] + (head // variant.group_size).to(gl.int64) * k_strides[1]
-    V += batch * v_strides[0] + (head // variant.group_size).to(gl.int64) * v_strides[1]
-    Out += batch * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    Q, K, V, Out = to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant)
+    row_stride = k_strides[2]  # of K and of V: the launch sees to it that they agree, and copies share their offsets
     whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
 
-    # --- shared memory ---
+    # --- shared memory, in panels of COLUMNS columns ---
     BUFFERS: gl.constexpr = 1 if variant.share_keys_values else STAGES
-    keys = gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, HEAD_DIM], variant.shared)
-    values = gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, HEAD_DIM], variant.shared)
+    keys = ()
+    values = ()
+    for _ in gl.static_range(PANELS):
+        keys = keys + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)  # noqa: RUF005
+        values = values + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)  # noqa: RUF005
+    query = ()
+    for c in gl.static_range(PANELS):
+        if variant.query_in_registers:
+            panel = keys[c].index(0)
+        else:
+            panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], variant.shared)
+        copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, variant, True)
+        query = query + (panel,)  # noqa: RUF005
     if variant.query_in_registers:
-        copy_rows(keys.index(0), Q, q_strides[2], first_query, seq_len_q, variant, True)
         async_copy.commit_group()
         async_copy.wait_group(0)
         barrier()
-        q = keys.index(0).load(variant.left)
+        q = ()
+        for c in gl.static_range(PANELS):
+            q = q + (query[c].load(variant.left),)  # noqa: RUF005
         barrier()  # all warps have read Q before K overwrites it
-    else:
-        query = gl.allocate_shared_memory(dtype, [TILE_QUERY, HEAD_DIM], variant.shared)
-        copy_rows(query, Q, q_strides[2], first_query, seq_len_q, variant, True)
 
-    # --- copies that run ahead of the loop ---
+    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
     if variant.share_keys_values:
-        copy_rows(keys.index(0), K, k_strides[2], 0, seq_len_kv, variant, variant.ragged)
+        copy_panels(keys, 0, K, row_stride, 0, seq_len_kv, variant, variant.ragged)
         async_copy.commit_group()
     else:
-        for n in gl.static_range(STAGES - 1):
-            copy_rows(keys.index(n), K, k_strides[2], n * TILE_KEY, seq_len_kv, variant, True)
-            copy_rows(values.index(n), V, v_strides[2], n * TILE_KEY, seq_len_kv, variant, True)
+        for n in gl.static_range(STAGES):
+            copy_panels(keys, n, K, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
+            copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
             async_copy.commit_group()
 
     row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
@@ -356,43 +394,33 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
     else:
         row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
-    accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, MMA)  # not yet normalised
+    accumulators = ()  # not yet normalised
+    for _ in gl.static_range(PANELS):
+        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)  # noqa: RUF005
 
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
-            # --- wait for K, and begin the next copy into what nobody reads any more ---
+            # --- wait for this tile ---
             if variant.share_keys_values:
-                key_tile = keys.index(0)
-                value_tile = values.index(0)
+                stage = 0
                 async_copy.wait_group(0)
                 barrier()
-                copy_rows(value_tile, V, v_strides[2], j * TILE_KEY, seq_len_kv, variant, variant.ragged)
+                copy_panels(values, 0, V, row_stride, j, seq_len_kv, variant, variant.ragged)
                 async_copy.commit_group()
-            elif STAGES == 1:
-                key_tile = keys.index(0)
-                value_tile = values.index(0)
-                copy_rows(key_tile, K, k_strides[2], j * TILE_KEY, seq_len_kv, variant, variant.ragged)
-                async_copy.commit_group()
-                copy_rows(value_tile, V, v_strides[2], j * TILE_KEY, seq_len_kv, variant, variant.ragged)
-                async_copy.commit_group()
-                async_copy.wait_group(1)
-                barrier()
             else:
-                key_tile = keys.index(j % STAGES)
-                value_tile = values.index(j % STAGES)
-                ahead = j + STAGES - 1
-                async_copy.wait_group(STAGES - 2)
+                stage = j % STAGES
+                async_copy.wait_group(STAGES - 1)
                 barrier()
-                copy_rows(keys.index(ahead % STAGES), K, k_strides[2], ahead * TILE_KEY, seq_len_kv, variant, True)
-                copy_rows(values.index(ahead % STAGES), V, v_strides[2], ahead * TILE_KEY, seq_len_kv, variant, True)
-                async_copy.commit_group()
 
             # --- scores: QK product ---
-            if not variant.query_in_registers:
-                q = query.load(variant.left)
-            k = key_tile.permute((1, 0)).load(variant.right)
-            scores = mma_v2(q, k, gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
+            scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA)
+            for c in gl.static_range(PANELS):
+                k = keys[c].index(stage).permute((1, 0)).load(variant.right)
+                if variant.query_in_registers:
+                    scores = mma_v2(q[c], k, scores)
+                else:
+                    scores = mma_v2(query[c].load(variant.left), k, scores)
             if masked:
                 scores = hide(scores, first_query, j * TILE_KEY, seq_len_kv, variant)
 
@@ -403,25 +431,32 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 row_sum = row_sum * own[:, None] + sum_own(weights)
             else:
                 row_sum = row_sum * correction + gl.sum(weights, 1)
-            accumulator = accumulator * correction[:, None]
             weights = gl.convert_layout(weights.to(dtype), variant.left)
 
             # --- output: PV product ---
             if variant.share_keys_values:
                 async_copy.wait_group(0)
                 barrier()
-                copy_rows(key_tile, K, k_strides[2], (j + 1) * TILE_KEY, seq_len_kv, variant, True)
+                copy_panels(keys, 0, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant, variant.ragged)
                 async_copy.commit_group()
-            elif STAGES == 1:
-                async_copy.wait_group(0)
+            updated = ()
+            for c in gl.static_range(PANELS):
+                v = values[c].index(stage).load(variant.right)
+                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)  # noqa: RUF005
+            accumulators = updated
+
+            # --- all warps have read this tile: begin to copy a later one into its place ---
+            if not variant.share_keys_values:
                 barrier()
-            accumulator = mma_v2(weights, value_tile.load(variant.right), accumulator)
-            if STAGES == 1:
-                barrier()  # all warps have read this tile before the next one overwrites it
+                later = gl.minimum(j + STAGES, end - 1)
+                copy_panels(keys, stage, K, row_stride, later, seq_len_kv, variant, variant.ragged)
+                copy_panels(values, stage, V, row_stride, later, seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
 
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
     if variant.defer_sum:
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
-    o = accumulator * (1.0 / row_sum)[:, None]
-    store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)
+    for c in gl.static_range(PANELS):
+        o = accumulators[c] * (1.0 / row_sum)[:, None]
+        store_rows(Out + c * COLUMNS * o_strides[3], o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

@@ -260,6 +260,7 @@ def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) ->
         status=contender.status,
         reason=contender.reason,
         previous=step.previous.name if step.previous else None,
+        previous_number=step.previous.number if step.previous else None,
         max_error=accuracy and accuracy.max_error,
         reference_error=accuracy and accuracy.reference_error,
         correct=accuracy and accuracy.correct,

@@ -1,4 +1,8 @@
-"""Runs one step once on the GPU, for a profiler to watch: ``python -m steps.once exp2 '{"batch": 4, ...}'``."""
+"""Runs steps once each on the GPU, for a profiler or a sanitizer to watch.
+
+``python -m steps.once 8-16 '{"batch": 1, "heads": 2, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128}'``; steps
+that do not take the problem are passed over.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,19 @@ def command(step_name: str, problem) -> list[str]:
 def main() -> None:
     import torch
 
-    from steps import get_step
+    from steps.run import select_steps
+    from steps.step import target_of
     from tutorial_lib.problem import Problem
 
     problem = Problem(**json.loads(sys.argv[2]))
     inputs = problem.inputs(0, "cuda")
-    get_step(sys.argv[1]).attention(*inputs, problem.causal, problem.scale)
-    torch.cuda.synchronize()
+    for step in select_steps(sys.argv[1]):
+        if reason := step.unsupported(problem, target_of(inputs[0].device)):
+            print(f"{step.label}: skipped, {reason}")
+            continue
+        step.attention(*inputs, problem.causal, problem.scale)
+        torch.cuda.synchronize()
+        print(f"{step.label}: ran")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from steps.gluon import (
     softmax,
     store_rows,
     tiles_to_visit,
+    to_head,
 )
 
 
@@ -37,12 +38,7 @@ def fmha_pieces(
 
     # --- which queries are ours, and which keys they see ---
     first_query = gl.program_id(0) * TILE_QUERY
-    head = gl.program_id(1)
-    batch = gl.program_id(2).to(gl.int64)
-    Q += batch * q_strides[0] + head.to(gl.int64) * q_strides[1]
-    K += batch * k_strides[0] + (head // variant.group_size).to(gl.int64) * k_strides[1]
-    V += batch * v_strides[0] + (head // variant.group_size).to(gl.int64) * v_strides[1]
-    Out += batch * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    Q, K, V, Out = to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant)
     whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
 
     # --- shared memory: two pieces of Q, and two that K and V share; each is copied while its twin is used ---

@@ -86,7 +86,7 @@ def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
     q, k, v = shape.inputs(0, "cuda")
     variant = step.variant(shape)
-    launched = step.kernel(variant)[grid(shape, variant.tile)](
+    launched = step.kernel(shape)[grid(shape, variant.tile)](
         *arguments(q, k, v, q.clone(), shape, shape.effective_scale, variant), num_warps=variant.warps.number
     )
     assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx

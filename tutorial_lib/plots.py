@@ -99,7 +99,7 @@ def gain_by_step(run: Run):
         bar.set(facecolor=colour, hatch=hatch, edgecolor=BLUE if colour == "white" else "black")
         top = max(gain + above, 0)
         at = (bar.get_x() + bar.get_width() / 2, top)
-        text = f"{gain:+.1f} %\n{m.speedup_vs_previous.verdict}"
+        text = f"{gain:+.1f} %\n{m.verdict}"
         axes.annotate(text, at, (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.margins(y=0.2)

@@ -58,6 +58,7 @@ class Measurement(_Record):
     speedup_vs_baseline: Speedup | None = None
     speedup_vs_previous: Speedup | None = None
     previous: str | None = None  # the step that speedup_vs_previous speaks of
+    previous_number: int | None = None
     max_error: float | None = None
     reference_error: float | None = None
     correct: bool | None = None
@@ -71,6 +72,14 @@ class Measurement(_Record):
     @property
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number} {self.name}"
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", or "faster than 11" where the previous step is not the one with the number before."""
+        verdict = self.speedup_vs_previous.verdict
+        if self.previous_number in (None, self.number - 1):
+            return verdict
+        return f"{verdict} {'as' if verdict == 'same' else 'than'} {self.previous_number}"
 
 
 class Round(_Record):

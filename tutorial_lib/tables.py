@@ -34,14 +34,13 @@ def factor(speedup: Speedup | None) -> str:
     return NOTHING if speedup is None else f"{speedup.median:.2f}×"
 
 
-def with_verdict(speedup: Speedup | None) -> str:
-    if speedup is None:
-        return NOTHING
-    return f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {speedup.verdict}"
+def vs_previous(m: Measurement) -> str:
+    speedup = m.speedup_vs_previous
+    return NOTHING if speedup is None else f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {m.verdict}"
 
 
-def factor_with_verdict(speedup: Speedup | None) -> str:
-    return NOTHING if speedup is None else f"{speedup.median:.2f}× {speedup.verdict}"
+def compact_vs_previous(m: Measurement) -> str:
+    return NOTHING if m.speedup_vs_previous is None else f"{m.speedup_vs_previous.median:.2f}× {m.verdict}"
 
 
 def error(m: Measurement) -> str:
@@ -80,13 +79,13 @@ TIMING: list[Column] = [
     ("TFLOPS", tflops),
     ("of ceiling", ceiling),
     ("vs SDPA", lambda m: factor(m.speedup_vs_baseline)),
-    ("vs previous (p10–p90)", lambda m: with_verdict(m.speedup_vs_previous)),
+    ("vs previous (p10–p90)", vs_previous),
 ]
 
 COMPACT_TIMING: list[Column] = [
     ("ms", median_milliseconds),
     *TIMING[1:4],
-    ("vs previous", lambda m: factor_with_verdict(m.speedup_vs_previous)),
+    ("vs previous", compact_vs_previous),
 ]
 
 CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
