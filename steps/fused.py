@@ -38,7 +38,9 @@ class FusedStep(Step):
 
     def key_changes(self) -> list[str]:
         if self.begins_a_skeleton:
-            return [f"new kernel; {name} = {_show(value)}" for name, value in self.holes().items()]
+            from tutorial_lib.results import NEW_KERNEL
+
+            return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items()]
         return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
 
     def unsupported(self, problem: Problem, target: str) -> str | None:

@@ -164,6 +164,19 @@ class GluonStep(FusedStep):
             return (keys + 2 * v.tile.query) * v.columns * BYTES_PER_ELEMENT
         return (keys + (0 if v.query_in_registers else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
 
+    def ldmatrix_conflicts(self, problem: Problem) -> int:
+        """Extra turns at shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
+        from tutorial_lib import layouts
+
+        v = self.variant(problem)
+        queries = layouts.matrices(v.left, [v.tile.query, v.head_dim])
+        keys = layouts.matrices(v.right, [v.head_dim, v.tile.key])
+        values = layouts.matrices(v.right, [v.tile.key, v.head_dim])
+        blocks = math.prod(grid(problem, v.tile))
+        tiles = tiles_visited(problem, v.tile)
+        loaded = tiles * (keys + values) + (blocks if v.query_in_registers else tiles) * queries
+        return (layouts.ldmatrix_turns(v.shared, v.columns) - 1) * loaded * v.warps.number
+
     def cuts(self, problem: Problem) -> bool:
         """Whether shared memory keeps only pieces of head_dim; a head_dim that is one piece is not cut."""
         return self.schedule.piece is not None and self.schedule.piece < problem.head_dim

@@ -43,13 +43,18 @@ def _with_few_colours(png: io.BytesIO) -> bytes:
     return smaller.getvalue()
 
 
-def _axes(width: float, height: float):
+def figure_with_axes(width: float, height: float, rows: int = 1, columns: int = 1, **kwargs):
     import matplotlib
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots()
+        return figure, figure.subplots(rows, columns, **kwargs)
+
+
+def _step_axes(steps: int, legend: float = 0):
+    """Axes for so many steps side by side, wide enough for their names; legend: inches for one at the right."""
+    return figure_with_axes(max(6.4, 0.8 + 0.66 * steps) + legend, 3.9)
 
 
 def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
@@ -60,7 +65,7 @@ def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
 def tflops_by_step(run: Run):
     """A bar a step with its 10th to 90th percentile; SDPA as a line. Returns a matplotlib Figure."""
     measured = [m for m in run.steps if m.tflops is not None]
-    figure, axes = _axes(7.2, 3.9)
+    figure, axes = _step_axes(len(measured))
     median = [m.tflops for m in measured]
     flops = [m.tflops * m.latency_ms.median for m in measured]
     low = [t - f / m.latency_ms.high for t, f, m in zip(median, flops, measured)]
@@ -88,7 +93,7 @@ def gain_by_step(run: Run):
     compared = [m for m in run.steps if m.speedup_vs_previous is not None]
     leaps = [m for m in compared if not 1 / LEAP < m.speedup_vs_previous.median < LEAP]
     compared = [m for m in compared if m not in leaps]
-    figure, axes = _axes(7.2, 3.9)
+    figure, axes = _step_axes(len(compared))
     gains = [100 * (m.speedup_vs_previous.median - 1) for m in compared]
     low = [100 * (m.speedup_vs_previous.median - m.speedup_vs_previous.low) for m in compared]
     high = [100 * (m.speedup_vs_previous.high - m.speedup_vs_previous.median) for m in compared]
@@ -105,40 +110,46 @@ def gain_by_step(run: Run):
     axes.margins(y=0.2)
     _label_steps(axes, compared)
     axes.set_ylabel("gain over the previous step, %\n(median, 10th to 90th percentile)")
-    beyond = "".join(f"\nnot drawn: {m.label}, {m.speedup_vs_previous.median:.3g} times the previous" for m in leaps)
-    axes.set_title(provenance(run) + beyond, fontsize=9)
+    beyond = ", ".join(f"{m.label} {m.speedup_vs_previous.median:.2g}×" for m in leaps)
+    axes.set_title(provenance(run) + (f"\nnot drawn: {beyond}" if beyond else ""), fontsize=9)
     return figure
 
 
 def tflops_by_length(runs: Sequence[Run]):
-    """TFLOPS over sequence length, a line for each step and peer. Returns a matplotlib Figure."""
+    """TFLOPS over sequence length, SDPA and peers in a panel for each skeleton. Returns a matplotlib Figure."""
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
-    figure, axes = _axes(8.4, 4.8)
-    labels = {m.name: m.label for run in runs for m in [*run.steps, *run.peers] if m.tflops is not None}
-    for n, (name, label) in enumerate(labels.items()):
-        points = [(run.problem["seq_len_q"], run.measurement(name)) for run in runs]
-        points = [(length, m) for length, m in points if m is not None and m.tflops is not None]
-        lengths = [length for length, _ in points]
-        peer = points[0][1].number is None
-        axes.plot(
-            lengths,
-            [m.tflops for _, m in points],
-            marker=MARKERS[n % len(MARKERS)],
-            linestyle=":" if peer else STYLES[n % 2],
-            color=GREY if peer else f"C{n}",
-            markerfacecolor="white" if peer else None,
-            markersize=5,
-            label=label,
-        )
-    axes.set_xscale("log", base=2)
+    found = {m.name: m for run in runs for m in [*run.steps, *run.peers] if m.tflops is not None}
+    steps = sorted((m for m in found.values() if m.number), key=lambda m: m.number)
+    others = [m for m in found.values() if not m.number]  # SDPA and the peers are in every panel
+    panels: list[list[Measurement]] = [[]]
+    for m in steps:
+        if m.begins_a_skeleton and any(other.begins_a_skeleton for other in panels[-1]):
+            panels.append([])
+        panels[-1].append(m)
+    figure, grid = figure_with_axes(8.4, 4.2 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("sequence length")
-    axes.set_ylabel("TFLOPS (median)")
+    for axes, members in zip(grid[:, 0], panels):
+        for n, m in enumerate([*others, *members]):
+            points = [(run.problem["seq_len_q"], run.measurement(m.name)) for run in runs]
+            points = [(length, at.tflops) for length, at in points if at is not None and at.tflops is not None]
+            other = m in others
+            axes.plot(
+                *zip(*points),
+                marker=MARKERS[n % len(MARKERS)],
+                linestyle=":" if other else STYLES[n % 2],
+                color="black" if m.number == 0 else GREY if other else f"C{n - len(others)}",
+                markerfacecolor="white" if other else None,
+                markersize=5,
+                label=m.label,
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("TFLOPS (median)")
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    grid[-1, 0].set_xlabel("sequence length")
     first = runs[0]
-    axes.set_title(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
     return figure
 
 
@@ -149,7 +160,7 @@ def hot_loop_by_kind(run: Run):
     """Instructions a K/V tile in the hot loop, stacked by what they do, a bar a step. Returns a matplotlib Figure."""
     steps = [m for m in run.steps if m.resources and m.resources["hot_loop"]]
     kinds = [kind for kind in steps[0].resources["hot_loop"] if any(m.resources["hot_loop"][kind] for m in steps)]
-    figure, axes = _axes(7.6, 3.9)
+    figure, axes = _step_axes(len(steps), legend=1.4)
     bottom = [0.0] * len(steps)
     for n, kind in enumerate(kinds):
         counts = [m.resources["hot_loop"][kind] for m in steps]
@@ -161,8 +172,8 @@ def hot_loop_by_kind(run: Run):
     axes.set_ylim(0, 1.1 * max(bottom))
     _label_steps(axes, steps)
     axes.set_ylabel("instructions a K/V tile, hot loop")
-    resources = steps[0].resources
-    axes.set_title(f"{run.the_problem().describe()}, {resources['arch']}, {resources.get('compiler')}", fontsize=9)
+    made_by = dict.fromkeys(f"{m.resources.get('compiler')} for {m.resources['arch']}" for m in steps)
+    axes.set_title(f"{run.the_problem().describe()}, {', '.join(made_by)}", fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     return figure
@@ -173,8 +184,8 @@ def predicted_and_measured(comparisons: Sequence, run: Run):
 
     comparisons: ``tutorial_lib.limits.compare(run)``.
     """
-    figure, axes = _axes(7.2, 3.9)
     steps = [c.measurement for c in comparisons]
+    figure, axes = _step_axes(len(steps))
     measured = [1000 * c.measured for c in comparisons]
     low = [m.latency_ms.median - m.latency_ms.low for m in steps]
     high = [m.latency_ms.high - m.latency_ms.median for m in steps]

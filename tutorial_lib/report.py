@@ -189,14 +189,14 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
 def ladder(runs: Sequence[Run]) -> str:
     """The README's tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
 
-    One table for each machine and family of problems; all but the first are folded away.
+    One table for each machine and family of problems, most lengths first; all but the first are folded away.
     """
     groups: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
         if run.timed:
             groups[run.machine["name"], run.the_problem().family].append(run)
     parts = []
-    for (machine, family), members in sorted(groups.items()):
+    for (machine, family), members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         members.sort(key=lambda run: run.problem["seq_len_q"])
         days = sorted({run.day for run in members})
         title = f"{machine}, {family}, measured {' to '.join(dict.fromkeys((days[0], days[-1])))}"

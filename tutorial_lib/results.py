@@ -14,6 +14,7 @@ from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
 SCHEMA = 1
+NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begin
 
 Status = Literal["measured", "checked", "compiled", "skipped", "failed"]
 
@@ -72,6 +73,11 @@ class Measurement(_Record):
     @property
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number} {self.name}"
+
+    @property
+    def begins_a_skeleton(self) -> bool:
+        """Whether this step is the first of a kernel of its own, by what it says has changed."""
+        return bool(self.key_changes) and self.key_changes[0].startswith(NEW_KERNEL)
 
     @property
     def verdict(self) -> str:

@@ -1,0 +1,106 @@
+"""Who holds which element of a tile, where shared memory keeps it, and which banks a read meets; all without a GPU.
+
+Registers: a distributed layout says which lane of which warp holds what; Triton gives it as bits (a linear layout, Zhou
+et al. 2025, https://arxiv.org/abs/2505.23819). Shared memory: 32 banks of 4 bytes, each of which serves one word a
+turn (CUDA C++ Programming Guide, «Shared Memory»). ldmatrix reads 8 x 8 matrices of 16-bit elements, eight rows of 16
+bytes; one matrix takes as many turns as there are different words in its busiest bank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+BANKS = 32
+WORD = 4  # bytes
+MATRIX_ROWS = 8
+CHUNK = 8  # elements of 16 bits in the 16 bytes of a matrix's row
+ELEMENT = 2  # bytes
+
+
+@cache
+def _context():
+    from triton._C.libtriton import gluon_ir, ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    context = ir.context()
+    ir.load_dialects(context)
+    make_backend(GPUTarget("cuda", 90, 32)).load_dialects(context)
+    return context, gluon_ir.GluonOpBuilder(context)  # the builder does not keep its context alive
+
+
+def _builder():
+    return _context()[1]
+
+
+def _bases(layout, shape: Sequence[int]) -> tuple[list, list, list]:
+    """What every bit of the register's, the lane's and the warp's number adds to an element's indices."""
+    linear = _builder().to_linear_layout(layout._to_ir(_builder()), list(shape))
+    return linear.reg_bases, linear.lane_bases, linear.warp_bases
+
+
+def held_by(layout, shape: Sequence[int]):
+    """A boolean array [warps, *shape]: which warp holds which element of a tile in registers."""
+    import numpy
+
+    registers, lanes, warps = _bases(layout, shape)
+    held = numpy.zeros((1 << len(warps), *shape), dtype=bool)
+    within = [(0,) * len(shape)]
+    for base in [*registers, *lanes]:
+        within += [tuple(i ^ b for i, b in zip(index, base)) for index in within]
+    for warp in range(len(held)):
+        start = [0] * len(shape)
+        for bit, base in enumerate(warps):
+            if warp >> bit & 1:
+                start = [i ^ b for i, b in zip(start, base)]
+        for index in within:
+            held[(warp, *(i ^ b for i, b in zip(index, start)))] = True
+    return held
+
+
+def matrices(layout, shape: Sequence[int]) -> int:
+    """8 x 8 matrices that every warp loads to hold a tile of this shape as a factor of a product."""
+    registers, lanes, _ = _bases(layout, shape)
+    return (1 << len(registers) + len(lanes)) // (MATRIX_ROWS * CHUNK)
+
+
+def shared_address(layout, columns: int, row: int, column: int) -> int:
+    """Bytes from the start of a tile with so many 16-bit columns to element [row, column].
+
+    layout: a ``gl.SwizzledSharedLayout``: chunks of ``vec`` elements trade places within their row, by an exclusive or
+    with the row's phase, which changes every ``per_phase`` rows and has ``max_phase`` values.
+    """
+    phase = row // layout.per_phase % layout.max_phase
+    chunk = column // layout.vec ^ phase
+    return (row * columns + chunk * layout.vec + column % layout.vec) * ELEMENT
+
+
+def ldmatrix_addresses(layout, columns: int, first_row: int = 0, chunk: int = 0) -> list[int]:
+    """Where the eight rows of a matrix begin: what eight lanes of a warp hand to ldmatrix."""
+    return [shared_address(layout, columns, first_row + row, chunk * CHUNK) for row in range(MATRIX_ROWS)]
+
+
+def words_a_bank(addresses: Sequence[int]) -> Counter:
+    """bank -> different 4-byte words of it that reads of 16 bytes at ``addresses`` want."""
+    words = {address // WORD + word for address in addresses for word in range(CHUNK * ELEMENT // WORD)}
+    return Counter(word % BANKS for word in words)
+
+
+def ldmatrix_turns(layout, columns: int) -> int:
+    """Turns that shared memory takes for one matrix of a tile, the worst over its matrices; 1 is without conflict."""
+    every = (
+        ldmatrix_addresses(layout, columns, first, chunk)
+        for first in range(0, MATRIX_ROWS * layout.max_phase, MATRIX_ROWS)
+        for chunk in range(columns // CHUNK)
+    )
+    return max(max(words_a_bank(addresses).values()) for addresses in every)
+
+
+def triton_conflicts(register_layout, shared_layout, shape: Sequence[int]) -> int:
+    """Triton's own count of extra turns (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``."""
+    builder = _builder()
+    return builder.get_shared_bank_conflicts(
+        register_layout._to_ir(builder), shared_layout._to_ir(builder), list(shape), 8 * ELEMENT
+    )
