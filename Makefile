@@ -36,6 +36,7 @@ lab: .venv/ready
 # Draws every recorded report again, and the README's tables.
 report: .venv/ready
 	$(PY) -m tutorial_lib.report --readme README.md results
+	$(PY) -m steps.layouts
 
 lint: .venv/ready
 	$(PY) -m ruff check --fix .

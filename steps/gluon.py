@@ -139,6 +139,10 @@ class GluonStep(FusedStep):
     backend: ClassVar[str] = "gluon"
     runs_on_cpu: ClassVar[bool] = False
 
+    def __post_init__(self):
+        if self.query_in_registers and self.tile.query != self.tile.key:
+            raise ValueError(f"query_in_registers takes a tile of as many queries as keys, got {self.tile}")
+
     @property
     def head_dims(self) -> tuple[int, ...]:
         return self.schedule.head_dims

@@ -119,7 +119,9 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
         except CompilerError as error:
             found[step.label][arch] = str(error)
             failed = True
-    title = f"registers, spilled bytes, instructions: {problem.describe()}, {compiler_version()}"
+    made_by = {c["compiler"] for made in found.values() for c in made.values() if isinstance(c, dict)}
+    compilers = ", ".join(sorted(made_by)) or compiler_version()
+    title = f"registers, spilled bytes, instructions: {problem.describe()}, {compilers}"
     table = Table("", *architectures, title=title, title_justify="left", show_lines=True)
     for label, made in found.items():
         cells = [made[arch] for arch in architectures]
@@ -143,7 +145,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     if output:
         record = Survey(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            compiler=compiler_version(),
+            compiler=compilers,
             problem=problem.as_dict(),
             architectures=list(architectures),
             steps=list(found),

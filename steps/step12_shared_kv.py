@@ -2,7 +2,8 @@
 
 A tile of V is not needed before the scores are done, and a tile of K is free once they are. So K and V can take turns
 in two buffers instead of four: V is copied while K is used, the next K while V is used. Half the shared memory for K
-and V, and more blocks fit on an SM where shared memory was the limit.
+and V, and more blocks fit on an SM where shared memory was the limit. Where registers are, none do, and every tile has
+two waits for copies instead of one.
 """
 
 from steps import step11_stages

@@ -133,6 +133,23 @@ def test_a_run_on_the_cpu(tmp_path):
         assert "Nothing was timed here" in report and "divide: " not in report.split("### 2")[0]
 
 
+def test_what_only_compiles_here_is_never_called_correct(tmp_path):
+    """Gluon has no interpreter: without a GPU its steps compile, and nothing is said of their numbers."""
+    arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--steps", "7-8,16"]
+    status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
+    assert status == 0 and out.count("compiled, not run") == 2
+    [path] = tmp_path.glob("cpu-*/*/results.json")
+    run = read_run(path)
+    assert {m.name: m.status for m in run.steps} == {
+        "approx_division": "checked",
+        "explicit": "compiled",
+        "wide_block": "compiled",
+    }
+    for m in run.steps[1:]:
+        assert m.correct is None and m.max_error is None and m.resources["registers"] > 0
+    assert (path.parent / "report.md").read_text().count("compiled, not run") == 2
+
+
 def test_recorded_timings_stand_in_marked(tmp_path):
     status, out, _ = call("--seq-len", 1024, "--steps", "0,7", "--device", "cpu", "--output-dir", tmp_path)
     assert status == 0

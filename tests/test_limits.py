@@ -82,10 +82,11 @@ def test_a_prediction_that_is_off_is_explained():
 
 
 def test_recorded_steps_are_compared_with_the_model():
-    """Steps 2 to 7 on the H100 at S=4096, causal: each has its least time, which nobody beats, and its counters."""
+    """The kernels on the H100 at S=4096, causal: each has its least time, which nobody beats, and its counters."""
     run = next(r for r in RECORDED if r.the_problem().seq_len_q == 4096 and r.the_problem().causal)
     compared = limits.compare(run)
-    assert [c.measurement.number for c in compared] == [2, 3, 4, 5, 6, 7]
+    assert [c.measurement.number for c in compared] == [m.number for m in run.steps if m.number >= 2]
+    assert len(compared) >= 15
     for c in compared:
         assert c.limit.seconds < c.measured
         assert c.explanation

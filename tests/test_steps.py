@@ -1,5 +1,6 @@
 """Every step computes attention, on the CPU, over the shapes it promises; what it cannot do it refuses in words."""
 
+import pickle
 import re
 import secrets
 
@@ -139,3 +140,12 @@ def test_steps_are_numbered_named_and_found():
         assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
     with pytest.raises(ValueError, match=r"step must be one of: 0 sdpa, .*; got 'warp'"):
         get_step("warp")
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
+def test_a_step_can_be_sent_to_another_process(step):
+    """The worker process that runs a step gets it pickled; it is the same step on the other side."""
+    arrived = pickle.loads(pickle.dumps(step))
+    assert arrived.name == step.name and arrived.key_changes() == step.key_changes()
+    if isinstance(step, GluonStep):
+        assert arrived.holes() == step.holes()
