@@ -22,16 +22,23 @@ def save(figure, folder: Path, name: str) -> list[Path]:
     """Write ``figure`` as PNG and SVG into ``folder``; returns the two paths."""
     import matplotlib
 
-    paths = []
-    for suffix in ("png", "svg"):
-        buffer = io.BytesIO()
-        with matplotlib.rc_context(SETTINGS):
-            metadata = {"Date": None} if suffix == "svg" else None  # the same results give the same file
-            figure.savefig(buffer, format=suffix, dpi=110, metadata=metadata)
-        path = Path(folder, f"{name}.{suffix}")
-        write_whole(path, _with_few_colours(buffer) if suffix == "png" else buffer.getvalue())
-        paths.append(path)
+    svg = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure.savefig(svg, format="svg", metadata={"Date": None})  # the same results give the same file
+    paths = [Path(folder, f"{name}.png"), Path(folder, f"{name}.svg")]
+    write_whole(paths[0], png(figure))
+    write_whole(paths[1], svg.getvalue())
     return paths
+
+
+def png(figure, dpi: int = 110) -> bytes:
+    """``figure`` as a PNG of few colours."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure.savefig(buffer, format="png", dpi=dpi)
+    return _with_few_colours(buffer)
 
 
 def _with_few_colours(png: io.BytesIO) -> bytes:
@@ -150,6 +157,26 @@ def tflops_by_length(runs: Sequence[Run]):
     grid[-1, 0].set_xlabel("sequence length")
     first = runs[0]
     figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
+    return figure
+
+
+def latency_by_round(run: Run, names: Sequence[str]):
+    """Every round's latency, relative to the contender's median, and the SM clock. Returns a matplotlib Figure."""
+    figure, grid = figure_with_axes(6.6, 3.6, 2, 1, sharex=True, gridspec_kw={"height_ratios": [2, 1]})
+    numbers = range(1, len(run.rounds) + 1)
+    for n, name in enumerate(names):
+        m = run.measurement(name)
+        if m and m.latency_ms:
+            relative = [100 * (r.latency_ms[name] / m.latency_ms.median - 1) for r in run.rounds]
+            grid[0].plot(numbers, relative, marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)], label=m.label)
+    grid[0].axhline(0, color="black", linewidth=0.8)
+    grid[0].set_ylabel("latency, %\nfrom its median")
+    grid[0].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    if all(r.sm_clock_mhz is not None for r in run.rounds):
+        grid[1].plot(numbers, [r.sm_clock_mhz for r in run.rounds], color=GREY, marker="o")
+    grid[1].set_ylabel("SM clock, MHz")
+    grid[1].set_xlabel("round")
+    figure.suptitle(provenance(run), fontsize=9)
     return figure
 
 

@@ -1,0 +1,437 @@
+"""What the notebooks call: one step's lesson, in the order in which it is taught.
+
+With a GPU a lesson measures; without one it runs cuTile kernels in the interpreter, compiles all of them, and shows
+recorded timings, marked as such. Every method returns a ``Page`` that a notebook shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from functools import cached_property
+from pathlib import Path
+
+from steps import STEPS, get_step
+from steps.fused import FusedStep
+from steps.gluon import Schedule
+from steps.measure import DEFAULT_ARCH, Settings, measure
+from steps.run import RESULTS, find_recorded
+from steps.step import Step, TorchStep, Unsupported
+from tutorial_lib import limits, pictures, plots, tables
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.compiler import CompilerError
+from tutorial_lib.display import Html, Page, difference, table
+from tutorial_lib.hardware import describe_machine, has_gpu
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Run, Survey, recorded_runs
+
+PROBLEMS = {  # what a lesson is measured on: problems that are recorded for every step of a skeleton
+    "torch": Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
+    "cutile": Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
+    "gluon": Problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=128),
+}
+CHECKED = [  # small enough for the interpreter: even, ragged and grouped, one token
+    Problem(batch=1, heads=2, seq_len_q=128, seq_len_kv=128, head_dim=64, causal=True),
+    Problem(batch=1, heads=2, kv_heads=1, seq_len_q=77, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
+    Problem(batch=1, heads=1, seq_len_q=1, seq_len_kv=65, head_dim=128),
+]
+ROUNDS = 9
+
+
+class Lesson:
+    """A step beside its predecessor, on one problem. name: the step's; problem: what it is timed on."""
+
+    def __init__(self, name: str, problem: Problem | None = None, results: Path = RESULTS):
+        self.step = get_step(name)
+        self.problem = problem or PROBLEMS[self.step.backend]
+        self.results = results
+        self.on_gpu = has_gpu()
+        self.recorded = find_recorded(self.problem, [results])
+
+    @property
+    def previous(self) -> Step | None:
+        return self.step.previous
+
+    def _ipython_display_(self) -> None:
+        machine(self.recorded)._ipython_display_()
+
+    # --- the change ---
+
+    def change(self) -> Page:
+        """The step's code against its predecessor's."""
+        return Page(f"**{self.step.title}.** {self.step.change}", *code_change(self.step))
+
+    # --- what to expect ---
+
+    @cached_property
+    def arch(self) -> str:
+        """What is compiled for: this machine's GPU, or the one that was recorded."""
+        if self.on_gpu:
+            return describe_machine("cuda")["arch"]
+        return self.recorded.machine["arch"] if self.recorded else DEFAULT_ARCH
+
+    def compiled(self, step: Step) -> dict | None:
+        """What the compiler makes of a step for this lesson's problem; None where it has no kernel or does not fit."""
+        try:
+            return step.compile(self.problem, self.arch).as_dict()
+        except (Unsupported, CompilerError):
+            return None
+
+    def limit(self, step: Step):
+        """The least time of a step's kernel on the GPU that is measured or was recorded, or None."""
+        resources = self.compiled(step)
+        run = self.run if self.on_gpu else self.recorded
+        clock = run and (m := run.measurement(step.name)) and m.sm_clock_mhz
+        gpu = (run and limits.gpu_of(run.machine, clock)) or REFERENCE_GPUS.get(self.arch)
+        return limits.limit(self.problem, resources, gpu) if resources and gpu else None
+
+    def lost(self) -> Page:
+        """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
+        before = self.recorded and self.recorded.measurement(self.previous.name)
+        limit = self.limit(self.previous)
+        if not limit:
+            return self.traffic(self.previous)
+        taken = before.latency_ms.median / 1000 if before and before.latency_ms else None
+        parts = [
+            f"What each unit needs at least for step {self.previous.label}, from the instructions of its hot loop:",
+            pictures.units([(self.previous.label, limit, taken)]),
+        ]
+        if taken:
+            why = limits.explain(taken, limit.seconds, before.counters)
+            parts.append(
+                f"At least {1000 * limit.seconds:.3g} ms by the model, {1000 * taken:.3g} ms measured "
+                f"({tables.provenance(self.recorded)}): {why}."
+            )
+        return Page(*parts, f"What the model advises: {limit.advice}.")
+
+    def traffic(self, step: Step | None = None) -> Page:
+        """What a step made of PyTorch calls moves through device memory, beside what attention must move."""
+        step = step or self.step
+        held = step.scratch_bytes(self.problem)
+        gpu = REFERENCE_GPUS.get(self.arch)
+        shown = {"inputs and output": self.problem.least_bytes / 1e9, "intermediate matrices": held / 1e9}
+        parts = [f"Step {step.label} on {self.problem.describe()}:", pictures.bars(shown, "GB")]
+        if gpu:
+            moved, least = 2000 * held / gpu.bandwidth, 1000 * self.problem.least_bytes / gpu.bandwidth
+            products = 1000 * limits.floor(self.problem, gpu).units["tensor cores"]
+            parts.append(
+                f"Each intermediate matrix is written and read at least once. At {gpu.name}'s "
+                f"{gpu.bandwidth / 1e12:.3g} TB/s that alone takes {moved:.3g} ms; reading the inputs and writing the "
+                f"output takes {least:.2g} ms, and the matrix products on the tensor cores {products:.2g} ms."
+            )
+        return Page(*parts)
+
+    def predict(self, guess: float | None = None) -> Page:
+        """The model's prediction for this step, before the number. guess: yours, times faster than the step before."""
+        self.guess = guess
+        kernels = [(s.label, limit) for s in (self.previous, self.step) if (limit := self.limit(s))]
+        parts = []
+        if kernels:
+            parts.append(pictures.units([(label, limit, None) for label, limit in kernels]))
+        if len(kernels) == 2:
+            ratio = kernels[0][1].seconds / kernels[1][1].seconds
+            parts.append(f"By throughput alone, the model allows {ratio:.2f} times the speed of step {kernels[0][0]}.")
+        yours = f"{guess:g} times as fast" if guess else "none yet: put a number into the call, such as `guess=1.2`"
+        return Page(*parts, f"Your guess: {yours}.")
+
+    # --- the run ---
+
+    def check(self) -> Page:
+        """Against attention in float64, on fresh random inputs: here where this machine can run the kernel."""
+        if not self.on_gpu and not self.step.runs_on_cpu:
+            reason = self.step.unsupported(CHECKED[0], "cpu")
+            return Page(f"Not run here, and so not checked: {reason}. `make test-gpu` checks it on a GPU.")
+        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in CHECKED]
+        by = "in the interpreter" if isinstance(self.step, FusedStep) else "by PyTorch"
+        where = "on this GPU" if self.on_gpu else f"{by}, on the CPU"
+        return Page(
+            f"Run {where}; correct means an error of at most twice SDPA's plus one rounding step:",
+            table(["problem", "largest error", "SDPA's", "correct"], rows),
+        )
+
+    @cached_property
+    def run(self) -> Run | None:
+        """What this machine measures, or else what was recorded."""
+        if not self.on_gpu:
+            return self.recorded
+        steps = [s for s in (self.previous, self.step) if s is not None and s.number != 0]
+        run, _, _ = measure(self.problem, [STEPS[0], *steps], [], Settings(device="cuda", seed=0, rounds=ROUNDS))
+        return run
+
+    def time(self) -> Page:
+        """This step, the one before and SDPA: measured here on a GPU, else as recorded."""
+        if self.run is None:
+            return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
+        names = ["sdpa", *(s.name for s in (self.previous, self.step) if s is not None)]
+        shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
+        figure = plots.tflops_by_step(shown)
+        now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
+        if getattr(self, "guess", None) and before and before.tflops:
+            figure.axes[0].axhline(self.guess * before.tflops, color="black", linestyle=":", label="your guess")
+            figure.axes[0].legend(frameon=False, loc="upper right")
+        told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
+        parts = [f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds.", figure]
+        if now and now.speedup_vs_previous:
+            parts.append(f"Against step {self.previous.label}: **{tables.vs_previous(now)}**.")
+        if now and now.speedup_vs_baseline:
+            parts.append(f"Against SDPA: {tables.factor(now.speedup_vs_baseline)}.")
+        return Page("\n\n".join([parts[0]]), figure, " ".join(parts[2:]))
+
+    # --- why ---
+
+    def evidence(self) -> Page:
+        """Registers, spills, shared memory, the hot loop and the counters of this step and the one before."""
+        compared = [(s, self.compiled(s)) for s in (self.previous, self.step) if s is not None]
+        compared = [(s, resources) for s, resources in compared if resources]
+        if not compared:
+            return self.traffic()
+        rows = [[name, *(resources[key] for _, resources in compared)] for name, key in FIGURES]
+        kinds = list(dict.fromkeys(k for _, r in compared for k, count in (r["hot_loop"] or {}).items() if count))
+        rows += [[f"hot loop: {kind}", *(r["hot_loop"][kind] for _, r in compared)] for kind in kinds]
+        rows += self._counted([s for s, _ in compared])
+        made_by = " and ".join(dict.fromkeys(r["compiler"] for _, r in compared))
+        same = ""
+        if len(compared) == 2 and self.step.compile(self.problem, self.arch).same_code(
+            self.previous.compile(self.problem, self.arch)
+        ):
+            same = "**The two steps are the same code, instruction for instruction.**"
+        headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
+        return Page(table(headers, rows), same, self._remarks())
+
+    def _counted(self, steps: list[Step]) -> list[list]:
+        """Rows of the recorded counters, where there are any."""
+        measured = [self.recorded and self.recorded.measurement(s.name) for s in steps]
+        if not any(m and m.counters for m in measured):
+            return []
+        return [[f"ncu: {name}", *(text(m) if m else None for m in measured)] for name, text in tables.COUNTED]
+
+    def _remarks(self) -> str:
+        remarks = self.step.compile(self.problem, self.arch).remarks
+        texts = list(dict.fromkeys(f"- `{r.file}:{r.line}` {r.text}" for r in remarks))
+        if not texts:
+            return ""
+        return "\n".join(["<details><summary>the compiler's remarks</summary>", "", *texts, "", "</details>"])
+
+    def why(self) -> Page:
+        """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
+        rows = []
+        for run in recorded_runs(self.results):
+            now = run.measurement(self.step.name)
+            if now and now.speedup_vs_previous:
+                before = run.measurement(now.previous)
+                cells = [tables.tflops(before), tables.tflops(now), tables.vs_previous(now)]
+                rows.append([f"{run.machine['name']}, {run.the_problem().describe()}, {run.day}", *cells])
+        parts = []
+        if rows:
+            names = [f"{self.previous.label}, TFLOPS", f"{self.step.label}, TFLOPS"]
+            parts += ["Recorded so far:", table(["run", *names, "vs previous (p10–p90)"], sorted(rows, key=str))]
+        return Page(*parts, *self._architectures())
+
+    def _architectures(self) -> list[str]:
+        survey = recorded_survey(self.results)
+        if not survey or self.step.label not in survey.compiled:
+            return []
+        before = survey.compiled.get(self.previous.label, {})
+        rows = []
+        for arch, now in survey.compiled[self.step.label].items():
+            was = before.get(arch)
+            if isinstance(now, dict):
+                pairs = [(was.get(key) if isinstance(was, dict) else None, now[key]) for key in SURVEYED.values()]
+                rows.append([arch, *(f"{tables.figure(old)} → {tables.figure(new)}" for old, new in pairs)])
+            else:
+                rows.append([arch, now.partition(": it must be")[0], *[""] * (len(SURVEYED) - 1)])
+        made_by = {made["compiler"] for made in survey.compiled[self.step.label].values() if isinstance(made, dict)}
+        problem = Problem(**survey.problem).describe()
+        what = f"On every architecture ({', '.join(sorted(made_by))}, {problem}), before → now:"
+        return [what, table(["", *SURVEYED], rows)]
+
+    # --- a variation ---
+
+    def vary(self, **changes) -> Page:
+        """This step with some holes filled otherwise, such as ``tile=Tile(128, 64)``: timed on a GPU, else compiled."""
+        other = dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
+        what = ", ".join(f"{name}={value}" for name, value in changes.items())
+        if reason := other.unsupported(self.problem, self.arch):
+            return Page(f"{what}: cannot run {self.problem.describe()} on {self.arch}: {reason}.")
+        try:
+            pair = [step.compile(self.problem, self.arch).as_dict() for step in (self.step, other)]
+        except CompilerError as error:
+            return Page(f"{what}: {error}")
+        rows = [[name, *(resources[key] for resources in pair)] for name, key in FIGURES]
+        if self.on_gpu:
+            settings = Settings(device="cuda", seed=0, rounds=ROUNDS)
+            run, _, _ = measure(self.problem, [self.step, other], [], settings)
+            measured = [run.measurement(step.name) for step in (self.step, other)]
+            rows.append(
+                ["TFLOPS, measured here", *(tables.tflops(m) if m.tflops else tables.outcome(m) for m in measured)]
+            )
+            rows.append(["vs this step", "", tables.vs_previous(measured[1])])
+        else:
+            rows.append(["TFLOPS", "take a GPU", ""])
+        return Page(table([f"for {self.arch}", self.step.label, what], rows))
+
+
+# --- the first and the last chapter ---
+
+
+def recorded(problem: Problem = PROBLEMS["cutile"], results: Path = RESULTS) -> Run | None:
+    """The newest recorded run of a problem."""
+    return find_recorded(problem, [results])
+
+
+def baseline(problem: Problem = PROBLEMS["cutile"]) -> Run | None:
+    """SDPA, its backends and the ceiling on a problem: measured here on a GPU, else recorded."""
+    if not has_gpu():
+        return recorded(problem)
+    from steps.peers import PEERS
+
+    backends = [peer for peer in PEERS if peer.name.startswith("sdpa_")]
+    run, _, _ = measure(problem, [STEPS[0]], backends, Settings(device="cuda", seed=0, rounds=ROUNDS))
+    return run
+
+
+def ceilings(run: Run | None) -> Page:
+    """What a machine reaches: a large matrix product, and attention by each of SDPA's backends."""
+    if run is None:
+        return Page("Nothing is recorded, and there is no GPU here to measure.")
+    told = "Measured here, now" if has_gpu() else "Recorded, not measured here"
+    shown = {"a large matrix product": run.ceiling.tflops} if run.ceiling else {}
+    for m in [run.measurement("sdpa"), *run.peers]:
+        if m and m.tflops and m.name.startswith("sdpa"):
+            shown[m.title] = m.tflops
+    kernels = ", ".join(f"`{name[:60]}`" for name in run.measurement("sdpa").kernels or ())
+    chose = f"SDPA, left to itself, chose {kernels}." if kernels else ""
+    return Page(f"{told}: {tables.provenance(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
+
+
+def rounds(run: Run | None, *names: str) -> Page:
+    """Every round's latency of some contenders, and the clock: why a single number is not a measurement."""
+    if run is None:
+        return Page("Nothing is recorded, and there is no GPU here to measure.")
+    return Page(plots.latency_by_round(run, names), "\n\n".join(run.notes))
+
+
+def ladder(problem: Problem) -> Page:
+    """All recorded steps on a problem."""
+    run = recorded(problem)
+    if run is None:
+        return Page(f"No run of {problem.describe()} is recorded.")
+    columns = tables.columns(run, compact=True)
+    cells = tables.rows([m for m in [*run.steps, *run.peers] if m.tflops], columns)
+    return Page(
+        f"Recorded: {tables.provenance(run)}.",
+        plots.tflops_by_step(run),
+        tables.markdown([header for header, _ in columns], cells),
+    )
+
+
+def lengths(causal: bool = True) -> Page:
+    """Recorded TFLOPS over sequence length."""
+    family = dataclasses.replace(PROBLEMS["cutile"], causal=causal).family
+    runs = [run for run in recorded_runs(RESULTS) if run.the_problem().family == family]
+    return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
+
+
+def architectures() -> Page:
+    """The compiler's figures of every step for every architecture, as recorded."""
+    survey = recorded_survey()
+    return Page(plots.heat_table(survey)) if survey else Page("No survey is recorded: `python -m steps.inspect all`.")
+
+
+def wall(arch: str = DEFAULT_ARCH) -> Page:
+    """Tensor cores and exponentials as ceilings over head_dim, and the best recorded step and peer under them."""
+    best: dict[str, dict[int, float]] = {"the best step": {}, "the best peer": {}}
+    for run in recorded_runs(RESULTS):
+        if run.machine["arch"] != arch:
+            continue
+        for label, measured in (("the best step", run.steps[1:]), ("the best peer", run.peers)):
+            head_dim, reached = run.problem["head_dim"], max((m.tflops or 0 for m in measured), default=0)
+            if head_dim <= 256:
+                best[label][head_dim] = max(reached, best[label].get(head_dim, 0))
+    points = {label: sorted(reached.items()) for label, reached in best.items() if reached}
+    return Page(pictures.exponential_wall(REFERENCE_GPUS[arch], points))
+
+
+FIGURES = [
+    ("registers a thread", "registers"),
+    ("threads a block", "threads"),
+    ("shared memory, bytes", "shared_bytes"),
+    ("spilled, bytes", "spilled_bytes"),
+    ("blocks an SM", "blocks_per_sm"),
+    ("limited by", "limited_by"),
+    ("instructions", "instructions"),
+    ("hot loop, a K/V tile", "hot_loop_instructions"),
+]
+SURVEYED = {"registers": "registers", "spilled, bytes": "spilled_bytes", "instructions": "instructions"}
+
+
+def machine(recorded: Run | None) -> Page:
+    """One line: what this machine can do."""
+    if has_gpu():
+        here = describe_machine("cuda")
+        return Page(
+            f"**This machine has a GPU, {here['name']} ({here['arch']}): kernels run on it, timings are its own.**"
+        )
+    shown = f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}" if recorded else "no timings"
+    return Page(
+        "**This machine has no GPU: cuTile kernels run in the interpreter, every kernel compiles for any architecture, "
+        f"and {shown}.**"
+    )
+
+
+def code_change(step: Step) -> list[str | Html]:
+    """The code that differs from the previous step's, hole by hole."""
+    if isinstance(step, TorchStep):
+        before = inspect.getsource(step.previous.function) if step.previous else ""
+        return [difference(before, inspect.getsource(step.function), context=20)]
+    assert isinstance(step, FusedStep)
+    if step.begins_a_skeleton:
+        holes = "\n".join(f"- {name} = {value}" for name, value in ((n, _name(v)) for n, v in step.holes().items()))
+        return [
+            f"A new kernel, in `{inspect.getmodule(type(step)).__name__.replace('.', '/')}.py`:\n\n{holes}",
+            f"```python\n{inspect.getsource(kernel_source(step))}```",
+        ]
+    parts: list[str | Html] = []
+    for name, (before, now) in step.changed_holes().items():
+        parts.append(f"The hole `{name}`:")
+        parts.append(difference(_source(name, before), _source(name, now), context=30))
+    return parts
+
+
+def kernel_source(step: FusedStep):
+    """The Python function that is a step's kernel, for reading."""
+    if step.backend == "gluon":
+        return step.schedule.function.fn
+    from steps import cutile
+
+    return cutile._kernel_function.__wrapped__
+
+
+def _source(name: str, value: object) -> str:
+    if isinstance(value, Schedule):
+        return inspect.getsource(value.function.fn)
+    return inspect.getsource(value) if inspect.isfunction(value) else f"{name} = {_name(value)}"
+
+
+def _name(value: object) -> str:
+    return value.__name__ if inspect.isfunction(value) else "left to the compiler" if value is None else str(value)
+
+
+def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:
+    import secrets
+
+    from tutorial_lib.accuracy import measure_accuracy
+    from tutorial_lib.reference import attention_float64, sdpa_error
+
+    inputs = problem.inputs(secrets.randbits(32), "cuda" if on_gpu else "cpu")
+    exact = attention_float64(*inputs, problem.causal, problem.scale)
+    allowed = sdpa_error(inputs, exact, problem.causal, problem.scale)
+    found = measure_accuracy(step.attention, inputs, exact, allowed, problem.causal, problem.scale)
+    return [f"{found.max_error:.0e}", f"{found.reference_error:.0e}", "yes" if found.correct else "NO"]
+
+
+def recorded_survey(results: Path = RESULTS) -> Survey | None:
+    """The newest survey of every step on every architecture, or None."""
+    paths = sorted(results.glob("compiled/*/survey.json"))
+    surveys = [Survey.model_validate_json(path.read_bytes()) for path in paths]
+    return max(surveys, key=lambda survey: survey.date, default=None)

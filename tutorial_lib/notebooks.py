@@ -1,0 +1,154 @@
+"""Makes the notebooks: ``python -m tutorial_lib.notebooks`` executes notebooks/source/*.md into notebooks/*.ipynb.
+
+The text and the cells stand in Markdown, where they are easy to review; the notebooks are what comes of executing them.
+``--html DIR`` writes the series as static pages instead, which fetch nothing from the network. ``--execute`` runs the
+notebooks that are there, without their source. Names choose some: ``03_exp2``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser
+from tutorial_lib.files import write_whole
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+CELL_SECONDS = 600
+# nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets; with links to the neighbours.
+PAGE = """{%- extends 'lab/index.html.j2' -%}
+{%- block html_head_js_requirejs -%}{%- endblock -%}
+{%- block html_head_js_mathjax -%}{%- endblock -%}
+{%- block html_head_js_mermaidjs -%}{%- endblock -%}
+{%- block jupyter_widgets -%}{%- endblock -%}
+"""
+
+
+def sources(folder: Path = NOTEBOOKS) -> list[Path]:
+    """The chapters in their order: 00, the steps, the summary."""
+    return sorted(Path(folder, "source").glob("*.md"))
+
+
+def read_source(path: Path):
+    """A chapter's Markdown as a notebook without outputs, with links to the chapters before and after it."""
+    import jupytext
+    import nbformat
+
+    notebook = jupytext.read(path, fmt="md")
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    chapters = sources(path.parent.parent)
+    at = chapters.index(path)
+    links = []
+    if at > 0:
+        links.append(f"[← {chapters[at - 1].stem}]({chapters[at - 1].stem}.ipynb)")
+    if at + 1 < len(chapters):
+        links.append(f"[{chapters[at + 1].stem} →]({chapters[at + 1].stem}.ipynb)")
+    notebook.cells.append(nbformat.v4.new_markdown_cell(" · ".join(links)))
+    for n, cell in enumerate(notebook.cells):
+        cell.id, cell.metadata = f"{path.stem[:2]}-{n:02}", {}
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def execute(notebook, folder: Path = NOTEBOOKS):
+    """Run all cells in a fresh kernel in ``folder``; raises nbclient's CellExecutionError at the first that fails."""
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    with tempfile.TemporaryDirectory() as sockets:  # files of one's own, not open ports
+        client = NotebookClient(
+            notebook,
+            config=Config(AsyncKernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"}),
+            kernel_name="python3",
+            timeout=CELL_SECONDS,
+            resources={"metadata": {"path": str(folder)}},
+            record_timing=False,
+        )
+        return client.execute()
+
+
+def write(notebook, path: Path) -> None:
+    import nbformat
+
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    nbformat.validate(notebook)
+    write_whole(path, nbformat.writes(notebook) + "\n")
+
+
+def as_html(notebook, name: str) -> str:
+    """A notebook as a page that needs no network; links to other chapters lead to their pages."""
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(raw_template=PAGE)
+    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": name}})
+    return re.sub(r'href="([\w-]+)\.ipynb"', r'href="\1.html"', page)
+
+
+def write_html(folder: Path) -> list[Path]:
+    """Every notebook as a page, and index.html with their titles."""
+    import nbformat
+
+    paths, entries = [], []
+    for source in sources():
+        notebook = nbformat.read(NOTEBOOKS / f"{source.stem}.ipynb", as_version=4)
+        path = folder / f"{source.stem}.html"
+        write_whole(path, as_html(notebook, source.stem))
+        entries.append(f"1. [{title(notebook)}]({path.name})")
+        paths.append(path)
+    index = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("# Fused attention, one optimization a step\n\n" + "\n".join(entries))]
+    )
+    write_whole(folder / "index.html", as_html(index, "Fused attention, one optimization a step"))
+    return [folder / "index.html", *paths]
+
+
+def title(notebook) -> str:
+    """The first heading."""
+    return notebook.cells[0].source.splitlines()[0].lstrip("# ")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    import nbformat
+    from nbclient.exceptions import CellExecutionError
+    from rich.console import Console
+
+    parser = OneLineParser(prog="python -m tutorial_lib.notebooks", description=__doc__.split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 03_exp2 (all)")
+    parser.add_argument("--execute", action="store_true", help="execute the notebooks that are there, not their source")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as static pages")
+    console = Console()
+    try:
+        options = parser.parse_args(argv)
+        known = {path.stem: path for path in sources()}
+        for name in options.names:
+            if name not in known:
+                raise BadRequest(f"argument NAME: must be some of {', '.join(known)}, got {name!r}")
+    except BadRequest as error:
+        print(f"tutorial_lib.notebooks: {error}", file=sys.stderr)
+        return 2
+    if options.html:
+        for path in write_html(options.html):
+            console.print(str(path), soft_wrap=True)
+        return 0
+    failed = False
+    for name in options.names or known:
+        path = NOTEBOOKS / f"{name}.ipynb"
+        notebook = nbformat.read(path, as_version=4) if options.execute else read_source(known[name])
+        try:
+            with console.status(f"executing {name}"):
+                execute(notebook)
+        except CellExecutionError as error:
+            print(f"tutorial_lib.notebooks: {name}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        write(notebook, path)
+        console.print(str(path), soft_wrap=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Pictures that explain an idea, drawn from the numbers of a problem, a kernel or a GPU; all are Figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tutorial_lib import layouts
+from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
+from tutorial_lib.problem import Problem
+
+SKY, YELLOW = "#56B4E9", "#F0E442"
+
+
+def tiles_of(problem: Problem, query: int, key: int):
+    """Which tiles of the score matrix are computed whole, which with a mask, and which never."""
+    from matplotlib.patches import Patch, Rectangle
+
+    rows, columns = -(-problem.seq_len_q // query), -(-problem.seq_len_kv // key)
+    figure, axes = figure_with_axes(4.6, 3.4)
+    looks = {"whole": (SKY, ""), "masked": ("white", "//"), "never computed": ("#eeeeee", "")}
+    for i in range(rows):
+        for j in range(columns):
+            last_query = min((i + 1) * query, problem.seq_len_q) - 1
+            hidden = problem.causal and j * key > last_query
+            cut = (problem.causal and (j + 1) * key - 1 > i * query) or (j + 1) * key > problem.seq_len_kv
+            colour, hatch = looks["never computed" if hidden else "masked" if cut else "whole"]
+            style = {"facecolor": colour, "hatch": hatch, "edgecolor": GREY, "linewidth": 0.8}
+            axes.add_patch(Rectangle((j * key, i * query), key, query, **style))
+    axes.set(xlim=(0, columns * key), ylim=(rows * query, 0), xlabel="key", ylabel="query")
+    axes.set_xticks(range(0, columns * key + 1, key))
+    axes.set_yticks(range(0, rows * query + 1, query))
+    handles = [Patch(facecolor=c, hatch=h, edgecolor=GREY, label=name) for name, (c, h) in looks.items()]
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.set_title(f"{query} × {key} tiles; a block owns a row of them", fontsize=9)
+    return figure
+
+
+def online_softmax(scores: Sequence[float], tile: int):
+    """One row of scores, taken a tile at a time: the weights so far, each relative to the largest score so far."""
+    steps = range(tile, len(scores) + 1, tile)
+    figure, grid = figure_with_axes(2.2 * len(steps), 2.7, 1, len(steps), sharey=True)
+    largest = -math.inf
+    for axes, seen in zip(grid, steps):
+        before, largest = largest, max(scores[:seen])
+        correction = math.exp(before - largest)
+        weights = [math.exp(score - largest) for score in scores[:seen]]
+        colours = [BLUE if n >= seen - tile else SKY for n in range(seen)]
+        bars = axes.bar(range(seen), weights, color=colours)
+        for bar in bars[: seen - tile]:
+            bar.set_hatch("//")
+        axes.set(xlim=(-0.6, len(scores) - 0.4), ylim=(0, 1.08), xticks=[])
+        axes.set_xlabel(f"maximum {largest:.1f}\nolder sum × {correction:.2f}\nsum {sum(weights):.2f}", fontsize=8)
+        axes.set_title(f"after {seen} keys", fontsize=9)
+    grid[0].set_ylabel("weight, exp(score - maximum)")
+    return figure
+
+
+def units(kernels: Sequence[tuple[str, object, float | None]]):
+    """The least time of every unit, kernel by kernel. kernels: label, ``limits.Limit``, measured seconds or None."""
+    names = list(kernels[0][1].units)
+    figure, axes = figure_with_axes(6.4, 0.9 + 0.42 * len(names) * max(1, 0.7 * len(kernels)))
+    height = 0.8 / len(kernels)
+    for n, (label, limit, measured) in enumerate(kernels):
+        places = [y + (n - (len(kernels) - 1) / 2) * height for y in range(len(names))]
+        times = [1000 * limit.units[name] for name in names]
+        look = {"color": (SKY, BLUE)[n % 2], "hatch": HATCHES[n], "edgecolor": "white"}
+        axes.barh(places, times, 0.9 * height, label=f"{label}: least time", **look)
+        if measured is not None:
+            look = {"color": ORANGE, "linestyle": STYLES[n % len(STYLES)]}
+            axes.axvline(1000 * measured, label=f"{label}: measured", **look)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def timeline(stages: Sequence[int], copy: float = 1.0, compute: float = 1.4, tiles: int = 5):
+    """When tiles are copied and when they are used, a panel a number of stages; times are an example's."""
+    figure, grid = figure_with_axes(6.6, 1.25 * len(stages) + 0.4, len(stages), sharex=True, squeeze=False)
+    longest = 0.0
+    for axes, number in zip(grid[:, 0], stages):
+        copied, used = [], []
+        for n in range(tiles):
+            free = 0.0 if n < number else used[n - number][1]  # the buffer's last user is done
+            begin = max(free, copied[-1][1] if copied else 0.0)
+            copied.append((begin, begin + copy))
+            begin = max(copied[n][1], used[-1][1] if used else 0.0)
+            used.append((begin, begin + compute))
+        for y, (spans, colour, hatch) in enumerate(((copied, "white", "//"), (used, SKY, ""))):
+            for n, (begin, end) in enumerate(spans):
+                axes.barh(y, end - begin, 0.8, left=begin, color=colour, hatch=hatch, edgecolor=BLUE)
+                axes.text((begin + end) / 2, y, str(n), ha="center", va="center", fontsize=8)
+        longest = max(longest, used[-1][1])
+        axes.set_yticks([0, 1], ["copied", "used"])
+        axes.invert_yaxis()
+        axes.set_title(f"{number} stage{'s' * (number > 1)}: {used[-1][1]:.1f} units of time", fontsize=9, loc="left")
+    grid[-1, 0].set_xlim(0, longest)
+    grid[-1, 0].set_xlabel("time (an example); numbers: the tile")
+    return figure
+
+
+def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_bytes: int):
+    """How blocks fill an SM's registers and shared memory. kernels: label, ``Compiled.as_dict()``."""
+    figure, grid = figure_with_axes(6.4, 0.8 + 0.55 * len(kernels), 1, 2, sharey=True)
+    for axes, total, unit, of in (
+        (grid[0], registers / 1024, "thousand registers (Ki)", lambda r: r["registers"] * r["threads"] / 1024),
+        (grid[1], shared_bytes / 1024, "shared memory, KiB", lambda r: r["shared_bytes"] / 1024 + 1),
+    ):
+        for y, (_, resources) in enumerate(kernels):
+            each = of(resources)
+            for block in range(resources["blocks_per_sm"]):
+                axes.barh(y, each, 0.7, left=block * each, color=SKY, hatch=HATCHES[block], edgecolor=BLUE)
+                axes.text((block + 0.5) * each, y, f"block {block}", ha="center", va="center", fontsize=7)
+        axes.axvline(total, color=ORANGE, linestyle="--")
+        axes.set_xlim(0, 1.05 * total)
+        axes.set_xlabel(unit)
+    grid[0].set_yticks(range(len(kernels)), [label for label, _ in kernels])
+    grid[0].invert_yaxis()
+    figure.suptitle("What fits on one SM (dashed: all there is)", fontsize=9)
+    return figure
+
+
+def lines(curves: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, limits: Mapping[str, float]):
+    """Lines with markers over a logarithmic axis of powers of two, and horizontal limits."""
+    figure, axes = figure_with_axes(6.6, 3.3)
+    for n, (label, points) in enumerate(curves.items()):
+        axes.plot(*zip(*points), marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)], color=f"C{n}", label=label)
+    for label, value in limits.items():
+        axes.axhline(value, color=GREY, linestyle=":")
+        axes.annotate(
+            label, (1, value), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right"
+        )
+    ticks = sorted({x for points in curves.values() for x, _ in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def bars(values: Mapping[str, float], ylabel: str, log: bool = False, form: str = "{:.3g}"):
+    """One bar a name."""
+    figure, axes = figure_with_axes(max(4.2, 0.9 + 1.05 * len(values)), 2.8)
+    axes.bar(range(len(values)), list(values.values()), 0.6, color=BLUE)
+    for x, value in enumerate(values.values()):
+        axes.annotate(form.format(value), (x, value), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xticks(range(len(values)), [name.replace(", ", ",\n") for name in values], fontsize=8)
+    if log:
+        axes.set_yscale("log")
+    axes.margins(y=0.15)
+    axes.set_ylabel(ylabel)
+    return figure
+
+
+def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
+    """What tensor cores and exponentials allow over head_dim, and what was measured: label -> (head_dim, TFLOPS)."""
+    from tutorial_lib.limits import floor
+
+    head_dims = (32, 64, 128, 256)
+    walls: dict[str, list] = {"tensor cores alone": [], "exponentials alone": [], "one after the other": []}
+    for head_dim in head_dims:
+        problem = Problem(batch=1, heads=1, seq_len_q=4096, seq_len_kv=4096, head_dim=head_dim)
+        least = floor(problem, gpu).units
+        tera = problem.flops / 1e12
+        walls["tensor cores alone"].append((head_dim, tera / least["tensor cores"]))
+        walls["exponentials alone"].append((head_dim, tera / least["exponentials"]))
+        walls["one after the other"].append((head_dim, tera / (least["tensor cores"] + least["exponentials"])))
+    figure, axes = figure_with_axes(6.8, 3.6)
+    for n, (label, wall) in enumerate(walls.items()):
+        axes.plot(*zip(*wall), color="black", linestyle=STYLES[n], label=label)
+    for n, (label, measured) in enumerate(points.items()):
+        axes.plot(*zip(*measured), MARKERS[n], color=f"C{n}", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(head_dims, [str(d) for d in head_dims])
+    axes.set_ylim(0, 1.15 * walls["tensor cores alone"][0][1])
+    axes.set(xlabel="head_dim", ylabel="TFLOPS")
+    axes.set_title(f"{gpu.name} at {gpu.clock / 1e9:.2f} GHz", fontsize=9)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def lanes(layout, rows: int = 8, columns: int = 16):
+    """Which lane of a warp holds which score of the first rows and columns, from the register layout."""
+    owner = layouts.lanes_of(layout, (64, 64))[:rows, :columns]
+    figure, axes = figure_with_axes(6.4, 2.8)
+    axes.imshow(owner % 4, cmap="Blues", vmin=-1, vmax=5, aspect="auto", extent=(0, columns, rows, 0))
+    for row in range(rows):
+        for column in range(columns):
+            axes.text(column + 0.5, row + 0.5, str(owner[row, column]), ha="center", va="center", fontsize=7)
+    axes.set(xlabel="key", ylabel="query", xticks=range(0, columns + 1, 2), yticks=range(rows + 1))
+    axes.set_title("numbers: the lane that holds the score; a row lies in four lanes", fontsize=9)
+    return figure
