@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?= --seq-len 4096
 PY := .venv/bin/python
 
-.PHONY: run test test-gpu sanitize lab report lint clean
+.PHONY: run test test-gpu sanitize lab notebooks html report lint clean
 
 run: .venv/ready
 	$(PY) -m steps.run $(ARGS)
@@ -31,11 +31,19 @@ sanitize: .venv/ready
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready
-	$(PY) -m jupyterlab notebooks
+	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
 
-# Draws every recorded report again, and the README's tables.
+# Executes every notebook again, from its source in notebooks/source/.
+notebooks: .venv/ready
+	$(PY) -m tutorial_lib.notebooks
+
+# The series as static pages in html/, which need no network.
+html: .venv/ready
+	$(PY) -m tutorial_lib.notebooks --html html
+
+# Draws every recorded report again, and the README's tables; results/ladder.md and .html hold all of it in one document.
 report: .venv/ready
-	$(PY) -m tutorial_lib.report --readme README.md results
+	$(PY) -m tutorial_lib.report --readme README.md --teach results results
 	$(PY) -m steps.layouts
 
 lint: .venv/ready

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tutorial_lib.command import OneLineParser
+from tutorial_lib.command import BadRequest, OneLineParser, make_console
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run
 
@@ -79,7 +79,6 @@ def recorded_counters(problem: Problem, results: Path) -> Run | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from tutorial_lib import plots, tables
@@ -87,8 +86,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m steps.layouts", description=__doc__.split("\n\n")[1])
     parser.add_argument("--results", type=Path, default=Path("results"), help="recorded runs (results)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the drawings here (RESULTS/layouts)")
-    options = parser.parse_args(argv)
-    console = Console()
+    try:
+        options = parser.parse_args(argv)
+    except BadRequest as error:
+        print(f"steps.layouts: {error}", file=sys.stderr)
+        return 2
+    console = make_console()
     run = recorded_counters(DRAWN, options.results)
     table = Table(title=f"ldmatrix at shared memory, {DRAWN.describe()}", title_justify="left")
     table.add_column("step")

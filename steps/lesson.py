@@ -214,17 +214,24 @@ class Lesson:
 
     def why(self) -> Page:
         """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
-        rows = []
+        rows, where = [], set()
         for run in recorded_runs(self.results):
             now = run.measurement(self.step.name)
             if now and now.speedup_vs_previous:
                 before = run.measurement(now.previous)
+                where.add(f"{run.machine['name']}, {run.day}")
                 cells = [tables.tflops(before), tables.tflops(now), tables.vs_previous(now)]
-                rows.append([f"{run.machine['name']}, {run.the_problem().describe()}, {run.day}", *cells])
+                rows.append((run.the_problem().order, [run.the_problem().describe(), *cells]))
         parts = []
         if rows:
-            names = [f"{self.previous.label}, TFLOPS", f"{self.step.label}, TFLOPS"]
-            parts += ["Recorded so far:", table(["run", *names, "vs previous (p10–p90)"], sorted(rows, key=str))]
+            headers = [
+                "problem",
+                f"{self.previous.label}, TFLOPS",
+                f"{self.step.label}, TFLOPS",
+                "vs previous (p10–p90)",
+            ]
+            rows.sort()
+            parts += [f"Recorded on {' and '.join(sorted(where))}:", table(headers, [row[-1] for row in rows])]
         return Page(*parts, *self._architectures())
 
     def _architectures(self) -> list[str]:
@@ -250,7 +257,7 @@ class Lesson:
     def vary(self, **changes) -> Page:
         """This step with some holes filled otherwise, such as ``tile=Tile(128, 64)``: timed on a GPU, else compiled."""
         other = dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
-        what = ", ".join(f"{name}={value}" for name, value in changes.items())
+        what = ", ".join(f"{name}={_name(value)}" for name, value in changes.items())
         if reason := other.unsupported(self.problem, self.arch):
             return Page(f"{what}: cannot run {self.problem.describe()} on {self.arch}: {reason}.")
         try:

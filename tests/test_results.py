@@ -11,7 +11,17 @@ import pytest
 from steps import MODULES, STEPS
 from tutorial_lib import timing
 from tutorial_lib.files import write_whole
-from tutorial_lib.report import BEGIN, END, as_csv, as_markdown, ladder, main, update_readme, write_report
+from tutorial_lib.report import (
+    BEGIN,
+    END,
+    as_csv,
+    as_markdown,
+    ladder,
+    main,
+    teaching_report,
+    update_readme,
+    write_report,
+)
 from tutorial_lib.results import ResultsError, read_run, recorded_runs, write_run
 
 ROOT = Path(__file__).parent.parent
@@ -172,3 +182,19 @@ def test_a_readme_without_markers_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(ValueError, match="must hold the lines"):
         update_readme(tmp_path / "README.md", RECORDED)
+
+
+def test_one_document_tells_the_whole_ladder(tmp_path):
+    """ladder.md and ladder.html: every step with its change, links that lead somewhere, and nothing from the network."""
+    text = teaching_report(RECORDED, ROOT / "results")
+    for step in STEPS:
+        assert f"### {step.label}: {step.title}" in text and step.change in text
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (ROOT / "results" / link).exists(), link
+    for path in (ROOT / "results").glob("**/by_length-*.png"):
+        copy = tmp_path / path.relative_to(ROOT / "results")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    assert main(["--teach", str(tmp_path), str(ROOT / "results")]) == 0
+    page = (tmp_path / "ladder.html").read_text()
+    assert page.count('src="data:image/png') == 2 and not re.search(r'(src|href)="https?:', page)

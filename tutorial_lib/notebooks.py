@@ -79,12 +79,15 @@ def write(notebook, path: Path) -> None:
     write_whole(path, nbformat.writes(notebook) + "\n")
 
 
-def as_html(notebook, name: str) -> str:
-    """A notebook as a page that needs no network; links to other chapters lead to their pages."""
+def as_html(notebook, name: str, folder: Path = NOTEBOOKS) -> str:
+    """A notebook as a page that needs no network; links to other chapters lead to their pages.
+
+    Images that its text links to, relative to ``folder``, become part of the page.
+    """
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(raw_template=PAGE)
-    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": name}})
+    exporter = HTMLExporter(raw_template=PAGE, embed_images=True)
+    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": name, "path": str(folder)}})
     return re.sub(r'href="([\w-]+)\.ipynb"', r'href="\1.html"', page)
 
 

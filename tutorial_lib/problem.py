@@ -142,6 +142,11 @@ class Problem:
         """A name for this problem that fits a folder, such as ``b4_h32_s4096_d128_fp16_causal``."""
         return "_".join(self._name_parts(lengths=True))
 
+    @property
+    def order(self) -> tuple:
+        """What problems are sorted by in tables: family first, then length, as numbers."""
+        return (self.batch, self.heads, self.head_dim, self.dtype, self.causal, self.seq_len_q, self.seq_len_kv)
+
     def _name_parts(self, lengths: bool) -> list[str]:
         parts = [f"b{self.batch}", f"h{self.heads}"]
         if self.kv_heads != self.heads:

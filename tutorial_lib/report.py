@@ -186,10 +186,11 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
     return written
 
 
-def ladder(runs: Sequence[Run]) -> str:
+def ladder(runs: Sequence[Run], root: str = "", fold: bool = True) -> str:
     """The README's tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
 
-    One table for each machine and family of problems, most lengths first; all but the first are folded away.
+    One table for each machine and family of problems, most lengths first; with ``fold``, all but the first are folded
+    away. root: the way from the document to the repository's root, for links to the steps.
     """
     groups: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
@@ -205,25 +206,76 @@ def ladder(runs: Sequence[Run]) -> str:
         for name, m in names.items():
             found = [run.measurement(name) for run in members]
             if any(f and f.tflops for f in found):
-                cells.append([*_ladder_label(m), *map(_ladder_cell, found)])
+                cells.append([*_ladder_label(m, root), *map(_ladder_cell, found)])
         ceilings = [f"{run.ceiling.tflops:.0f}" if run.ceiling else tables.NOTHING for run in members]
         cells.append(["", "*a large matrix product*", *ceilings])
         table = tables.markdown(["step", "TFLOPS", *(f"S={run.problem['seq_len_q']}" for run in members)], cells)
         folded = [f"<details><summary>{title}</summary>", "", table, "", "</details>", ""]
-        parts += folded if parts else [f"**{title}**", "", table, ""]
+        parts += folded if parts and fold else [f"**{title}**", "", table, ""]
     return "\n".join(parts).rstrip()
 
 
-def _ladder_label(m: Measurement) -> tuple[str, str]:
+def _ladder_label(m: Measurement, root: str) -> tuple[str, str]:
     if m.number is None:
         return "", m.title
-    return str(m.number), f"[{m.title}](steps/step{m.number:02}_{m.name}.py)"
+    return str(m.number), f"[{m.title}]({root}steps/step{m.number:02}_{m.name}.py)"
 
 
 def _ladder_cell(m: Measurement | None) -> str:
     if m is None or m.tflops is None:
         return tables.NOTHING
     return f"{tables.tflops(m)} ({tables.factor(m.speedup_vs_baseline)})"
+
+
+def teaching_report(runs: Sequence[Run], folder: Path) -> str:
+    """The whole ladder in one document, for teaching: tables, figures, and every step's change and what it brought."""
+    timed = sorted((run for run in runs if run.timed), key=lambda run: run.the_problem().order)
+    if not timed:
+        raise ResultsError("there is no run with timings to report")
+    where = " and ".join(sorted({f"{run.machine['name']}, {run.day}" for run in timed}))
+    parts = ["# Fused attention, step by step", "", f"Measured on {where}.", "", HOW_TIMED, ""]
+    parts += [
+        "## The ladder",
+        "",
+        "TFLOPS, and in brackets the speed relative to SDPA.",
+        "",
+        ladder(timed, "../", fold=False),
+        "",
+    ]
+    for figure in sorted(folder.glob("*/by_length-*.png")):
+        parts += [f"![TFLOPS over sequence length]({figure.relative_to(folder).as_posix()})", ""]
+    for figure in sorted(folder.glob("compiled/*/survey.png")):
+        parts += ["## Every architecture", "", f"![survey]({figure.relative_to(folder).as_posix()})", ""]
+    parts += ["## The steps", ""]
+    for step in sorted({m.name: m for run in timed for m in run.steps}.values(), key=lambda m: m.number):
+        parts += [f"### {step.label}: {step.title}", "", step.change, ""]
+        parts += [f"- {change}" for change in step.key_changes if change != step.change] + [""]
+        found = [(run, m) for run in timed if (m := run.measurement(step.name)) and m.tflops]
+        cells = [
+            [
+                run.the_problem().describe(),
+                *(text(m) for _, text in tables.TIMING),
+                *(text(m) for _, text in tables.RESOURCES),
+            ]
+            for run, m in found
+        ]
+        headers = ["problem", *(header for header, _ in [*tables.TIMING, *tables.RESOURCES])]
+        parts += [tables.markdown(headers, cells), ""] if cells else []
+    return "\n".join(parts)
+
+
+def write_teaching_report(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """ladder.md and ladder.html into ``folder``; the page holds its figures and needs no network."""
+    import nbformat
+
+    from tutorial_lib.notebooks import as_html
+
+    text = teaching_report(runs, folder)
+    paths = [folder / "ladder.md", folder / "ladder.html"]
+    write_whole(paths[0], text)
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    write_whole(paths[1], as_html(document, "Fused attention, step by step", folder))
+    return paths
 
 
 def update_readme(path: Path, runs: Sequence[Run]) -> None:
@@ -239,6 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m tutorial_lib.report", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="results.json files, or folders of them")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="also write the ladder between FILE's markers")
+    parser.add_argument(
+        "--teach", type=Path, metavar="DIR", help="also write DIR/ladder.md and ladder.html, all in one"
+    )
     try:
         options = parser.parse_args(arguments)
         found = []
@@ -252,6 +307,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(folder / "report.md")
         for path in write_length_plots(found):
             print(path)
+        if options.teach:
+            for path in write_teaching_report([run for _, run in found], options.teach):
+                print(path)
         if options.readme:
             update_readme(options.readme, [run for _, run in found])
             print(options.readme)
