@@ -185,7 +185,7 @@ def test_a_readme_without_markers_is_refused(tmp_path):
 
 
 def test_one_document_tells_the_whole_ladder(tmp_path):
-    """ladder.md and ladder.html: every step with its change, links that lead somewhere, and nothing from the network."""
+    """Every step with its change, links that lead somewhere, and on the page nothing from the network."""
     text = teaching_report(RECORDED, ROOT / "results")
     for step in STEPS:
         assert f"### {step.label}: {step.title}" in text and step.change in text
