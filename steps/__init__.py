@@ -12,7 +12,7 @@ from importlib import import_module
 
 from steps.step import Unsupported
 
-__all__ = ["MODULES", "STEPS", "Unsupported", "get_step"]
+__all__ = ["MODULES", "STEPS", "Unsupported", "best", "get_step"]
 
 MODULES = (
     "step00_sdpa",
@@ -53,3 +53,10 @@ def get_step(key: int | str):
             return step
     known = ", ".join(f"{step.number} {step.name}" for step in _load())
     raise ValueError(f"step must be one of: {known}; got {key!r}")
+
+
+def best(problem, device: str):
+    """The fastest recorded step for a problem on a device ("cuda", "sm_90"): see ``steps.choice.best``."""
+    from steps.choice import best as choose
+
+    return choose(problem, device)

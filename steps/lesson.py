@@ -23,7 +23,7 @@ from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, difference, table
 from tutorial_lib.hardware import describe_machine, has_gpu
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, Survey, recorded_runs
+from tutorial_lib.results import Measurement, Run, Survey, recorded_runs
 
 PROBLEMS = {  # what a lesson is measured on: problems that are recorded for every step of a skeleton
     "torch": Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
@@ -78,16 +78,22 @@ class Lesson:
             return None
 
     def limit(self, step: Step):
-        """The least time of a step's kernel on the GPU that is measured or was recorded, or None."""
+        """The least time of a step's kernel on the recorded GPU, or another of its architecture, or None."""
         resources = self.compiled(step)
-        run = self.run if self.on_gpu else self.recorded
-        clock = run and (m := run.measurement(step.name)) and m.sm_clock_mhz
-        gpu = (run and limits.gpu_of(run.machine, clock)) or REFERENCE_GPUS.get(self.arch)
+        m = self.known(step)
+        gpu = limits.gpu_of(self.recorded.machine, m.sm_clock_mhz) if m else None
+        gpu = gpu or REFERENCE_GPUS.get(self.arch)
         return limits.limit(self.problem, resources, gpu) if resources and gpu else None
+
+    def known(self, step: Step) -> Measurement | None:
+        """What was recorded of a step on the architecture that this lesson compiles for."""
+        if self.recorded is None or self.recorded.machine["arch"] != self.arch:
+            return None
+        return self.recorded.measurement(step.name)
 
     def lost(self) -> Page:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
-        before = self.recorded and self.recorded.measurement(self.previous.name)
+        before = self.known(self.previous)
         limit = self.limit(self.previous)
         if not limit:
             return self.traffic(self.previous)
@@ -188,7 +194,8 @@ class Lesson:
         rows = [[name, *(resources[key] for _, resources in compared)] for name, key in FIGURES]
         kinds = list(dict.fromkeys(k for _, r in compared for k, count in (r["hot_loop"] or {}).items() if count))
         rows += [[f"hot loop: {kind}", *(r["hot_loop"][kind] for _, r in compared)] for kind in kinds]
-        rows += self._counted([s for s, _ in compared])
+        counted = self._counted([s for s, _ in compared])
+        rows += counted
         made_by = " and ".join(dict.fromkeys(r["compiler"] for _, r in compared))
         same = ""
         if len(compared) == 2 and self.step.compile(self.problem, self.arch).same_code(
@@ -196,11 +203,12 @@ class Lesson:
         ):
             same = "**The two steps are the same code, instruction for instruction.**"
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
-        return Page(table(headers, rows), same, self._remarks())
+        note = f"Rows with ncu were recorded: {tables.provenance(self.recorded)}." if counted else ""
+        return Page(table(headers, rows), note, same, self._remarks())
 
     def _counted(self, steps: list[Step]) -> list[list]:
         """Rows of the recorded counters, where there are any."""
-        measured = [self.recorded and self.recorded.measurement(s.name) for s in steps]
+        measured = [self.known(s) for s in steps]
         if not any(m and m.counters for m in measured):
             return []
         return [[f"ncu: {name}", *(text(m) if m else None for m in measured)] for name, text in tables.COUNTED]

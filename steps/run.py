@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
     measuring = parser.add_argument_group("what to measure, and how")
-    measuring.add_argument("--steps", default="all", help="all, 2-7, or 0,3,exp2: numbers, ranges and names (all)")
+    measuring.add_argument("--steps", default="all", help="all; best, by what is recorded; or 0,3-5,exp2 (all)")
     measuring.add_argument("--peers", action="store_true", help="also SDPA's backends, FlexAttention and others")
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
@@ -92,6 +92,20 @@ def select_steps(text: str) -> list:
         except ValueError as error:
             raise BadRequest(f"argument --steps: {error}") from None
     return [step for step in STEPS if step.number in chosen]
+
+
+def choose_best(problem, device: str):
+    """The fastest recorded step for the problem; says why. Raises BadRequest where none is recorded."""
+    from steps.choice import best
+    from steps.measure import DEFAULT_ARCH
+    from steps.step import Unsupported
+
+    try:
+        choice = best(problem, device if device == "cuda" else DEFAULT_ARCH)
+    except Unsupported as error:
+        raise BadRequest(f"argument --steps best: {error}") from None
+    make_console().print(choice.why, soft_wrap=True)
+    return choice.step
 
 
 def choose_device(asked: str) -> str:
@@ -246,9 +260,10 @@ def run(options: argparse.Namespace) -> int:
 
     from tutorial_lib.report import write_length_plots
 
-    steps = select_steps(options.steps)
+    steps = None if options.steps == "best" else select_steps(options.steps)
     device = choose_device(options.device)
     problems = make_problems(options, device)
+    chosen = [steps if steps is not None else [choose_best(asked, device)] for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
     from steps.measure import DEFAULT_ARCH, Settings, measure
     from steps.peers import PEERS
@@ -273,7 +288,7 @@ def run(options: argparse.Namespace) -> int:
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
     written, failed, interrupted = [], False, False
-    for here, asked in problems:
+    for (here, asked), steps in zip(problems, chosen):
         bar, listener = _progress(console)
         with bar:
             result, interrupted, output = measure(here, steps, PEERS if options.peers else (), settings, listener)

@@ -1,0 +1,51 @@
+"""The front door: the fastest recorded step, and a word where the record is not of what was asked."""
+
+import dataclasses
+
+import pytest
+
+import steps
+from steps import Unsupported
+from steps.choice import best
+from tests.test_results import RECORDED
+from tutorial_lib.problem import Problem
+
+H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
+
+
+@pytest.mark.parametrize("run", RECORDED, ids=lambda r: r.the_problem().slug)
+def test_what_is_recorded_is_answered_by_its_own_record(run):
+    choice = best(run.the_problem(), run.machine["arch"], RECORDED)
+    fastest = max((m for m in run.steps if m.number and m.tflops), key=lambda m: m.tflops)
+    assert choice.step.name == fastest.name
+    assert f"{fastest.tflops:.0f} TFLOPS" in choice.why and "not measured" not in choice.why
+
+
+def test_unknown_territory_falls_back_with_a_word():
+    near = dataclasses.replace(H100, seq_len_q=5000, seq_len_kv=5000, batch=3)
+    choice = best(near, "sm_90", RECORDED)
+    assert choice.step.name == best(H100, "sm_90", RECORDED).step.name
+    assert f"the nearest record to {near.describe()} on sm_90, which was not measured" in choice.why
+    elsewhere = best(H100, "sm_120", RECORDED)
+    assert elsewhere.step.unsupported(H100, "sm_120") is None and "on sm_120, which was not measured" in elsewhere.why
+
+
+def test_a_step_that_cannot_take_it_is_passed_over():
+    wide = dataclasses.replace(H100, head_dim=512)
+    assert best(wide, "sm_90", RECORDED).step.name == "fine_grained"
+    with pytest.raises(Unsupported, match="no recorded step takes"):
+        best(H100, "sm_90", [])
+
+
+def test_a_wrong_result_is_never_chosen():
+    run = next(r for r in RECORDED if r.the_problem() == H100)
+    first = best(H100, "sm_90", [run]).step.name
+    wrong = [m.model_copy(update={"correct": False}) if m.name == first else m for m in run.steps]
+    assert best(H100, "sm_90", [run.model_copy(update={"steps": wrong})]).step.name != first
+
+
+def test_a_device_that_is_none_is_named():
+    for device in ("cpu", "tpu"):
+        with pytest.raises(ValueError, match="device must be a CUDA device that is here"):
+            best(H100, device, RECORDED)
+    assert steps.best(H100, "sm_90").step.name == best(H100, "sm_90", RECORDED).step.name

@@ -1,0 +1,92 @@
+"""What the notebooks call, on machines that a test can stand for: with a GPU, without one, with nothing recorded."""
+
+import dataclasses
+
+import pytest
+
+from steps import lesson as lessons
+from steps.lesson import Lesson
+from steps.tiles import Tile
+from tutorial_lib.display import Html, difference
+
+
+def words(page) -> str:
+    return "\n".join(part for part in page.parts if isinstance(part, str))
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch):
+    """A machine whose GPU measures what the record says; returns what was asked of it."""
+    run = Lesson("exp2").recorded
+    asked = []
+
+    def measure(problem, steps, peers, settings):
+        asked.append((problem, [s.name for s in steps]))
+        measured = [m for m in run.steps if m.name in {s.name for s in steps}]
+        varied = [s for s in steps if s.name.endswith("_varied")]
+        measured += [run.measurement("latency").model_copy(update={"name": s.name}) for s in varied]
+        return run.model_copy(update={"steps": measured}), False, ""
+
+    monkeypatch.setattr(lessons, "has_gpu", lambda: True)
+    monkeypatch.setattr(lessons, "describe_machine", lambda device: run.machine)
+    monkeypatch.setattr(lessons, "measure", measure)
+    return asked
+
+
+def test_with_a_gpu_it_measures_and_says_so(pretend_gpu):
+    lesson = Lesson("exp2")
+    assert "This machine has a GPU, NVIDIA H100" in words(lessons.machine(lesson.recorded))
+    lesson.lost(), lesson.predict(guess=1.5)
+    assert pretend_gpu == []  # the prediction comes before the number
+    assert "Measured here, now" in words(lesson.time())
+    assert pretend_gpu == [(lesson.problem, ["sdpa", "mma", "exp2"])]
+    varied = words(lesson.vary(tile=Tile(64, 64)))
+    assert "TFLOPS, measured here" in varied and pretend_gpu[-1][1] == ["exp2", "exp2_varied"]
+    assert "Measured here, now" in words(lessons.ceilings(lessons.baseline()))
+
+
+def test_without_one_it_shows_what_is_recorded_and_says_so():
+    lesson = Lesson("exp2")
+    told = words(lesson.time())
+    assert told.startswith("Recorded, not measured here: NVIDIA H100")
+    m = lesson.recorded.measurement("exp2")
+    assert f"{m.speedup_vs_previous.median:.2f}×" in told and f"{m.speedup_vs_baseline.median:.2f}×" in told
+    assert "take a GPU" in words(lesson.vary(tile=Tile(64, 64)))
+
+
+def test_with_nothing_recorded_it_still_teaches(tmp_path):
+    lesson = Lesson("exp2", results=tmp_path)
+    assert "No timing of B=4" in words(lesson.time())
+    assert "What each unit needs at least" in words(lesson.lost())
+    assert "registers a thread" in words(lesson.evidence()) and "ncu" not in words(lesson.evidence())
+    assert lesson.why().parts == []
+
+
+def test_the_change_is_computed_from_the_code():
+    [_, hole, change] = Lesson("swizzle").change().parts
+    assert "shared_layout" in hole and isinstance(change, Html)
+    assert "-def no_swizzle" in change.text and "+def swizzle" in change.text
+    assert "-stages = 1\n+stages = 2" in Lesson("stages").change().parts[2].text
+
+
+def test_identical_code_is_called_so():
+    assert "same code, instruction for instruction" in words(Lesson("load_order").evidence())
+    assert "same code" not in words(Lesson("exp2").evidence())
+
+
+def test_a_variation_that_cannot_run_says_why():
+    wide = dataclasses.replace(lessons.PROBLEMS["gluon"], head_dim=256)
+    assert "needs 416 KiB of shared memory" in words(Lesson("stages", wide).vary(stages=6))
+
+
+def test_the_difference_reads_without_colour():
+    shown = difference("a\nb < c\n", "a\nb > c\n")
+    assert "-b < c\n+b > c" in shown.text and "b &lt; c" in shown.html
+
+
+def test_only_known_architectures_bring_their_record(monkeypatch):
+    """On another GPU, nothing recorded on the H100 is set beside that GPU's own limits."""
+    lesson = Lesson("exp2")
+    monkeypatch.setattr(Lesson, "arch", "sm_120")
+    assert lesson.known(lesson.previous) is None
+    assert "measured" not in words(lesson.lost())
