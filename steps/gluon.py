@@ -377,8 +377,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     keys = ()
     values = ()
     for _ in gl.static_range(PANELS):
-        keys = keys + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)  # noqa: RUF005
-        values = values + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)  # noqa: RUF005
+        keys = keys + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)
+        values = values + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)
     query = ()
     for c in gl.static_range(PANELS):
         if variant.query_in_registers:
@@ -386,14 +386,14 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         else:
             panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], variant.shared)
         copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, variant, True)
-        query = query + (panel,)  # noqa: RUF005
+        query = query + (panel,)
     if variant.query_in_registers:
         async_copy.commit_group()
         async_copy.wait_group(0)
         barrier()
         q = ()
         for c in gl.static_range(PANELS):
-            q = q + (query[c].load(variant.left),)  # noqa: RUF005
+            q = q + (query[c].load(variant.left),)
         barrier()  # all warps have read Q before K overwrites it
 
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
@@ -413,7 +413,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
-        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)  # noqa: RUF005
+        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)
 
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
@@ -459,7 +459,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             updated = ()
             for c in gl.static_range(PANELS):
                 v = values[c].index(stage).load(variant.right)
-                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)  # noqa: RUF005
+                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
             # --- all warps have read this tile: begin to copy a later one into its place ---

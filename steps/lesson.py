@@ -20,7 +20,7 @@ from steps.step import Step, TorchStep, Unsupported
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
-from tutorial_lib.display import Html, Page, difference, table
+from tutorial_lib.display import Html, Page, code, difference, table
 from tutorial_lib.hardware import describe_machine, has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run, Survey, recorded_runs
@@ -404,7 +404,7 @@ def code_change(step: Step) -> list[str | Html]:
         holes = "\n".join(f"- {name} = {value}" for name, value in ((n, _name(v)) for n, v in step.holes().items()))
         return [
             f"A new kernel, in `{inspect.getmodule(type(step)).__name__.replace('.', '/')}.py`:\n\n{holes}",
-            f"```python\n{inspect.getsource(kernel_source(step))}```",
+            code(inspect.getsource(kernel_source(step))),
         ]
     parts: list[str | Html] = []
     for name, (before, now) in step.changed_holes().items():

@@ -58,7 +58,7 @@ def fmha_pieces(
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulators = ()
     for _ in gl.static_range(PIECES):
-        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)  # noqa: RUF005
+        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)
 
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
@@ -112,7 +112,7 @@ def fmha_pieces(
                     copy_rows(keys[0], K, k_strides[2], (j + 1) * TILE_KEY, seq_len_kv, variant, True)
                 async_copy.commit_group()
                 v = keys[(PIECES + c) % 2].load(variant.right)
-                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)  # noqa: RUF005
+                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
     # --- normalise and store; rows past the end are dropped ---

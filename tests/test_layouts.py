@@ -59,6 +59,14 @@ def test_every_score_and_output_belongs_to_one_warp(step):
         assert (model.held_by(v.accumulator, shape).sum(axis=0) == 1).all()
 
 
+def test_shared_memory_by_hand():
+    """64 queries, 64 keys, head_dim 128, four warps: Q 4 KiB, K and V 16 KiB each a warp; 32 KiB are copied."""
+    expected = (4 * (4 + 16 + 16) + 32) * 1024 / 128 / 64
+    assert layouts.shared_memory_clocks(get_step("stages"), layouts.DRAWN) == expected
+    wide = (4 * (8 + 16 + 16) + 32) * 1024 / 128 / 128
+    assert layouts.shared_memory_clocks(get_step("wide_block"), layouts.DRAWN) == wide
+
+
 def test_only_split_kv_exchanges():
     assert "maximum and the sum" in layouts.exchanged(get_step("swizzle"))
     assert "3072 weights" in layouts.exchanged(get_step("swizzle"))  # of 64 x 64, a warp holds a quarter

@@ -11,6 +11,8 @@ from tutorial_lib import plots, tables
 
 COLOURS = {"+": "#d9f2d9", "-": "#fbdcd5", "@": "#e8e8e8"}
 
+CODE = "font-family:monospace; line-height:1.35; font-size:90%"
+
 
 @dataclass(frozen=True)
 class Html:
@@ -51,7 +53,12 @@ def difference(before: str, after: str, context: int = 3) -> Html:
         f'<div style="background:{COLOURS.get(line[:1], "transparent")}; color:#111">{html.escape(line) or " "}</div>'
         for line in lines
     )
-    return Html(f'<pre style="line-height:1.35; font-size:90%">{rows}</pre>', "\n".join(lines))
+    return Html(f'<pre style="{CODE}">{rows}</pre>', "\n".join(lines))
+
+
+def code(text: str) -> Html:
+    """A program to read."""
+    return Html(f'<pre style="{CODE}">{html.escape(text)}</pre>', text)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
