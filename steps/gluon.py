@@ -173,13 +173,37 @@ class GluonStep(FusedStep):
         from tutorial_lib import layouts
 
         v = self.variant(problem)
-        queries = layouts.matrices(v.left, [v.tile.query, v.head_dim])
-        keys = layouts.matrices(v.right, [v.head_dim, v.tile.key])
-        values = layouts.matrices(v.right, [v.tile.key, v.head_dim])
+        queries, keys_values = self._matrices(v)
         blocks = math.prod(grid(problem, v.tile))
         tiles = tiles_visited(problem, v.tile)
-        loaded = tiles * (keys + values) + (blocks if v.query_in_registers else tiles) * queries
+        loaded = tiles * keys_values + (blocks if v.query_in_registers else tiles) * queries
         return (layouts.ldmatrix_turns(v.shared, v.columns) - 1) * loaded * v.warps.number
+
+    def shared_clocks(self, problem: Problem) -> float:
+        """Clocks a K/V tile that shared memory is busy at least: ldmatrix, with its conflicts, and the copies into it.
+
+        A matrix of 8 x 8 elements takes a clock a turn, and so do 128 bytes that are copied. What warps exchange
+        through shared memory is not counted.
+        """
+        from tutorial_lib import layouts
+
+        v = self.variant(problem)
+        queries, keys_values = self._matrices(v)
+        copied = 2 * v.tile.key * v.head_dim
+        if self.cuts(problem):
+            copied += v.tile.query * v.head_dim
+        read = keys_values + (0 if v.query_in_registers and not self.cuts(problem) else queries)
+        clocks = read * v.warps.number * layouts.ldmatrix_turns(v.shared, v.columns)
+        return clocks + copied * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
+
+    @staticmethod
+    def _matrices(v: Variant) -> tuple[int, int]:
+        """8 x 8 matrices that a warp reads of a tile of Q, and of a tile of K and one of V."""
+        from tutorial_lib import layouts
+
+        queries = layouts.matrices(v.left, [v.tile.query, v.head_dim])
+        keys = layouts.matrices(v.right, [v.head_dim, v.tile.key])
+        return queries, keys + layouts.matrices(v.right, [v.tile.key, v.head_dim])
 
     def cuts(self, problem: Problem) -> bool:
         """Whether shared memory keeps only pieces of head_dim; a head_dim that is one piece is not cut."""
@@ -240,7 +264,9 @@ class GluonStep(FusedStep):
             arch,
             variant.tile.scores,
         )
-        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+        return replace(
+            compiled, kv_tiles=tiles_visited(problem, variant.tile), shared_clocks=self.shared_clocks(problem)
+        )
 
 
 def _shapes(problem: Problem) -> list[tuple[int, ...]]:

@@ -31,22 +31,6 @@ def turns(step, problem: Problem) -> tuple[int, int]:
     return layouts.ldmatrix_turns(v.shared, v.columns), 1 + layouts.triton_conflicts(v.left, v.shared, panel)
 
 
-def shared_memory_clocks(step, problem: Problem) -> float:
-    """Clocks that an SM's shared memory needs for a query and a tile of keys, at 128 bytes a clock, without conflicts.
-
-    Counted are the matrices that ldmatrix reads for Q, K and V in every warp, and the copies of K and V into it.
-    """
-    from tutorial_lib import layouts
-
-    v = step.variant(problem)
-    read = layouts.matrices(v.right, [v.head_dim, v.tile.key]) + layouts.matrices(v.right, [v.tile.key, v.head_dim])
-    if not v.query_in_registers:
-        read += layouts.matrices(v.left, [v.tile.query, v.head_dim])
-    matrix = layouts.MATRIX_ROWS * layouts.CHUNK * layouts.ELEMENT
-    copied = 2 * v.tile.key * v.head_dim * layouts.ELEMENT
-    return (read * matrix * v.warps.number + copied) / (layouts.BANKS * layouts.WORD) / v.tile.query
-
-
 def draw_banks():
     """Step 8's and step 9's shared memory over the banks. Returns a matplotlib Figure."""
     from steps import get_step

@@ -61,10 +61,12 @@ def test_every_score_and_output_belongs_to_one_warp(step):
 
 def test_shared_memory_by_hand():
     """64 queries, 64 keys, head_dim 128, four warps: Q 4 KiB, K and V 16 KiB each a warp; 32 KiB are copied."""
-    expected = (4 * (4 + 16 + 16) + 32) * 1024 / 128 / 64
-    assert layouts.shared_memory_clocks(get_step("stages"), layouts.DRAWN) == expected
-    wide = (4 * (8 + 16 + 16) + 32) * 1024 / 128 / 128
-    assert layouts.shared_memory_clocks(get_step("wide_block"), layouts.DRAWN) == wide
+    assert get_step("stages").shared_clocks(layouts.DRAWN) == (4 * (4 + 16 + 16) + 32) * 1024 / 128
+    assert get_step("q_registers").shared_clocks(layouts.DRAWN) == (4 * (16 + 16) + 32) * 1024 / 128
+    assert get_step("wide_block").shared_clocks(layouts.DRAWN) == (4 * (8 + 16 + 16) + 32) * 1024 / 128
+    # Split-KV: every warp reads all of Q, and a quarter of K and V; without the swizzle in eight turns.
+    assert get_step("swizzle").shared_clocks(layouts.DRAWN) == (4 * (16 + 4 + 4) + 32) * 1024 / 128
+    assert get_step("explicit").shared_clocks(layouts.DRAWN) == (8 * 4 * (16 + 4 + 4) + 32) * 1024 / 128
 
 
 def test_only_split_kv_exchanges():

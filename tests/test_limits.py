@@ -46,6 +46,13 @@ def test_limit_by_hand():
     assert twice.seconds == 10240
 
 
+def test_shared_memory_counts_where_its_layouts_are_known():
+    found = limit(FULL, resources(shared_clocks_per_tile=3000.0), Gpu("toy", "sm_90", 1, 1.0, 1e12))
+    assert found.units["shared memory"] == 3000 and found.bound == "shared memory"
+    assert "bank conflicts" in found.advice
+    assert "shared memory" not in limit(FULL, resources(), TOY).units
+
+
 def test_exponentials_bound_a_small_head_dim():
     """At head_dim 32 the tensor cores need a quarter of the time, the exponentials as long as ever."""
     rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)

@@ -76,6 +76,7 @@ class Compiled:
     ptx: str | None = field(default=None, repr=False)  # tileiras makes none
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
+    shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
 
     @cached_property
     def _instructions(self) -> list[sass_reader.Instruction]:
@@ -174,6 +175,7 @@ class Compiled:
             "issued_per_tile": self.issued_per_tile,
             "scores_per_tile": self.scores_per_tile,
             "kv_tiles": self.kv_tiles,
+            "shared_clocks_per_tile": self.shared_clocks,
         }
 
 

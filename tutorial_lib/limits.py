@@ -4,7 +4,8 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
 
 - ``floor``: how fast can anybody compute this problem? Operations over the tensor rate, exponentials over the MUFU
   rate, bytes over bandwidth; whoever overlaps them perfectly needs the largest of the three.
-- ``limit``: how fast can this kernel be? Each unit's time comes from the instructions of the hot loop. A kernel with
+- ``limit``: how fast can this kernel be? Each unit's time comes from the instructions of the hot loop, and that of
+  shared memory, at 128 bytes a clock, from the layouts of the Gluon steps (cuTile does not tell its own). A kernel with
   one block on an SM runs its matrix products and its softmax in turn (each needs the other's result), so their times
   add; with two blocks or more, one's softmax can hide behind the other's matrix products, and the longest unit decides.
 
@@ -55,6 +56,8 @@ class Limit:
             return "matrix products and softmax take turns: overlap them"
         if self.bound == "tensor cores":
             return "the tensor cores bound it: what remains is latency, keep them fed"
+        if self.bound == "shared memory":
+            return "shared memory bounds it: read less of it, or without bank conflicts"
         return f"the {self.bound} bound it: need fewer of those"
 
 
@@ -94,6 +97,8 @@ def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
         "FP32 pipe": (hot["FP32"] + 2 * hot["packed FP32"]) * threads / rates.fp32,
         "issue slots": resources["issued_per_tile"] / ISSUE,
     }
+    if resources.get("shared_clocks_per_tile"):  # of kernels whose layouts are ours, and so known
+        clocks_per_tile["shared memory"] = resources["shared_clocks_per_tile"]
     seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)
     units = {unit: clocks * seconds_per_clock for unit, clocks in clocks_per_tile.items()}
     units["memory"] = problem.least_bytes / gpu.bandwidth
@@ -110,7 +115,8 @@ def explain(measured: float, predicted: float, counters: dict | None) -> str:
     if not counters:
         return "slower than throughput explains; no counters were recorded, so why is not known"
     return (
-        "bound by latency, which the model leaves out: the schedulers issue in "
+        f"throughput explains {predicted / measured:.0%} of it, the rest is latency, which the model leaves out: the "
+        "schedulers issue in "
         f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores are busy in "
         f"{counters['tensor_pct']:.0f} %, so neither is full; which wait costs most is not known"
     )
