@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steps.run import RESULTS
 from steps.step import Step, Unsupported, target_of
+from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, recorded_runs
 from tutorial_lib.tables import provenance
-
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
 
 
 def _architecture(device: str) -> str:
-    if device.startswith("sm_"):
+    if device in ARCHITECTURES:
         return device
     import torch
 
@@ -60,7 +60,7 @@ def _architecture(device: str) -> str:
         asked = None
     if asked is None or asked.type != "cuda" or not torch.cuda.is_available():
         raise ValueError(
-            f'device must be a CUDA device that is here, or an architecture such as "sm_90", got {device!r}'
+            f"device must be a CUDA device that is here, or one of {', '.join(ARCHITECTURES)}, got {device!r}"
         )
     return target_of(asked)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, make_console
+from steps.run import RESULTS, find_recorded
+from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run
 
 DRAWN = Problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=128)
 
@@ -67,32 +67,23 @@ def exchanged(step, problem: Problem = DRAWN) -> str:
     return drawings.crosses(v.accumulator, v.left, (v.tile.query, v.tile.key))
 
 
-def recorded_counters(problem: Problem, results: Path) -> Run | None:
-    """A recorded run of the problem with counters, or None."""
-    from tutorial_lib.results import read_run
-
-    for path in sorted(results.glob(f"*/{problem.slug}/results.json")):
-        run = read_run(path)
-        if any(m.counters for m in run.steps):
-            return run
-    return None
-
-
 def main(argv: list[str] | None = None) -> int:
     from rich.table import Table
 
     from tutorial_lib import plots, tables
 
     parser = OneLineParser(prog="python -m steps.layouts", description=__doc__.split("\n\n")[1])
-    parser.add_argument("--results", type=Path, default=Path("results"), help="recorded runs (results)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="recorded runs (results)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the drawings here (RESULTS/layouts)")
     try:
         options = parser.parse_args(argv)
+        folder = options.output or options.results / "layouts"
+        check_writable("--output", folder)
     except BadRequest as error:
         print(f"steps.layouts: {error}", file=sys.stderr)
         return 2
     console = make_console()
-    run = recorded_counters(DRAWN, options.results)
+    run = find_recorded(DRAWN, [options.results])
     table = Table(title=f"ldmatrix at shared memory, {DRAWN.describe()}", title_justify="left")
     table.add_column("step")
     for header in ("turns a matrix", "by Triton", "conflicts, computed", "counted by ncu"):
@@ -112,7 +103,6 @@ def main(argv: list[str] | None = None) -> int:
     console.print(table)
     if run:
         console.print(f"Counted: {tables.provenance(run)}.")
-    folder = options.output or options.results / "layouts"
     for name, figure in (("banks", draw_banks()), ("owners", draw_owners())):
         for path in plots.save(figure, folder, name):
             console.print(str(path), soft_wrap=True)

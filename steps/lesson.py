@@ -46,6 +46,7 @@ class Lesson:
         self.problem = problem or PROBLEMS[self.step.backend]
         self.results = results
         self.on_gpu = has_gpu()
+        self.guess: float | None = None  # the reader's, until the number appears
         self.recorded = find_recorded(self.problem, [results])
 
     @property
@@ -172,16 +173,17 @@ class Lesson:
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
         figure = plots.tflops_by_step(shown)
         now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
-        if getattr(self, "guess", None) and before and before.tflops:
+        if self.guess and before and before.tflops:
             figure.axes[0].axhline(self.guess * before.tflops, color="black", linestyle=":", label="your guess")
             figure.axes[0].legend(frameon=False, loc="upper right")
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
-        parts = [f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds.", figure]
+        found = []
         if now and now.speedup_vs_previous:
-            parts.append(f"Against step {self.previous.label}: **{tables.vs_previous(now)}**.")
+            found.append(f"Against step {self.previous.label}: **{tables.vs_previous(now)}**.")
         if now and now.speedup_vs_baseline:
-            parts.append(f"Against SDPA: {tables.factor(now.speedup_vs_baseline)}.")
-        return Page("\n\n".join([parts[0]]), figure, " ".join(parts[2:]))
+            found.append(f"Against SDPA: {tables.factor(now.speedup_vs_baseline)}.")
+        where = f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds."
+        return Page(where, figure, " ".join(found))
 
     # --- why ---
 
@@ -189,8 +191,10 @@ class Lesson:
         """Registers, spills, shared memory, the hot loop and the counters of this step and the one before."""
         compared = [(s, self.compiled(s)) for s in (self.previous, self.step) if s is not None]
         compared = [(s, resources) for s, resources in compared if resources]
-        if not compared:
+        if isinstance(self.step, TorchStep):
             return self.traffic()
+        if not any(s is self.step for s, _ in compared):
+            return Page(f"Nothing to show: {self.step.unsupported(self.problem, self.arch) or 'it does not compile'}.")
         rows = [[name, *(resources[key] for _, resources in compared)] for name, key in FIGURES]
         kinds = list(dict.fromkeys(k for _, r in compared for k, count in (r["hot_loop"] or {}).items() if count))
         rows += [[f"hot loop: {kind}", *(r["hot_loop"][kind] for _, r in compared)] for kind in kinds]
@@ -270,7 +274,7 @@ class Lesson:
             return Page(f"{what}: cannot run {self.problem.describe()} on {self.arch}: {reason}.")
         try:
             pair = [step.compile(self.problem, self.arch).as_dict() for step in (self.step, other)]
-        except CompilerError as error:
+        except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
         rows = [[name, *(resources[key] for resources in pair)] for name, key in FIGURES]
         if self.on_gpu:
@@ -389,8 +393,7 @@ def machine(recorded: Run | None) -> Page:
         )
     shown = f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}" if recorded else "no timings"
     return Page(
-        "**This machine has no GPU: cuTile kernels run in the interpreter, every kernel compiles for any architecture, "
-        f"and {shown}.**"
+        f"**This machine has no GPU: cuTile kernels run in the interpreter, every kernel compiles, and {shown}.**"
     )
 
 

@@ -45,7 +45,7 @@ def test_a_wrong_result_is_never_chosen():
 
 
 def test_a_device_that_is_none_is_named():
-    for device in ("cpu", "tpu"):
+    for device in ("cpu", "tpu", "sm_1"):
         with pytest.raises(ValueError, match="device must be a CUDA device that is here"):
             best(H100, device, RECORDED)
     assert steps.best(H100, "sm_90").step.name == best(H100, "sm_90", RECORDED).step.name

@@ -79,6 +79,19 @@ def test_a_variation_that_cannot_run_says_why():
     assert "needs 416 KiB of shared memory" in words(Lesson("stages", wide).vary(stages=6))
 
 
+def test_a_unit_that_only_one_kernel_knows_is_drawn():
+    """cuTile does not tell how busy shared memory is, Gluon's layouts do: the first Gluon step shows it."""
+    for name in ("explicit", "swizzle"):
+        figure = Lesson(name).predict().parts[0]
+        assert "shared memory" in [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_what_does_not_fit_is_told(monkeypatch):
+    wide = dataclasses.replace(lessons.PROBLEMS["gluon"], head_dim=256)
+    monkeypatch.setattr(Lesson, "arch", "sm_120")
+    assert "needs 160 KiB of shared memory a block; sm_120 has 99 KiB" in words(Lesson("stages", wide).evidence())
+
+
 def test_the_difference_reads_without_colour():
     shown = difference("a\nb < c\n", "a\nb > c\n")
     assert "-b < c\n+b > c" in shown.text and "b &lt; c" in shown.html

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser
+from tutorial_lib.command import BadRequest, OneLineParser, check_writable
 from tutorial_lib.files import write_whole
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -116,7 +116,7 @@ def title(notebook) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     import nbformat
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from rich.console import Console
 
     parser = OneLineParser(prog="python -m tutorial_lib.notebooks", description=__doc__.split("\n\n")[0])
@@ -130,6 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in options.names:
             if name not in known:
                 raise BadRequest(f"argument NAME: must be some of {', '.join(known)}, got {name!r}")
+            if options.execute and not (NOTEBOOKS / f"{name}.ipynb").exists():
+                raise BadRequest(f"argument --execute: {name}.ipynb is not there yet; make it without --execute")
+        if options.html:
+            check_writable("--html", options.html)
     except BadRequest as error:
         print(f"tutorial_lib.notebooks: {error}", file=sys.stderr)
         return 2
@@ -144,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with console.status(f"executing {name}"):
                 execute(notebook)
-        except CellExecutionError as error:
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             print(f"tutorial_lib.notebooks: {name}: {error}", file=sys.stderr)
             failed = True
             continue

@@ -9,7 +9,7 @@ from tutorial_lib import layouts
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
 
-SKY, YELLOW = "#56B4E9", "#F0E442"
+SKY = "#56B4E9"
 
 
 def tiles_of(problem: Problem, query: int, key: int):
@@ -58,12 +58,12 @@ def online_softmax(scores: Sequence[float], tile: int):
 
 def units(kernels: Sequence[tuple[str, object, float | None]]):
     """The least time of every unit, kernel by kernel. kernels: label, ``limits.Limit``, measured seconds or None."""
-    names = list(kernels[0][1].units)
+    names = list(dict.fromkeys(name for _, limit, _ in kernels for name in limit.units))
     figure, axes = figure_with_axes(6.4, 0.9 + 0.42 * len(names) * max(1, 0.7 * len(kernels)))
     height = 0.8 / len(kernels)
     for n, (label, limit, measured) in enumerate(kernels):
         places = [y + (n - (len(kernels) - 1) / 2) * height for y in range(len(names))]
-        times = [1000 * limit.units[name] for name in names]
+        times = [1000 * limit.units.get(name, 0) for name in names]  # shared memory is not known of every kernel
         look = {"color": (SKY, BLUE)[n % 2], "hatch": HATCHES[n], "edgecolor": "white"}
         axes.barh(places, times, 0.9 * height, label=f"{label}: least time", **look)
         if measured is not None:

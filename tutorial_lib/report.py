@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib import plots, tables
+from tutorial_lib import plots, tables, timing
 from tutorial_lib.command import OneLineParser
 from tutorial_lib.files import write_whole
 from tutorial_lib.results import Measurement, ResultsError, Run, read_run
@@ -144,7 +144,8 @@ HOW_TIMED = (
     "events, after a rest in which its clock recovers; a load that goes on for long may run slower. All steps, peers "
     "and the ceiling are sampled in turn, round after round, in an order shuffled for every round; ratios are taken "
     "inside a round. Shown are the median and the 10th and 90th percentile over rounds. A step is «faster» or «slower» "
-    "than the previous one when that whole range lies on one side of 1 and the median is 2 % away, else «same»: "
+    "than the previous one when that whole range lies on one side of 1 and the median is "
+    f"{100 * timing.NOISE:.0f} % away, else «same»: "
     "the same machine code, timed twice, differs by nearly as much. TFLOPS count 4·B·H·Sq·Skv·D "
     "operations, half of that for a causal square. The error is the largest difference from attention in float64 on "
     "the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's plus one rounding step."
