@@ -32,6 +32,14 @@ MODULES = (
     "step14_fine_grained",
     "step15_deferred_sum",
     "step16_wide_block",
+    "step17_wgmma",
+    "step18_producer",
+    "step19_registers",
+    "step20_ping_pong",
+    "step21_overlap",
+    "step22_dealt",
+    "step23_linked",
+    "step24_third_group",
 )
 
 

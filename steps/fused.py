@@ -58,11 +58,13 @@ def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:
     """K/V tiles that all blocks together go through, counted as the kernels count them."""
-    per_head = 0
-    for i in range(-(-problem.seq_len_q // tile.query)):
-        keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
-        per_head += -(-keys // tile.key)
-    return problem.batch * problem.heads * per_head
+    tiles = range(-(-problem.seq_len_q // tile.query))
+    return problem.batch * problem.heads * sum(-(-keys_seen(problem, tile, i) // tile.key) for i in tiles)
+
+
+def keys_seen(problem: Problem, tile: Tile, i: int) -> int:
+    """Keys that some query of the i-th tile of queries sees."""
+    return min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
 
 
 def _show(value: object) -> str:

@@ -241,7 +241,7 @@ class GluonStep(FusedStep):
         q, scale = fold_sign(q, problem.effective_scale)
         q, k, v = (copyable(x) for x in (q, k, v))
         if k.stride(2) != v.stride(2):
-            k, v = (_contiguous_copy(x) for x in (k, v))
+            k, v = (contiguous_copy(x) for x in (k, v))
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         with torch.cuda.device(q.device):
@@ -256,7 +256,7 @@ class GluonStep(FusedStep):
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         variant = self.variant(problem)
-        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in _shapes(problem))
+        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
         compiled = compiler.compile_gluon(
             self.kernel(problem),
             arguments(q, k, v, o, problem, problem.effective_scale, variant),
@@ -269,7 +269,7 @@ class GluonStep(FusedStep):
         )
 
 
-def _shapes(problem: Problem) -> list[tuple[int, ...]]:
+def shapes(problem: Problem) -> list[tuple[int, ...]]:
     queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
     keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
     return [queries, keys, keys, queries]
@@ -285,10 +285,10 @@ def copyable(x):
     """x, or a copy of it where its rows cannot be copied 16 bytes at a time."""
     even = all(stride % 16 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
     near = x.stride(2) < 2**23  # offsets inside a tile are 32-bit
-    return x if even and near and x.stride(3) == 1 and x.data_ptr() % 16 == 0 else _contiguous_copy(x)
+    return x if even and near and x.stride(3) == 1 and x.data_ptr() % 16 == 0 else contiguous_copy(x)
 
 
-def _contiguous_copy(x):
+def contiguous_copy(x):
     import torch
 
     return x.clone(memory_format=torch.contiguous_format)

@@ -38,12 +38,14 @@ OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows al
 
 COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for copies and matrix products
 
-FORMAT = 2  # of what is kept on disk: a change here makes everything be compiled again
+FORMAT = 3  # of what is kept on disk: a change here makes everything be compiled again
 
 
-def compute_threads(compiler: str, threads: int) -> int:
-    """Of a block's ``threads``, those that compute: in a Triton kernel all of them."""
-    return threads if compiler.startswith("Triton") else COMPUTE_THREADS
+def compute_threads(resources: dict) -> int:
+    """Of a block's threads, those that compute; ``resources`` is what ``Compiled.as_dict`` returned."""
+    if resources.get("compute_threads"):
+        return resources["compute_threads"]
+    return resources["threads"] if resources.get("compiler", "").startswith("Triton") else COMPUTE_THREADS
 
 
 class CompilerError(RuntimeError):
@@ -66,6 +68,7 @@ class Compiled:
     arch: str
     compiler: str
     threads: int  # a block
+    compute_threads: int  # of them, those that do not only copy
     registers: int  # a thread, at launch
     shared_bytes: int
     stack_bytes: int
@@ -121,10 +124,10 @@ class Compiled:
 
     @property
     def issued_per_tile(self) -> float | None:
-        """Instructions that a block issues for one K/V tile: four warps compute, one plays each other role."""
+        """Instructions that a block issues for one K/V tile; one warp plays each role but computing."""
         if not self._hot:
             return None
-        warps = {"compute": compute_threads(self.compiler, self.threads) // 32}
+        warps = {"compute": self.compute_threads // 32}
         issued = sum(warps.get(role, 1) * len(body) for role, body in self._hot.items())
         return issued / self._tiles_per_turn(self._hot["compute"])
 
@@ -133,8 +136,7 @@ class Compiled:
         if not self.scores_per_tile:
             return 1
         exponentials = sum(i.opcode == "MUFU" and i.operands.startswith(".EX2") for i in body)
-        threads = compute_threads(self.compiler, self.threads)
-        return max(1, round(exponentials * threads / self.scores_per_tile))
+        return max(1, round(exponentials * self.compute_threads / self.scores_per_tile))
 
     @property
     def occupancy(self) -> tuple[int, str] | None:
@@ -160,6 +162,7 @@ class Compiled:
             "arch": self.arch,
             "compiler": self.compiler,
             "threads": self.threads,
+            "compute_threads": self.compute_threads,
             "registers": self.registers,
             "shared_bytes": self.shared_bytes,
             "stack_bytes": self.stack_bytes,
@@ -221,9 +224,12 @@ class Placeholder:
         return 0  # aligned
 
 
-def compile_gluon(kernel, arguments: tuple, num_warps: int, arch: str, scores_per_tile: int) -> Compiled:
+def compile_gluon(
+    kernel, arguments: tuple, num_warps: int, arch: str, scores_per_tile: int, compute_warps: int | None = None
+) -> Compiled:
     """Compile a Gluon kernel for ``arch`` as a launch with ``arguments`` would, or find it on disk.
 
+    compute_warps: of a block, those that compute; None where all do.
     Raises ValueError for an architecture that is none, CompilerError when Triton fails.
     """
     import triton
@@ -257,7 +263,8 @@ def compile_gluon(kernel, arguments: tuple, num_warps: int, arch: str, scores_pe
             return Compiled(
                 arch=arch,
                 compiler=compiler,
-                threads=32 * num_warps,
+                threads=32 * compiled.metadata.num_warps,
+                compute_threads=32 * (compute_warps or num_warps),
                 registers=numbers["REG"],
                 shared_bytes=compiled.metadata.shared,
                 stack_bytes=numbers["STACK"],
@@ -358,6 +365,7 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             arch=arch,
             compiler=compiler,
             threads=int(threads[1], 16) if threads else COMPUTE_THREADS,
+            compute_threads=COMPUTE_THREADS,
             registers=numbers["REG"],
             shared_bytes=numbers["SHARED"],
             stack_bytes=numbers["STACK"],

@@ -90,7 +90,7 @@ def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
     if not (hot and blocks and tiles and scores_per_tile):
         return None
     rates = _rates(gpu)
-    threads = compute_threads(resources.get("compiler", ""), resources.get("threads"))
+    threads = compute_threads(resources)
     clocks_per_tile = {
         "tensor cores": 4 * scores_per_tile * problem.head_dim / rates.tensor_flops,
         "exponentials": hot["MUFU"] * threads / rates.mufu,

@@ -1,0 +1,626 @@
+"""The shared skeleton of the Hopper steps: TMA fetches tiles, and warp groups multiply straight from shared memory.
+
+A Hopper SM has two engines that the Gluon skeleton of ``steps/gluon.py`` cannot use. TMA copies a whole tile when one
+thread asks it to, and reports to an mbarrier in shared memory. ``wgmma`` lets four warps together multiply 64 rows by a
+tile that stays in shared memory, and returns at once: the result is waited for later. What follows from them, warps
+with roles, products that run under the softmax, blocks that never end, is FlashAttention-3's (Shah et al. 2024,
+https://arxiv.org/abs/2407.08608). The instructions are in the PTX ISA under "wgmma", "cp.async.bulk.tensor" and
+"mbarrier"; no architecture but sm_90 has wgmma.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from steps.fused import FusedStep, hole, tiles_visited
+from steps.gluon import barrier, contiguous_copy, hide, shapes, softmax, tiles_to_visit
+from steps.order import NATURAL, Order
+from steps.step import Unsupported
+from steps.tiles import Tile
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
+
+ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
+GROUP_WARPS = 4  # of a warp group
+PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, and the layouts that follow: all of it is constant in the compiled code."""
+
+    tile: Tile
+    head_dim: int
+    group_size: int
+    causal: bool
+    ragged: bool  # the last tile of keys is not full
+    groups: int  # warp groups that compute, of ROWS queries each
+    stages: int
+    producer: bool
+    registers: int
+    ping_pong: bool
+    overlap: bool
+    persistent: bool
+    linked: bool
+    query_stages: int  # tiles of queries that shared memory holds
+    own_output: bool  # the output has its own place in shared memory, and not that of Q
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the queries of a block fall: each has its warps, which run for themselves."""
+        return self.groups if self.producer else 1
+
+    @property
+    def rows(self) -> int:
+        """Queries of a part."""
+        return self.tile.query // self.parts
+
+    @property
+    def warps(self) -> int:
+        """Warps of a part."""
+        return GROUP_WARPS * self.groups // self.parts
+
+    @property
+    def accumulator(self) -> gl.NVMMADistributedLayout:
+        """Scores [query, key], as wgmma leaves them in registers: a warp has 16 rows."""
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.tile.key, 16])
+
+    @property
+    def output(self) -> gl.NVMMADistributedLayout:
+        """Outputs [query, head_dim]."""
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
+
+    @property
+    def weights(self) -> gl.DotOperandLayout:
+        """The first factor of the PV product, which comes from registers."""
+        return gl.DotOperandLayout(0, self.output, 2)
+
+    @property
+    def shared(self) -> gl.NVMMASharedLayout:
+        """Tiles in shared memory, swizzled as TMA writes and wgmma reads them."""
+        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperStep(FusedStep):
+    """A fused kernel for sm_90 in Gluon: ``fmha`` below with these holes filled.
+
+    producer: a warp of its own asks for tiles of K and V, and warp groups of ROWS queries each do nothing but compute;
+    without it all warps share one role. registers: of a thread that computes, where there is a producer.
+    ping_pong: the warp groups issue their products in turn. overlap: the QK product of a tile and the PV product of the
+    tile before run under the softmax.
+    order: which block computes which tiles of queries; groups: warp groups that compute, by head_dim.
+    """
+
+    producer: bool = hole(default=False)
+    registers: int = hole(default=168)
+    ping_pong: bool = hole(default=False)
+    overlap: bool = hole(default=False)
+    order: Order = hole(default=NATURAL)
+    linked: bool = hole(default=False)
+    third_group: bool = hole(default=False)
+
+    backend: ClassVar[str] = "hopper"
+    runs_on_cpu: ClassVar[bool] = False
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target == "cpu":
+            return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
+        if target != "sm_90":
+            return f"made of wgmma, which sm_90 alone has, not {target}"
+        return None
+
+    def variant(self, problem: Problem) -> Variant:
+        """The constants that ``problem`` is compiled with."""
+        wide = problem.head_dim > 128
+        groups = 3 if self.third_group and problem.head_dim <= 64 else 2
+        tile = Tile(groups * ROWS, 64 if wide else 128)
+        return Variant(
+            tile=tile,
+            head_dim=problem.head_dim,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=problem.seq_len_kv % tile.key != 0,
+            groups=groups,
+            stages=2,
+            producer=self.producer,
+            registers=self.registers if groups == 2 else 160,
+            ping_pong=self.ping_pong,
+            overlap=self.overlap,
+            persistent=self.order.persistent,
+            linked=self.linked and not wide,
+            query_stages=2 if self.linked and not wide else 1,
+            own_output=self.order.persistent and not wide,
+        )
+
+    def run(self, problem, q, k, v, out):
+        import torch
+
+        variant = self.variant(problem)
+        q, scale = fold_sign(q, problem.effective_scale)
+        q, k, v = (x if describable(x) else contiguous_copy(x) for x in (q, k, v))
+        o = out if out is not None and describable(out) else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        with torch.cuda.device(q.device):
+            blocks, order = self.order.blocks(problem, variant.tile, q.device)
+            fmha[(blocks,)](*arguments(q, k, v, o, problem, scale, order, variant), num_warps=variant.warps)
+        return o if out is None or o is out else out.copy_(o)
+
+    def compile(self, problem, arch="sm_90"):
+        from tutorial_lib import compiler
+
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem)
+        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
+        order = [compiler.Placeholder((1,), "int32")] * 2
+        compiled = compiler.compile_gluon(
+            fmha,
+            arguments(q, k, v, o, problem, problem.effective_scale, order, variant),
+            variant.warps,
+            arch,
+            variant.tile.scores,
+            compute_warps=GROUP_WARPS * variant.groups,
+        )
+        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+
+
+class Arrays(NamedTuple):
+    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. query, output: the parts of a tile, of the query of two; key, value: a ring."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+
+    query_ready: object
+    query_free: object
+    key_ready: object
+    key_free: object
+    value_ready: object
+    value_free: object
+    turns: object  # of the warp groups, in ping-pong
+
+
+class Work(NamedTuple):
+    """What is to be computed. order, starts: of tiles of queries, see ``steps.order``."""
+
+    order: object
+    starts: object
+    heads: object
+    tiles_a_head: object
+    seq_len_kv: object
+
+
+class Place(NamedTuple):
+    """Which queries: first row of the tile of queries, head of K and V, batch; and how many keys there are."""
+
+    row: object
+    kv_head: object
+    batch: object
+    seq_len_kv: object
+
+
+def describable(x) -> bool:
+    """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
+    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+
+
+def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Variant) -> tuple:
+    """What a launch passes to ``fmha``; the scale is in base 2, because the hardware's exponential is."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    def described(x, rows: int):
+        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+        strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
+        box = [1, 1, rows, problem.head_dim]
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, variant.shared)
+
+    keys, queries = variant.tile.key, variant.rows
+    return (
+        described(q, queries),
+        described(k, keys),
+        described(v, keys),
+        described(o, queries),
+        *order,
+        scale / math.log(2),
+        problem.seq_len_kv,
+        problem.heads,
+        -(-problem.seq_len_q // variant.tile.query),
+        variant,
+    )
+
+
+@gluon.jit
+def position(number, work):
+    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
+    head = number // work.tiles_a_head
+    return head % work.heads, head // work.heads, number % work.tiles_a_head
+
+
+@gluon.jit
+def own_tiles(work, variant: gl.constexpr):
+    """The part [first, last) of the order that is this block's."""
+    first = gl.program_id(0)
+    last = first + 1
+    if variant.persistent:
+        last = gl.load(work.starts + first + 1)
+        first = gl.load(work.starts + first)
+    return first, last
+
+
+@gluon.jit
+def numbered(work, n, variant: gl.constexpr):
+    """The number of the n-th tile of queries in the order."""
+    if variant.persistent:
+        n = gl.load(work.order + n)
+    return n
+
+
+@gluon.jit
+def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
+    """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
+    PARTS: gl.constexpr = variant.parts
+    stage = turn % variant.query_stages
+    ready = barriers.query_ready.index(stage)
+    mbarrier.expect(ready, variant.tile.query * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    for part in gl.static_range(PARTS):
+        at = [batch, head, row + part * variant.rows, 0]
+        tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
+
+
+@gluon.jit
+def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
+    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    tma.async_copy_global_to_shared(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
+    """The producer: fetches the tiles of this block, each as soon as its place is free."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    query_turn = 0
+    first, last = own_tiles(work, variant)
+    for n in range(first, last):
+        head, batch, i = position(numbered(work, n, variant), work)
+        row = i * variant.tile.query
+        _, end = tiles_to_visit(row, work.seq_len_kv, variant)
+        free = barriers.query_free.index(query_turn % variant.query_stages)
+        mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
+        fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
+        query_turn += 1  # noqa: SIM113
+        kv_head = head // variant.group_size
+        for j in range(end):
+            stage = turn % variant.stages
+            used = turn // variant.stages & 1 ^ 1
+            mbarrier.wait(barriers.key_free.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, j * TILE_KEY, stage, variant)
+            mbarrier.wait(barriers.value_free.index(stage), used)
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage, variant)
+            turn += 1
+
+
+@gluon.jit
+def issue_scores(query, keys, turn, variant: gl.constexpr):
+    """Begin the QK product [query, key]; both factors lie in shared memory."""
+    none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
+    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim]).permute((1, 0))
+    return warpgroup_mma(query, key, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def issue_output(weights, values, turn, accumulator, variant: gl.constexpr):
+    """Begin to add the PV product to the output; V lies in shared memory."""
+    value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    return warpgroup_mma(weights, value, accumulator, is_async=True)
+
+
+@gluon.jit
+def await_tile(ready, turn, stages: gl.constexpr):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+
+
+@gluon.jit
+def release(free, turn, stages: gl.constexpr):
+    """This part has read the turn-th tile of a ring."""
+    mbarrier.arrive(free.index(turn % stages), count=1)
+
+
+@gluon.jit
+def by_row(x, variant: gl.constexpr):
+    """One number a row, from the layout of the scores to that of the output."""
+    return gl.convert_layout(x, gl.SliceLayout(1, variant.output))[:, None]
+
+
+@gluon.jit
+def attend(query, arrays, tiles, barriers, place, turn, scale, part: gl.constexpr, variant: gl.constexpr):
+    """Attention of a part's queries to the keys that they see, a tile after the other.
+
+    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    """
+    TILE_KEY: gl.constexpr = variant.tile.key
+    STAGES: gl.constexpr = variant.stages
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
+    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    first_query = place.row + part * variant.rows
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- scores: QK product; with ping-pong when it is this part's turn, and part 0 has the first ---
+            await_tile(barriers.key_ready, turn, STAGES)
+            if variant.ping_pong:
+                mbarrier.wait(barriers.turns.index(part), turn & 1 ^ (1 - part))
+            scores = issue_scores(query, tiles.key, turn, variant)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            if variant.ping_pong:
+                mbarrier.arrive(barriers.turns.index(1 - part), count=1)
+            if variant.producer:
+                release(barriers.key_free, turn, STAGES)
+            if masked:
+                scores = hide(scores, first_query, j * TILE_KEY, place.seq_len_kv, variant)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            accumulator = accumulator * by_row(correction, variant)
+            weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+
+            # --- output: PV product ---
+            await_tile(barriers.value_ready, turn, STAGES)
+            accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            if variant.producer:
+                release(barriers.value_free, turn, STAGES)
+            else:
+                barrier()  # all warps have read this tile: fetch a later one into its place
+                if j + STAGES < end:
+                    fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES, variant)
+            turn += 1
+    return accumulator, row_sum, turn
+
+
+@gluon.jit
+def fetch_both(arrays, tiles, barriers, place, j, stage, variant: gl.constexpr):
+    """Without a producer: ask for the j-th tile of keys and of values."""
+    row = j * variant.tile.key
+    fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
+    fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+
+
+@gluon.jit
+def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexpr):
+    """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
+
+    With weights alive beside the scores, a second loop would cost a copy of the weights every turn.
+    """
+    if variant.causal or variant.ragged:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+        if j >= whole:
+            scores = hide(scores, first_query, j * variant.tile.key, seq_len_kv, variant)
+    return scores
+
+
+@gluon.jit
+def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: gl.constexpr, variant: gl.constexpr):
+    """As ``attend``, with the softmax of a tile under products: the PV product of the tile before is still running.
+
+    Every turn issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. Only
+    then comes the softmax of tile j, and at its end the wait for the second.
+
+    scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
+    """
+    STAGES: gl.constexpr = variant.stages
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    first_query = place.row + part * variant.rows
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+
+    # --- the first tile ---
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    release(barriers.key_free, turn, STAGES)
+    scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
+    weights, correction, row_max = softmax(scores, row_max, scale)
+    row_sum = gl.sum(weights, 1)
+    weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+
+    for j in range(1, end):
+        # --- issue: scores of this tile, output of the tile before ---
+        await_tile(barriers.key_ready, turn + 1, STAGES)
+        scores = issue_scores(query, tiles.key, turn + 1, variant)
+        await_tile(barriers.value_ready, turn, STAGES)
+        accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        release(barriers.key_free, turn + 1, STAGES)
+
+        # --- online softmax, while the output is computed ---
+        scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
+        weights, correction, row_max = softmax(scores, row_max, scale)
+        row_sum = row_sum * correction + gl.sum(weights, 1)
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        release(barriers.value_free, turn, STAGES)
+        accumulator = accumulator * by_row(correction, variant)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+        turn += 1
+
+    # --- the last tile's output ---
+    await_tile(barriers.value_ready, turn, STAGES)
+    return issue_output(weights, tiles.value, turn, accumulator, variant), row_sum, turn
+
+
+@gluon.jit
+def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
+    index = query_turn % variant.query_stages * variant.parts + part
+    return queries.index(index).reshape([variant.rows, variant.head_dim])
+
+
+@gluon.jit
+def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: gl.constexpr):
+    """Warps that compute: a part of every tile of queries that is this block's."""
+    STAGES: gl.constexpr = variant.stages
+    QUERY_STAGES: gl.constexpr = variant.query_stages
+    output = tiles.output.index(part)
+    turn = 0  # tiles of keys so far
+    query_turn = 0
+    first, last = own_tiles(work, variant)
+    if variant.linked:
+        await_tile(barriers.query_ready, 0, QUERY_STAGES)
+        await_tile(barriers.key_ready, 0, STAGES)
+        scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
+    for n in range(first, last):
+        head, batch, i = position(numbered(work, n, variant), work)
+        place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+        query = part_of(tiles.query, query_turn, part, variant)
+        if not variant.linked:
+            await_tile(barriers.query_ready, query_turn, QUERY_STAGES)
+        if variant.overlap:
+            if not variant.linked:
+                await_tile(barriers.key_ready, turn, STAGES)
+                scores = issue_scores(query, tiles.key, turn, variant)
+            accumulator, row_sum, turn = attend_overlapped(
+                scores, query, tiles, barriers, place, turn, scale, part, variant
+            )
+        else:
+            accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)
+        if variant.own_output:
+            release(barriers.query_free, query_turn, QUERY_STAGES)
+        if variant.overlap:
+            if variant.linked:
+                # The first product for the next queries is issued behind the last for these, and runs while these are
+                # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
+                if n + 1 < last:
+                    await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
+                    await_tile(barriers.key_ready, turn + 1, STAGES)
+                following = part_of(tiles.query, query_turn + 1, part, variant)
+                scores = issue_scores(following, tiles.key, turn + 1, variant)
+                accumulator = warpgroup_mma_wait(1, deps=[accumulator])
+            else:
+                accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            release(barriers.value_free, turn, STAGES)
+            turn += 1
+
+        # --- normalise and store; TMA drops rows past the end ---
+        o = accumulator * by_row(1.0 / row_sum, variant)
+        tma.store_wait(0)
+        output.reshape([variant.rows, variant.head_dim]).store(o.to(tiles.query.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(arrays.output, [batch, head, place.row + part * variant.rows, 0], output)
+        if not variant.own_output:
+            tma.store_wait(0)
+            if variant.producer:
+                release(barriers.query_free, query_turn, QUERY_STAGES)
+        query_turn += 1  # noqa: SIM113
+    if variant.linked:
+        scores = warpgroup_mma_wait(0, deps=[scores])
+    tma.store_wait(0)
+
+
+@gluon.jit
+def begin(arrays, tiles, barriers, work, variant: gl.constexpr):
+    """Without a producer: ask for the queries and the first tiles of keys and values."""
+    STAGES: gl.constexpr = variant.stages
+    head, batch, i = position(gl.program_id(0), work)
+    place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+    _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    fetch_queries(arrays, tiles, barriers, head, batch, place.row, 0, variant)
+    for j in gl.static_range(STAGES):
+        if j < end:
+            fetch_both(arrays, tiles, barriers, place, j, j, variant)
+
+
+@gluon.jit
+def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
+    """As many mbarriers, each complete after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=arrivals)
+    return barriers
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr):
+    PARTS: gl.constexpr = variant.parts
+    STAGES: gl.constexpr = variant.stages
+    QUERY_STAGES: gl.constexpr = variant.query_stages
+    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS, 1, 1, variant.rows, variant.head_dim]
+    KEYS: gl.constexpr = [STAGES, 1, 1, variant.tile.key, variant.head_dim]
+    OUTPUTS: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.head_dim]
+    dtype: gl.constexpr = Q.dtype
+
+    # --- shared memory ---
+    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
+    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    outputs = gl.allocate_shared_memory(dtype, OUTPUTS, variant.shared) if variant.own_output else queries
+    tiles = Tiles(queries, keys, values, outputs)
+    barriers = Barriers(
+        barrier_ring(QUERY_STAGES, 1),
+        barrier_ring(QUERY_STAGES, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(2, 1),
+    )
+    fence_async_shared()  # TMA sees the barriers
+
+    # --- who does what ---
+    arrays = Arrays(Q, K, V, Out)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    if not variant.producer:
+        begin(arrays, tiles, barriers, work, variant)
+        consume(arrays, tiles, barriers, work, scale, 0, variant)
+    elif PARTS == 2:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            [4, 1],
+            [variant.registers, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, 2, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            [4, 4, 1],
+            [variant.registers, variant.registers, 24],
+        )

@@ -1,0 +1,99 @@
+"""Which block computes which tiles of queries, and in which order.
+
+A GPU that is given a block a tile hands them out itself, each to the SM that is free first. Blocks that stay, one an
+SM, must know their tiles: this module deals them out before the launch, as the GPU would, with a better eye for two
+things. Tiles of a causal mask differ in length, and the last to be dealt should be short. And K and V of the heads
+that run at the same time should fit in the L2 cache together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import lru_cache
+
+from steps.fused import keys_seen
+from steps.tiles import Tile
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+SECTION_BYTES = 16 * 2**20  # K and V of heads that run together: a third of an H100's L2
+START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
+
+
+@dataclass(frozen=True)
+class Order:
+    """persistent: as many blocks as the GPU has SMs, each with its list of tiles; else a block a tile, as numbered."""
+
+    persistent: bool
+
+    def __str__(self) -> str:
+        return "dealt to blocks that stay" if self.persistent else "a block a tile"
+
+    def blocks(self, problem: Problem, tile: Tile, device) -> tuple[int, tuple]:
+        """(number of blocks, (order, starts)): block b computes the tiles order[starts[b] : starts[b + 1]].
+
+        Both are int32 tensors on the device. A tile of queries has the number
+        (batch * heads + head) * tiles_a_head + tile. Without ``persistent`` nobody reads them.
+        """
+        import torch
+
+        if not self.persistent:
+            return tiles_a_head(problem, tile) * problem.heads * problem.batch, _nothing(device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        tensors = _on_device(problem, tile, processors, device)
+        return len(tensors[1]) - 1, tensors
+
+
+NATURAL = Order(persistent=False)
+DEALT = Order(persistent=True)
+
+
+def tiles_a_head(problem: Problem, tile: Tile) -> int:
+    return -(-problem.seq_len_q // tile.query)
+
+
+def deal(problem: Problem, tile: Tile, processors: int) -> list[list[int]]:
+    """The tiles of queries of every block, in order: each goes to the block that is free first, long ones early.
+
+    Heads come in sections whose K and V fit in L2 together; inside a section the longest tiles come first, those of
+    the same length head by head.
+    """
+    a_head = tiles_a_head(problem, tile)
+    heads = problem.batch * problem.heads
+    section = section_heads(problem)
+    lengths = [START - (-keys_seen(problem, tile, i) // tile.key) for i in range(a_head)]
+    longest_first = sorted(range(a_head), key=lambda i: -lengths[i])
+    free = [(0, block) for block in range(min(processors, a_head * heads))]  # (when, which)
+    dealt: list[list[int]] = [[] for _ in free]
+    for first in range(0, heads, section):
+        for i in longest_first:
+            for head in range(first, min(first + section, heads)):
+                when, block = heapq.heappop(free)
+                dealt[block].append(head * a_head + i)
+                heapq.heappush(free, (when + lengths[i], block))
+    return dealt
+
+
+def section_heads(problem: Problem) -> int:
+    """How many heads run together: as many as K and V of fit in a part of L2."""
+    shared = 2 * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT / problem.group_size
+    return max(1, min(problem.batch * problem.heads, int(SECTION_BYTES / shared)))
+
+
+@lru_cache(maxsize=32)
+def _on_device(problem: Problem, tile: Tile, processors: int, device):
+    import torch
+
+    dealt = deal(problem, tile, processors)
+    starts = [0]
+    for tiles in dealt:
+        starts.append(starts[-1] + len(tiles))
+    order = [number for tiles in dealt for number in tiles]
+    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts))
+
+
+@lru_cache(maxsize=32)
+def _nothing(device):
+    import torch
+
+    return (torch.zeros(1, dtype=torch.int32, device=device),) * 2

@@ -1,0 +1,18 @@
+"""Step 17: a kernel for Hopper: TMA copies, warp groups multiply from shared memory.
+
+Steps 8 to 16 move every operand through registers: cp.async brings 16 bytes a lane into shared memory, ldmatrix reads
+fragments back, mma.sync multiplies them. On an H100 mma.sync reaches little more than half of what the tensor cores can
+do. ``wgmma`` reaches the rest: four warps together multiply 64 rows by a whole tile, and both factors may stay in
+shared memory, swizzled as TMA leaves them. One thread asks TMA for a tile, and an mbarrier tells when it has arrived.
+"""
+
+from steps import step16_wide_block
+from steps.hopper import HopperStep
+
+STEP = HopperStep(
+    number=17,
+    name="wgmma",
+    title="TMA and wgmma",
+    change="A new kernel in Gluon for sm_90: TMA fetches tiles, and two warp groups multiply from shared memory.",
+    previous=step16_wide_block.STEP,
+)
