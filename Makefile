@@ -24,8 +24,8 @@ RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv"
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-16 '$(RAGGED)'
-	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-16 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-24 '$(RAGGED)'
+	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-24 '$(RAGGED)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 

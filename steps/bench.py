@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from steps.step import Step, target_of
 from tutorial_lib import accuracy, reference, timing
-from tutorial_lib.hardware import available_bytes
+from tutorial_lib.hardware import available_bytes, gpu_turn
 from tutorial_lib.problem import Problem
 
 
@@ -22,11 +22,12 @@ class Bench:
         self.problem, self.device, self.seed = problem, torch.device(device), seed
         self.plans: dict[str, timing.Plan] = {}
         self.calls: dict[str, object] = {}
-        self.inputs = problem.inputs(seed, device)
-        if check:
-            exact = reference.attention_float64(*self.inputs, problem.causal, problem.scale)
-            self.exact = exact
-            self.sdpa_error = reference.sdpa_error(self.inputs, exact, problem.causal, problem.scale)
+        with gpu_turn(device):
+            self.inputs = problem.inputs(seed, device)
+            if check:
+                exact = reference.attention_float64(*self.inputs, problem.causal, problem.scale)
+                self.exact = exact
+                self.sdpa_error = reference.sdpa_error(self.inputs, exact, problem.causal, problem.scale)
 
     @staticmethod
     def least_bytes(problem: Problem, check: bool) -> int:
@@ -49,9 +50,10 @@ class Bench:
     def check(self, step: Step) -> accuracy.Accuracy:
         """Run the step once into a poisoned output and compare."""
         problem = self.problem
-        return accuracy.measure_accuracy(
-            step.attention, self.inputs, self.exact, self.sdpa_error, problem.causal, problem.scale
-        )
+        with gpu_turn(self.device.type):
+            return accuracy.measure_accuracy(
+                step.attention, self.inputs, self.exact, self.sdpa_error, problem.causal, problem.scale
+            )
 
     def compile(self, step: Step, arch: str) -> dict:
         """What the compiler makes of the step's kernel, as results.json holds it."""
@@ -71,12 +73,14 @@ class Bench:
     def prepare(self, step: Step | None) -> None:
         """Warm ``step`` (None: the ceiling) up and plan its samples."""
         name = step.name if step else timing.CEILING
-        self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
-        self.plans[name] = timing.plan_sample(self.calls[name])
+        with gpu_turn(self.device.type):
+            self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
+            self.plans[name] = timing.plan_sample(self.calls[name])
 
     def sample(self, name: str) -> dict:
         """One contender's turn in a round: milliseconds, and the GPU's state."""
-        return asdict(timing.take_sample(self.calls[name], self.plans[name]))
+        with gpu_turn(self.device.type):
+            return asdict(timing.take_sample(self.calls[name], self.plans[name]))
 
     def _call(self, step: Step):
         import torch

@@ -72,6 +72,16 @@ class Variant:
         return GROUP_WARPS * self.groups // self.parts
 
     @property
+    def workers(self) -> list[int]:
+        """Warps of every part but the first, and of the producer."""
+        return [self.warps] * (self.parts - 1) + [1]
+
+    @property
+    def budgets(self) -> list[int]:
+        """Registers of a thread of those; the first part gets what is left, which is no less."""
+        return [self.registers] * (self.parts - 1) + [PRODUCER_REGISTERS]
+
+    @property
     def accumulator(self) -> gl.NVMMADistributedLayout:
         """Scores [query, key], as wgmma leaves them in registers: a warp has 16 rows."""
         return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.tile.key, 16])
@@ -175,7 +185,7 @@ class HopperStep(FusedStep):
             variant.tile.scores,
             compute_warps=GROUP_WARPS * variant.groups,
         )
-        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile), compute_groups=variant.parts)
 
 
 class Arrays(NamedTuple):
@@ -597,21 +607,23 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     )
     fence_async_shared()  # TMA sees the barriers
 
-    # --- who does what ---
+    # --- who does what; the first part's warps are those that the block began with ---
+    WORKERS: gl.constexpr = variant.workers
+    BUDGETS: gl.constexpr = variant.budgets
     arrays = Arrays(Q, K, V, Out)
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     if not variant.producer:
         begin(arrays, tiles, barriers, work, variant)
         consume(arrays, tiles, barriers, work, scale, 0, variant)
-    elif PARTS == 2:
+    elif variant.parts == 2:
         gl.warp_specialize(
             [
                 (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
                 (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
-            [4, 1],
-            [variant.registers, 24],
+            WORKERS,
+            BUDGETS,
         )
     else:
         gl.warp_specialize(
@@ -621,6 +633,6 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
                 (consume, (arrays, tiles, barriers, work, scale, 2, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
-            [4, 4, 1],
-            [variant.registers, variant.registers, 24],
+            WORKERS,
+            BUDGETS,
         )

@@ -68,8 +68,9 @@ def run(options: argparse.Namespace) -> int:
     for asked in filter(None, (*steps, other)):
         if asked.backend in ("torch", "peer"):
             raise BadRequest(f"step {asked.label} has no kernel of its own to compile: it calls PyTorch")
-        if reason := asked.unsupported(problem, architectures[0]):
-            raise BadRequest(f"step {asked.label}: {reason}")
+        reasons = [asked.unsupported(problem, arch) for arch in architectures]
+        if all(reasons):  # what one of them cannot do is told beside what the others can
+            raise BadRequest(f"step {asked.label}: {reasons[0]}")
     try:
         compiler_version()
     except CompilerError as error:

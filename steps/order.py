@@ -16,7 +16,7 @@ from steps.fused import keys_seen
 from steps.tiles import Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
-SECTION_BYTES = 16 * 2**20  # K and V of heads that run together: a third of an H100's L2
+SECTION_BYTES = 8 * 2**20  # K and V of heads that run together; of 4, 8, 16 and 32 MiB the best on an H100
 START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
 
 
@@ -52,6 +52,11 @@ def tiles_a_head(problem: Problem, tile: Tile) -> int:
     return -(-problem.seq_len_q // tile.query)
 
 
+def length(problem: Problem, tile: Tile, i: int) -> int:
+    """What the i-th tile of queries of a head costs, in tiles of keys."""
+    return START - (-keys_seen(problem, tile, i) // tile.key)
+
+
 def deal(problem: Problem, tile: Tile, processors: int) -> list[list[int]]:
     """The tiles of queries of every block, in order: each goes to the block that is free first, long ones early.
 
@@ -61,7 +66,7 @@ def deal(problem: Problem, tile: Tile, processors: int) -> list[list[int]]:
     a_head = tiles_a_head(problem, tile)
     heads = problem.batch * problem.heads
     section = section_heads(problem)
-    lengths = [START - (-keys_seen(problem, tile, i) // tile.key) for i in range(a_head)]
+    lengths = [length(problem, tile, i) for i in range(a_head)]
     longest_first = sorted(range(a_head), key=lambda i: -lengths[i])
     free = [(0, block) for block in range(min(processors, a_head * heads))]  # (when, which)
     dealt: list[list[int]] = [[] for _ in free]
@@ -72,6 +77,18 @@ def deal(problem: Problem, tile: Tile, processors: int) -> list[list[int]]:
                 dealt[block].append(head * a_head + i)
                 heapq.heappush(free, (when + lengths[i], block))
     return dealt
+
+
+def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]]:
+    """What every block has to do, in tiles of keys: dealt, and when blocks take the tiles by number, in turn."""
+    a_head = tiles_a_head(problem, tile)
+    total = a_head * problem.heads * problem.batch
+    ways = {
+        "by number, in turn": [range(block, total, processors) for block in range(min(processors, total))],
+        "dealt": deal(problem, tile, processors),
+    }
+    lengths = [length(problem, tile, i) for i in range(a_head)]
+    return {way: [sum(lengths[n % a_head] for n in tiles) for tiles in dealt] for way, dealt in ways.items()}
 
 
 def section_heads(problem: Problem) -> int:

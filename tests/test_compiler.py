@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from steps import STEPS, Unsupported, get_step
+from steps.hopper import GROUP_WARPS
 from steps.inspect import difference, main
 from tests.test_one_change import CUTILE, EVEN, FUSED
-from tests.test_steps import GLUON
+from tests.test_steps import GLUON, HOPPER
 from tutorial_lib import compiler, sass
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError, parse_remarks
@@ -106,6 +107,36 @@ def test_every_gluon_step_compiles_and_its_hot_loop_is_found(step, arch):
     assert compiled.hot_loop["tensor core"] == 2 * compiled.scores_per_tile * EVEN.head_dim / (16 * 8 * 16) / 4
     assert "ttg.local_alloc" in compiled.tile_ir and "mma.sync" in compiled.ptx
     assert compiled.shared_bytes >= step.shared_bytes(EVEN)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
+    problem = dataclasses.replace(EVEN, head_dim=head_dim, dtype="bfloat16")
+    compiled, variant = step.compile(problem, "sm_90"), step.variant(problem)
+    assert compiled.threads == 32 * (variant.warps * variant.parts + (GROUP_WARPS if step.producer else 0))
+    assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.parts
+    assert compiled.occupancy[0] >= 1
+    # One exponential a score, and one a row for the correction; the mask, which whole tiles jump over, is not counted.
+    exponentials = compiled.scores_per_tile / compiled.compute_threads
+    assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 2
+    # wgmma takes 16 of head_dim at a time for QK, 16 keys for PV, and at most 256 columns.
+    assert compiled.hot_loop["tensor core"] == head_dim / 16 + variant.tile.key / 16
+    assert "wgmma.mma_async" in compiled.ptx and "cp.async.bulk.tensor" in compiled.ptx
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_hopper_steps_refuse_other_architectures_by_name(step, arch):
+    with pytest.raises(Unsupported, match=f"wgmma, which sm_90 alone has, not {arch}"):
+        step.compile(EVEN, arch)
+
+
+def test_registers_end_the_spills_at_head_dim_256():
+    wide = dataclasses.replace(EVEN, head_dim=256)
+    assert get_step("producer").compile(wide).spill_instructions > 0
+    assert get_step("registers").compile(wide).spill_instructions == 0
+    assert get_step("producer").compile(EVEN).spill_instructions == 0
 
 
 @pytest.mark.parametrize("head_dim", [64, 256, 512, 1024])

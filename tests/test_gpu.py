@@ -12,7 +12,7 @@ from steps.measure import Settings, measure
 from steps.peers import PEERS
 from tests import faulty
 from tests.shapes import SHAPES, problem
-from tests.test_steps import CUTILE, GLUON, accuracy_of
+from tests.test_steps import CUTILE, GLUON, HOPPER, accuracy_of
 from tutorial_lib.counters import METRICS
 from tutorial_lib.problem import Problem
 
@@ -34,7 +34,7 @@ def test_step_is_correct_on_the_gpu(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", CUTILE + GLUON, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER, ids=lambda s: s.name)
 def test_any_strides_will_do_on_the_gpu(step):
     import torch
 
@@ -90,6 +90,60 @@ def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
         *arguments(q, k, v, q.clone(), shape, shape.effective_scale, variant), num_warps=variant.warps.number
     )
     assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
+
+
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
+    from steps import hopper
+
+    shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4, head_dim=128)
+    q, k, v = shape.inputs(0, "cuda")
+    variant = step.variant(shape)
+    blocks, order = step.order.blocks(shape, variant.tile, q.device)
+    arguments = hopper.arguments(q, k, v, q.clone(), shape, shape.effective_scale, order, variant)
+    launched = hopper.fmha[(blocks,)](*arguments, num_warps=variant.warps)
+    assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
+
+
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_an_output_that_tma_cannot_describe_is_written_all_the_same(step):
+    import torch
+
+    q, k, v = problem(seq_len_q=96, seq_len_kv=96).inputs(secrets.randbits(32), "cuda")
+    out = torch.full((2, 4, 64, 96), float("nan"), dtype=q.dtype, device="cuda").transpose(2, 3)
+    assert step.attention(q, k, v, True, out=out) is out
+    torch.testing.assert_close(out, step.attention(q, k, v, True))
+
+
+@pytest.mark.parametrize("step", [s for s in HOPPER if s.producer], ids=lambda s: s.name)
+def test_the_same_input_gives_the_same_bits(step):
+    """Warps with roles run in whatever order they come, and still add in the same order."""
+    import torch
+
+    inputs = problem(seq_len_q=1111, seq_len_kv=1111, heads=8, head_dim=128).inputs(secrets.randbits(32), "cuda")
+    first = step.attention(*inputs, True)
+    for _ in range(100):
+        assert torch.equal(step.attention(*inputs, True), first)
+
+
+@pytest.mark.parametrize("step", [s for s in HOPPER if s.order.persistent], ids=lambda s: s.name)
+def test_no_hang_in_many_launches_over_random_shapes(step):
+    """Barriers that count wrong hang sooner or later: a thousand shapes, and each launched ten times."""
+    import random
+
+    import torch
+
+    rng = random.Random(secrets.randbits(32))
+    for _ in range(1000):
+        heads = rng.choice([2, 4])
+        fields = {"batch": rng.randint(1, 3), "heads": heads, "kv_heads": rng.choice([heads // 2, heads])}
+        lengths = {"seq_len_q": rng.randint(1, 700), "seq_len_kv": rng.randint(1, 700)}
+        shape = problem(**fields, **lengths, head_dim=rng.choice([64, 128, 256]), causal=rng.random() < 0.5)
+        inputs = shape.inputs(rng.getrandbits(32), "cuda")
+        first = step.attention(*inputs, shape.causal)
+        for _ in range(9):
+            assert torch.equal(step.attention(*inputs, shape.causal), first), shape.describe()
+    torch.cuda.synchronize()
 
 
 def test_timing_orders_what_is_plainly_ordered():

@@ -10,6 +10,7 @@ import torch
 from steps import MODULES, STEPS, get_step
 from steps.cutile import CuTileStep
 from steps.gluon import GluonStep
+from steps.hopper import HopperStep
 from steps.step import Unsupported
 from tests.shapes import SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, measure_accuracy, rounding_step
@@ -17,6 +18,7 @@ from tutorial_lib.reference import attention_float64, sdpa_error
 
 CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
 GLUON = [step for step in STEPS if isinstance(step, GluonStep)]
+HOPPER = [step for step in STEPS if isinstance(step, HopperStep)]
 
 
 def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
@@ -147,5 +149,5 @@ def test_a_step_can_be_sent_to_another_process(step):
     """The worker process that runs a step gets it pickled; it is the same step on the other side."""
     arrived = pickle.loads(pickle.dumps(step))
     assert arrived.name == step.name and arrived.key_changes() == step.key_changes()
-    if isinstance(step, GluonStep):
+    if isinstance(step, (GluonStep, HopperStep)):
         assert arrived.holes() == step.holes()

@@ -1,7 +1,12 @@
 """The statistics behind every timing, on numbers worked out by hand."""
 
+import subprocess
+import sys
+import tempfile
+
 import pytest
 
+from tutorial_lib.hardware import gpu_turn
 from tutorial_lib.problem import Problem
 from tutorial_lib.timing import Spread, speedup, spread, verdict
 
@@ -48,3 +53,15 @@ def test_operations_and_bytes_of_a_problem():
     assert tall.visible_pairs == 2 + 98 * 2
     grouped = Problem(batch=1, heads=8, kv_heads=2, seq_len_q=64, seq_len_kv=64, head_dim=64)
     assert grouped.least_bytes == (2 * 8 + 2 * 2) * 64 * 64 * 2
+
+
+def test_who_measures_at_the_same_time_waits(tmp_path, monkeypatch):
+    """A second process asks for the GPU while this one has it, and gets it when this one lets go."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    waits = "from tutorial_lib.hardware import gpu_turn\nwith gpu_turn('cuda'): print('mine', flush=True)"
+    with gpu_turn("cuda"):
+        other = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(timeout=2)
+    assert other.communicate(timeout=20)[0] == "mine\n"

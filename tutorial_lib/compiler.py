@@ -79,6 +79,7 @@ class Compiled:
     ptx: str | None = field(default=None, repr=False)  # tileiras makes none
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
+    compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
 
     @cached_property
@@ -163,6 +164,7 @@ class Compiled:
             "compiler": self.compiler,
             "threads": self.threads,
             "compute_threads": self.compute_threads,
+            "compute_groups": self.compute_groups,
             "registers": self.registers,
             "shared_bytes": self.shared_bytes,
             "stack_bytes": self.stack_bytes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 import re
-from contextlib import suppress
+import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tilegym")
 
@@ -136,3 +138,24 @@ def gpu_state() -> GpuState | None:
         temperature_c=nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
         throttled_by=tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit),
     )
+
+
+@contextmanager
+def gpu_turn(device: str):
+    """Hold the GPU while others on this machine who also ask for it wait: two notebooks, say, that measure at once.
+
+    Does nothing for device "cpu", and does not wait where the lock's file cannot be opened.
+    """
+    if device != "cuda":
+        yield
+        return
+    import fcntl  # Linux has it, and so has every machine that runs these kernels
+
+    try:
+        lock = open(Path(tempfile.gettempdir(), "fmha-tutorial-gpu.lock"), "a")  # noqa: SIM115  closed below
+    except OSError:  # another user's file
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or its process ends
+        yield

@@ -7,7 +7,8 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
 - ``limit``: how fast can this kernel be? Each unit's time comes from the instructions of the hot loop, and that of
   shared memory, at 128 bytes a clock, from the layouts of the Gluon steps (cuTile does not tell its own). A kernel with
   one block on an SM runs its matrix products and its softmax in turn (each needs the other's result), so their times
-  add; with two blocks or more, one's softmax can hide behind the other's matrix products, and the longest unit decides.
+  add; with two blocks or more, or two groups of warps that do not wait for each other, one's softmax can hide behind
+  the other's matrix products, and the longest unit decides.
 
 Only throughput is counted, never the latency of one instruction waiting for another, so a prediction is the least
 time: a kernel that takes much longer is bound by latency.
@@ -102,7 +103,7 @@ def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
     seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)
     units = {unit: clocks * seconds_per_clock for unit, clocks in clocks_per_tile.items()}
     units["memory"] = problem.least_bytes / gpu.bandwidth
-    return Limit(units, overlapped=blocks > 1)
+    return Limit(units, overlapped=blocks * resources.get("compute_groups", 1) > 1)
 
 
 def explain(measured: float, predicted: float, counters: dict | None) -> str:

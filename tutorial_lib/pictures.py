@@ -101,6 +101,72 @@ def timeline(stages: Sequence[int], copy: float = 1.0, compute: float = 1.4, til
     return figure
 
 
+def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax: float = 2.0, tiles: int = 4):
+    """Who uses what when. panels: title -> (warp groups, whether a softmax runs under the PV product before it).
+
+    A model of two units, each used by one at a time: tensor cores and everything that the softmax needs. Two groups
+    have half of a block's rows each; times are an example's.
+    """
+    figure, grid = figure_with_axes(6.8, 1.35 * len(panels) + 0.4, len(panels), sharex=True, squeeze=False)
+    longest = 0.0
+    for axes, (title, (groups, overlap)) in zip(grid[:, 0], panels.items()):
+        spans = _turns(groups, overlap, 2 * product / groups, 2 * softmax / groups, tiles)
+        for unit, group, label, begin, end in spans:
+            look = {"color": (SKY, "white")[group], "hatch": ("", "//")[group], "edgecolor": BLUE}
+            axes.barh(unit, end - begin, 0.8, left=begin, **look)
+            axes.text((begin + end) / 2, unit, label, ha="center", va="center", fontsize=7)
+        last = max(end for *_, end in spans)
+        longest = max(longest, last)
+        axes.set_yticks([0, 1], ["tensor cores", "softmax"])
+        axes.invert_yaxis()
+        axes.set_title(f"{title}: {last:g} units of time", fontsize=9, loc="left")
+    grid[-1, 0].set_xlim(0, longest)
+    grid[-1, 0].set_xlabel(
+        "time (an example). Q: QK product, S: softmax, P: PV product, of tile 0, 1, ...; hatched: second warp group"
+    )
+    return figure
+
+
+def _turns(groups: int, overlap: bool, product: float, softmax: float, tiles: int) -> list[tuple]:
+    """(unit, group, label, begin, end) of every operation; a unit takes what is ready first, the first group before."""
+    free, waiting = [0.0, 0.0], []
+    for group in range(groups):
+        for n in range(tiles):  # name -> unit, how long, what it waits for
+            before = [] if n == 0 else [("S", n - 1)] if overlap else [("P", n - 1)]
+            waiting.append((group, ("Q", n), 0, product, before))
+            waiting.append((group, ("S", n), 1, softmax, [("Q", n)]))
+            waiting.append(
+                (group, ("P", n), 0, product, [("S", n), *([("Q", n + 1)] if overlap and n + 1 < tiles else [])])
+            )
+    done: dict[tuple, float] = {}
+    spans = []
+    while waiting:
+
+        def start(operation) -> float:
+            group, _, unit, _, needs = operation
+            return max([free[unit], *(done.get((group, need), math.inf) for need in needs)])
+
+        chosen = min(waiting, key=lambda operation: (start(operation), operation[1][1], operation[0]))
+        waiting.remove(chosen)
+        group, (kind, n), unit, length, _ = chosen
+        begin = start(chosen)
+        free[unit] = done[group, (kind, n)] = begin + length
+        spans.append((unit, group, f"{kind}{n}", begin, begin + length))
+    return spans
+
+
+def shares(dealings: Mapping[str, Sequence[int]], ylabel: str):
+    """How much each block has to do, from the one with most: a curve a way of dealing."""
+    figure, axes = figure_with_axes(6.4, 2.8)
+    for n, (label, loads) in enumerate(dealings.items()):
+        look = {"color": f"C{n}", "linestyle": STYLES[n % len(STYLES)]}
+        axes.step(range(len(loads)), sorted(loads, reverse=True), where="mid", label=label, **look)
+    axes.set(xlabel="block, from the one with most to do", ylabel=ylabel)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_bytes: int):
     """How blocks fill an SM's registers and shared memory. kernels: label, ``Compiled.as_dict()``."""
     figure, grid = figure_with_axes(6.4, 0.8 + 0.55 * len(kernels), 1, 2, sharey=True)

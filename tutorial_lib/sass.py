@@ -65,6 +65,8 @@ KINDS = {
 REST = "integer and move"  # what none of the above names: IADD3, LOP3, MOV, ISETP, PRMT, R2UR, S2R, ...
 ALL_KINDS = (*KINDS, REST)
 
+WORK = ("tensor core", "MUFU", "bulk copy")  # what a kernel exists for
+
 _BY_PREFIX = {prefix: kind for kind, prefixes in KINDS.items() for prefix in prefixes}
 
 # One line of cuobjdump: address, an optional predicate, the instruction, a semicolon.
@@ -122,7 +124,7 @@ def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
             continue
         body = instructions[index[target] : n + 1]
         exits = any(i.opcode == "EXIT" and i.predicate is None for i in body)
-        works = any(i.kind in ("tensor core", "MUFU", "bulk copy") for i in body)
+        works = any(i.kind in WORK for i in body)
         if works and not exits:
             found.append(body)
     spans = [(body[0].address, body[-1].address) for body in found]
@@ -133,6 +135,21 @@ def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
     ]
 
 
+def _always(body: list[Instruction]) -> list[Instruction]:
+    """A loop without what a branch inside it jumps over, such as the mask that whole tiles do not need.
+
+    What a kernel exists for, products, exponentials and copies, is never left out.
+    """
+    index = {i.address: n for n, i in enumerate(body)}
+    left_out: set[int] = set()
+    for n, instruction in enumerate(body):
+        end = index.get(instruction.target, 0)
+        jumped = body[n + 1 : end]
+        if instruction.predicate and not any(i.kind in WORK for i in jumped):
+            left_out.update(range(n + 1, end))
+    return [i for n, i in enumerate(body) if n not in left_out]
+
+
 def hot_loops(instructions: list[Instruction]) -> dict[str, list[Instruction]]:
     """The loop over K/V tiles that runs without the mask, for each role that warps play in it.
 
@@ -141,7 +158,7 @@ def hot_loops(instructions: list[Instruction]) -> dict[str, list[Instruction]]:
     tiles come first and masked ones second, so the first of each role is taken. Empty when there is no such loop.
     """
     hot: dict[str, list[Instruction]] = {}
-    for body in loops(instructions):
+    for body in map(_always, loops(instructions)):
         kinds = count_kinds(body)
         if kinds["MUFU"] >= 8:
             role = "compute"

@@ -8,7 +8,7 @@ A load that goes on for long may therefore run slower than what is measured here
 A short spin on the GPU goes in front, so that the host has queued the launches before the first one starts and its own
 time is not measured. Samples of all contenders are taken in turn, round after round, in an order shuffled anew for
 every round: what was measured minutes apart, or always behind the same neighbour, cannot be compared. Ratios are
-taken inside a round.
+taken inside a round. Whoever else measures on this machine meanwhile waits for a turn (``hardware.gpu_turn``).
 """
 
 from __future__ import annotations

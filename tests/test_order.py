@@ -1,0 +1,55 @@
+"""Tiles dealt to blocks: each once, fairly, and heads that run together fit in L2 together."""
+
+import dataclasses
+
+import pytest
+
+from steps import order
+from steps.tiles import Tile
+from tutorial_lib.problem import Problem
+
+TILE = Tile(128, 128)
+CAUSAL = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
+PROBLEMS = [
+    CAUSAL,
+    dataclasses.replace(CAUSAL, causal=False),
+    dataclasses.replace(CAUSAL, seq_len_q=1000, seq_len_kv=3000, batch=1),
+    dataclasses.replace(CAUSAL, seq_len_q=1, seq_len_kv=1, batch=1, heads=1, kv_heads=1),
+    dataclasses.replace(CAUSAL, heads=30, kv_heads=3, seq_len_q=777, seq_len_kv=777),
+    dataclasses.replace(CAUSAL, seq_len_q=16384, seq_len_kv=16384, batch=1, heads=7, kv_heads=7),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_every_tile_is_dealt_once(problem):
+    dealt = order.deal(problem, TILE, 132)
+    numbers = sorted(number for tiles in dealt for number in tiles)
+    assert numbers == list(range(order.tiles_a_head(problem, TILE) * problem.heads * problem.batch))
+    assert all(dealt) and len(dealt) <= 132
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_nobody_has_more_than_one_tile_too_many(problem):
+    """Dealing to whoever is free first ends at most one longest tile after the average (Graham 1966)."""
+    shares = order.shares(problem, TILE, 132)["dealt"]
+    longest = max(order.length(problem, TILE, i) for i in range(order.tiles_a_head(problem, TILE)))
+    assert max(shares) <= sum(shares) / 132 + longest
+
+
+def test_dealing_is_fairer_than_taking_turns_where_lengths_differ():
+    shares = order.shares(CAUSAL, TILE, 132)
+    assert sum(shares["dealt"]) == sum(shares["by number, in turn"])
+    assert max(shares["dealt"]) < 1.01 * sum(shares["dealt"]) / 132
+    assert max(shares["by number, in turn"]) > max(shares["dealt"])
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_a_section_fits(problem):
+    heads = order.section_heads(problem)
+    keys_and_values = 2 * 2 * problem.seq_len_kv * problem.head_dim * heads / problem.group_size
+    assert heads == 1 or keys_and_values <= order.SECTION_BYTES
+
+
+def test_the_longest_tiles_of_a_section_come_first():
+    first = [tiles[0] % order.tiles_a_head(CAUSAL, TILE) for tiles in order.deal(CAUSAL, TILE, 8)]
+    assert min(first) > order.tiles_a_head(CAUSAL, TILE) / 2
