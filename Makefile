@@ -25,7 +25,8 @@ WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim":
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-24 '$(RAGGED)'
-	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-24 '$(RAGGED)'
+	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-17 '$(RAGGED)'
+	$(PY) -m steps.races 18-24 '$(RAGGED)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 

@@ -17,14 +17,17 @@ from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup
-from tutorial_lib.worker import Worker, WorkerFailure
+from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
 DEFAULT_ARCH = "sm_90"  # compiled for where there is no GPU: the architecture that most of results/ was recorded on
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step."""
+    """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step.
+
+    isolated: in a process of its own; without, steps may hold what cannot be sent to one: a notebook's function.
+    """
 
     device: str  # "cuda" or "cpu"
     seed: int
@@ -32,6 +35,7 @@ class Settings:
     check: bool = True
     timeout: float = 120.0
     profile: bool = False
+    isolated: bool = True
 
 
 class Progress:
@@ -78,7 +82,7 @@ def measure(
     rounds: list[dict[str, dict]] = []
     notes: list[str] = []
     interrupted = False
-    worker = Worker(
+    worker = (Worker if settings.isolated else Inline)(
         Bench,
         problem,
         settings.device,

@@ -1,11 +1,14 @@
 """What the notebooks call, on machines that a test can stand for: with a GPU, without one, with nothing recorded."""
 
 import dataclasses
+import types
 
 import pytest
 
+from steps import get_step
 from steps import lesson as lessons
 from steps.lesson import Lesson
+from steps.measure import Settings, measure
 from steps.tiles import Tile
 from tutorial_lib.display import Html, difference
 
@@ -103,3 +106,27 @@ def test_only_known_architectures_bring_their_record(monkeypatch):
     monkeypatch.setattr(Lesson, "arch", "sm_120")
     assert lesson.known(lesson.previous) is None
     assert "measured" not in words(lesson.lost())
+
+
+def test_a_function_written_in_a_notebook_is_measured_in_its_process(pretend_gpu, monkeypatch):
+    """It cannot be sent to another: what is pickled is its name, and __main__ there is another module."""
+    isolated = []
+    pretended = lessons.measure
+    monkeypatch.setattr(lessons, "measure", lambda *a: isolated.append(a[3].isolated) or pretended(*a))
+    lesson = Lesson("exp2")
+
+    own = lesson.step.softmax
+    softmax = types.FunctionType(own.__code__, own.__globals__)  # as the reader would write it in a cell
+    softmax.__module__ = "__main__"
+    lesson.vary(softmax=lesson.previous.softmax), lesson.vary(softmax=softmax)
+    assert isolated == [True, False]
+
+
+def test_what_cannot_be_sent_to_a_process_is_measured_without_one():
+    step = dataclasses.replace(get_step("exp2"), softmax=lambda *arguments: get_step("exp2").softmax(*arguments))
+    small = lessons.CHECKED[0]
+    run, _, _ = measure(small, [step], [], Settings(device="cpu", seed=1, isolated=False))
+    assert run.steps[-1].correct
+    broken = dataclasses.replace(step, softmax=lambda *arguments: 1 / 0)
+    run, _, _ = measure(small, [broken], [], Settings(device="cpu", seed=1, isolated=False))
+    assert run.steps[-1].status == "failed" and "ZeroDivisionError" in run.steps[-1].reason

@@ -187,18 +187,19 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
     return written
 
 
-def ladder(runs: Sequence[Run], root: str = "", fold: bool = True) -> str:
-    """The README's tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
+def ladder(runs: Sequence[Run], root: str = "", families: int | None = None) -> str:
+    """Tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
 
-    One table for each machine and family of problems, most lengths first; with ``fold``, all but the first are folded
-    away. root: the way from the document to the repository's root, for links to the steps.
+    One table for each machine and family of problems, most lengths first; families: how many of them, None for all.
+    root: the way from the document to the repository's root, for links to the steps.
     """
     groups: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
         if run.timed:
             groups[run.machine["name"], run.the_problem().family].append(run)
     parts = []
-    for (machine, family), members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    for (machine, family), members in ordered[:families]:
         members.sort(key=lambda run: run.problem["seq_len_q"])
         days = sorted({run.day for run in members})
         title = f"{machine}, {family}, measured {' to '.join(dict.fromkeys((days[0], days[-1])))}"
@@ -211,8 +212,7 @@ def ladder(runs: Sequence[Run], root: str = "", fold: bool = True) -> str:
         ceilings = [f"{run.ceiling.tflops:.0f}" if run.ceiling else tables.NOTHING for run in members]
         cells.append(["", "*a large matrix product*", *ceilings])
         table = tables.markdown(["step", "TFLOPS", *(f"S={run.problem['seq_len_q']}" for run in members)], cells)
-        folded = [f"<details><summary>{title}</summary>", "", table, "", "</details>", ""]
-        parts += folded if parts and fold else [f"**{title}**", "", table, ""]
+        parts += [f"**{title}**", "", table, ""]
     return "\n".join(parts).rstrip()
 
 
@@ -240,7 +240,7 @@ def teaching_report(runs: Sequence[Run], folder: Path) -> str:
         "",
         "TFLOPS, and in brackets the speed relative to SDPA.",
         "",
-        ladder(timed, "../", fold=False),
+        ladder(timed, "../"),
         "",
     ]
     for figure in sorted(folder.glob("*/by_length-*.png")):
@@ -280,12 +280,15 @@ def write_teaching_report(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def update_readme(path: Path, runs: Sequence[Run]) -> None:
-    """Replace what stands between the README's markers by the ladder; raises ValueError when they are missing."""
+    """Replace what stands between the README's markers by the ladder over most lengths.
+
+    Raises ValueError when the markers are missing.
+    """
     text = Path(path).read_text()
     if BEGIN not in text or END not in text:
         raise ValueError(f"{path} must hold the lines '{BEGIN}' and '{END}', between which the tables go")
     head, rest = text.split(BEGIN, 1)
-    write_whole(path, f"{head}{BEGIN}\n\n{ladder(runs)}\n\n{END}{rest.split(END, 1)[1]}")
+    write_whole(path, f"{head}{BEGIN}\n\n{ladder(runs, families=1)}\n\n{END}{rest.split(END, 1)[1]}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

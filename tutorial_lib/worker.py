@@ -94,6 +94,36 @@ class Worker:
         return f"the process died ({how})" + "".join(f": {line.strip()}" for line in last_words)
 
 
+class Inline:
+    """A Worker without a process of its own: for what cannot be sent to one. What hangs or crashes does so here."""
+
+    def __init__(self, factory: Callable, *args, on_start: Callable[[Inline], None] | None = None):
+        self._make, self._served = lambda: factory(*args), None
+
+    def call(self, method: str, *args, timeout: float):
+        """``method(*args)`` of the object; nobody watches the timeout."""
+        try:
+            if self._served is None:
+                self._served = self._make()
+            return getattr(self._served, method)(*args)
+        except Exception as error:
+            raise WorkerFailure(one_line(error)) from error
+
+    def close(self) -> None:
+        self._served = None
+
+    stop = close
+
+    def output(self) -> str:
+        return ""
+
+    def __enter__(self) -> Inline:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
 def one_line(error: BaseException) -> str:
     """An exception's type and the first line of its message."""
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -1,0 +1,44 @@
+"""What racecheck reports of warps with roles: reads of the roles are set aside, anything else is a race."""
+
+import inspect
+import stat
+import sys
+
+import pytest
+
+from steps import hopper, races
+
+LINES, FIRST = inspect.getsourcelines(hopper.fmha.fn)
+DEFINITION = FIRST + next(n for n, line in enumerate(LINES) if line.startswith("def "))
+REPORT = """========= COMPUTE-SANITIZER
+========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
+=========     Write Thread (63,0,0) at fmha+0x8d50 in hopper.py:{write}
+=========     Read Thread (320,0,0) at fmha+0x110 in hopper.py:{read}
+=========     Current Value : 1
+=========
+18 producer: ran
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+
+
+def test_reads_of_roles_are_set_aside_and_nothing_else_is():
+    assert races.hazards(REPORT.format(write=DEFINITION + 30, read=DEFINITION)) == ([], 1)
+    found, set_aside = races.hazards(REPORT.format(write=DEFINITION, read=DEFINITION + 30))
+    assert set_aside == 0 and len(found) == 1 and "0x3056e" in found[0] and "Read Thread (320,0,0)" in found[0]
+
+
+@pytest.mark.parametrize(("read", "status"), [(DEFINITION, 0), (DEFINITION + 9, 1)])
+def test_the_exit_status_says_whether_there_is_a_race(tmp_path, monkeypatch, capsys, read, status):
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f"#!/bin/sh\ncat <<'END'\n{REPORT.format(write=DEFINITION, read=read)}END\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(sys, "argv", ["races", "18", "{}"])
+    assert races.main() == status
+    assert ("0 hazards, and 1 reads" in capsys.readouterr().out) == (status == 0)
+
+
+def test_without_the_tool_one_line_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert races.main() == 2
+    assert "compute-sanitizer, of the CUDA toolkit, cannot be run" in capsys.readouterr().err
