@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import textwrap
 from dataclasses import dataclass, field
 
 from steps.step import Step
@@ -11,9 +13,12 @@ from steps.tiles import Tile
 from tutorial_lib.problem import Problem
 
 
-def hole(**kwargs):
-    """A field that a step may fill differently from its predecessor."""
-    return field(metadata={"hole": True}, kw_only=True, **kwargs)
+def hole(switches: tuple[str, ...] = (), **kwargs):
+    """A field that a step may fill differently from its predecessor.
+
+    switches: where the value alone says little, the constants of the kernel's variant that follow from it.
+    """
+    return field(metadata={"hole": True, "switches": switches}, kw_only=True, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,12 @@ class FusedStep(Step):
     def holes(self) -> dict[str, object]:
         """What fills each hole of the skeleton."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("hole")}
+
+    def switched(self, hole: str) -> dict[str, str]:
+        """The code that a hole switches on or off: function -> its branches that ask for what the hole decides."""
+        [found] = [f for f in dataclasses.fields(self) if f.name == hole]
+        asked = found.metadata["switches"]
+        return branches(inspect.getsource(inspect.getmodule(type(self))), asked) if asked else {}
 
     @property
     def begins_a_skeleton(self) -> bool:
@@ -49,6 +60,27 @@ class FusedStep(Step):
         if max(problem.batch, problem.heads) > 65535:
             return f"batch and heads must be at most 65535 (the grid's limit), got {problem.batch} and {problem.heads}"
         return None
+
+
+def branches(source: str, asked: tuple[str, ...]) -> dict[str, str]:
+    """Of every function in ``source``, the outermost branches that ask for ``variant.<one of asked>``."""
+    found: dict[str, str] = {}
+
+    def look(node: ast.AST, texts: list[str]) -> None:
+        for child in ast.iter_child_nodes(node):
+            test = getattr(child, "test", None)
+            if test is not None and any(f"variant.{name}" in ast.unparse(test).split() for name in asked):
+                texts.append(textwrap.dedent(" " * child.col_offset + ast.get_source_segment(source, child)))
+            else:
+                look(child, texts)
+
+    for function in ast.parse(source).body:
+        if isinstance(function, ast.FunctionDef):
+            texts: list[str] = []
+            look(function, texts)
+            if texts:
+                found[function.name] = "\n...\n".join(texts)
+    return found
 
 
 def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:

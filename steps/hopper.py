@@ -113,12 +113,12 @@ class HopperStep(FusedStep):
     order: which block computes which tiles of queries; groups: warp groups that compute, by head_dim.
     """
 
-    producer: bool = hole(default=False)
+    producer: bool = hole(default=False, switches=("producer",))
     registers: int = hole(default=168)
-    ping_pong: bool = hole(default=False)
-    overlap: bool = hole(default=False)
-    order: Order = hole(default=NATURAL)
-    linked: bool = hole(default=False)
+    ping_pong: bool = hole(default=False, switches=("ping_pong",))
+    overlap: bool = hole(default=False, switches=("overlap",))
+    order: Order = hole(default=NATURAL, switches=("persistent", "own_output"))
+    linked: bool = hole(default=False, switches=("linked",))
     third_group: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"

@@ -176,6 +176,7 @@ class Lesson:
         now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
         if self.guess and before and before.tflops:
             figure.axes[0].axhline(self.guess * before.tflops, color="black", linestyle=":", label="your guess")
+            figure.axes[0].set_ylim(top=1.15 * figure.axes[0].get_ylim()[1])  # room for the legend over the bars
             figure.axes[0].legend(frameon=False, loc="upper right")
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
         found = []
@@ -252,18 +253,20 @@ class Lesson:
         if not survey or self.step.label not in survey.compiled:
             return []
         before = survey.compiled.get(self.previous.label, {})
-        rows = []
+        rows: list[list[str]] = []
+        refused: dict[str, list[str]] = {}
         for arch, now in survey.compiled[self.step.label].items():
             was = before.get(arch)
             if isinstance(now, dict):
                 pairs = [(was.get(key) if isinstance(was, dict) else None, now[key]) for key in SURVEYED.values()]
                 rows.append([arch, *(f"{tables.figure(old)} → {tables.figure(new)}" for old, new in pairs)])
             else:
-                rows.append([arch, now.partition(": it must be")[0], *[""] * (len(SURVEYED) - 1)])
+                refused.setdefault(now.partition(": it must be")[0].replace(arch, "it"), []).append(arch)
         made_by = {made["compiler"] for made in survey.compiled[self.step.label].values() if isinstance(made, dict)}
         problem = Problem(**survey.problem).describe()
         what = f"On every architecture ({', '.join(sorted(made_by))}, {problem}), before → now:"
-        return [what, table(["", *SURVEYED], rows)]
+        why_not = [f"Not for {', '.join(archs)}: {reason}." for reason, archs in refused.items()]
+        return [what, table(["", *SURVEYED], rows), *why_not]
 
     # --- a variation ---
 
@@ -415,6 +418,8 @@ def code_change(step: Step) -> list[str | Html]:
     for name, (before, now) in step.changed_holes().items():
         parts.append(f"The hole `{name}`:")
         parts.append(difference(_source(name, before), _source(name, now), context=30))
+        for where, text in step.switched(name).items():
+            parts += [f"What it switches, in `{where}`:", code(text)]
     return parts
 
 

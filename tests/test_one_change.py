@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from steps import STEPS
+from steps import STEPS, hopper
 from steps.cutile import CuTileStep
-from steps.fused import FusedStep
+from steps.fused import FusedStep, branches
 from steps.tiles import Tile
 from tutorial_lib.problem import Problem
 
 FUSED = [step for step in STEPS if isinstance(step, FusedStep)]
 CUTILE = [step for step in FUSED if isinstance(step, CuTileStep)]
+HOPPER = [step for step in FUSED if isinstance(step, hopper.HopperStep) and not step.begins_a_skeleton]
 
 EVEN = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
@@ -62,3 +63,27 @@ def test_even_shapes_pay_nothing_for_ragged_ones():
     ragged = dataclasses.replace(even, seq_len_kv=4095)
     assert step.compile(ragged).instructions > step.compile(even).instructions
     assert not step.variant(even, "sm_90").ragged
+
+
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_what_a_hole_switches_is_shown(step):
+    """A hole that is one word to the skeleton shows the branches that ask for it, and only those."""
+    for name in step.changed_holes():
+        shown = step.switched(name)
+        assert bool(shown) == (name not in ("registers", "third_group"))
+        for function, text in shown.items():
+            assert hasattr(hopper, function) and "variant." in text
+    assert step.switched("registers") == {}
+
+
+def test_branches_are_the_outermost_that_ask():
+    source = (
+        "def f(variant):\n    if variant.a:\n        if variant.a:\n            x = 1\n"
+        "    for i in range(2):\n        if i and variant.ab:\n            x = 2\n"
+        "def g(variant):\n    return 1 if variant.b else 2\n"
+    )
+    assert branches(source, ("a",)) == {"f": "if variant.a:\n    if variant.a:\n        x = 1"}
+    assert branches(source, ("b", "ab")) == {
+        "f": "if i and variant.ab:\n    x = 2",
+        "g": "1 if variant.b else 2",
+    }
