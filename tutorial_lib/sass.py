@@ -65,6 +65,7 @@ KINDS = {
 REST = "integer and move"  # what none of the above names: IADD3, LOP3, MOV, ISETP, PRMT, R2UR, S2R, ...
 ALL_KINDS = (*KINDS, REST)
 
+MASK = 32  # instructions of a mask, at least: a compare and a select for each score that a lane holds
 WORK = ("tensor core", "MUFU", "bulk copy")  # what a kernel exists for
 
 _BY_PREFIX = {prefix: kind for kind, prefixes in KINDS.items() for prefix in prefixes}
@@ -136,16 +137,17 @@ def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
 
 
 def _always(body: list[Instruction]) -> list[Instruction]:
-    """A loop without what a branch inside it jumps over, such as the mask that whole tiles do not need.
+    """A loop without the mask, where the loop jumps over it: whole tiles do not need it.
 
-    What a kernel exists for, products, exponentials and copies, is never left out.
+    Known by its looks: long, and nothing but arithmetic. What a branch jumps over for some lanes only, such as the
+    store of what one of them holds, is short, or does more.
     """
     index = {i.address: n for n, i in enumerate(body)}
     left_out: set[int] = set()
     for n, instruction in enumerate(body):
         end = index.get(instruction.target, 0)
         jumped = body[n + 1 : end]
-        if instruction.predicate and not any(i.kind in WORK for i in jumped):
+        if instruction.predicate and len(jumped) >= MASK and all(i.kind in ("FP32", REST) for i in jumped):
             left_out.update(range(n + 1, end))
     return [i for n, i in enumerate(body) if n not in left_out]
 
