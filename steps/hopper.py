@@ -137,7 +137,7 @@ class HopperStep(FusedStep):
     def variant(self, problem: Problem) -> Variant:
         """The constants that ``problem`` is compiled with."""
         wide = problem.head_dim > 128
-        groups = 3 if self.third_group and problem.head_dim <= 64 else 2
+        groups = 3 if self.third_group and problem.head_dim == 64 else 2
         tile = Tile(groups * ROWS, 64 if wide else 128)
         return Variant(
             tile=tile,

@@ -46,6 +46,11 @@ def test_every_step_has_its_notebook():
     assert [path.stem for path in SOURCES] == expected
 
 
+def test_the_list_of_chapters_has_them_all_in_order():
+    listed = re.findall(r"^- \[(.*)\]\((.*)\.ipynb\)$", (notebooks.NOTEBOOKS / "README.md").read_text(), re.MULTILINE)
+    assert listed == [(notebooks.title(notebooks.read_source(path)), path.stem) for path in SOURCES]
+
+
 @pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
 def test_every_step_is_told_in_the_same_order(path):
     headings = re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE)
