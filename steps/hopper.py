@@ -34,6 +34,7 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
 ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
 GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
+THREE_GROUPS_REGISTERS = 160  # three groups of 128 threads and the producer's four warps share 65536
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class Variant:
     overlap: bool
     persistent: bool
     linked: bool
-    query_stages: int  # tiles of queries that shared memory holds
     own_output: bool  # the output has its own place in shared memory, and not that of Q
 
     @property
@@ -70,6 +70,11 @@ class Variant:
     def warps(self) -> int:
         """Warps of a part."""
         return GROUP_WARPS * self.groups // self.parts
+
+    @property
+    def query_stages(self) -> int:
+        """Tiles of queries that shared memory holds."""
+        return 2 if self.linked else 1
 
     @property
     def workers(self) -> list[int]:
@@ -148,12 +153,11 @@ class HopperStep(FusedStep):
             groups=groups,
             stages=2,
             producer=self.producer,
-            registers=self.registers if groups == 2 else 160,
+            registers=self.registers if groups == 2 else THREE_GROUPS_REGISTERS,
             ping_pong=self.ping_pong,
             overlap=self.overlap,
             persistent=self.order.persistent,
             linked=self.linked and not wide,
-            query_stages=2 if self.linked and not wide else 1,
             own_output=self.order.persistent and not wide,
         )
 

@@ -1,8 +1,8 @@
 """Step 17: a kernel for Hopper: TMA copies, warp groups multiply from shared memory.
 
 Steps 8 to 16 move every operand through registers: cp.async brings 16 bytes a lane into shared memory, ldmatrix reads
-fragments back, mma.sync multiplies them. On an H100 mma.sync reaches little more than half of what the tensor cores can
-do. ``wgmma`` reaches the rest: four warps together multiply 64 rows by a whole tile, and both factors may stay in
+fragments back, mma.sync multiplies them, and on an H100 they end at half the rate of a large matrix product. ``wgmma``
+asks less of the warps: four of them together multiply 64 rows by a whole tile, and both factors may stay in
 shared memory, swizzled as TMA leaves them. One thread asks TMA for a tile, and an mbarrier tells when it has arrived.
 """
 
