@@ -34,6 +34,7 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
 ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
 GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
+MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 THREE_GROUPS_REGISTERS = 160  # three groups of 128 threads and the producer's four warps share 65536
 
 
@@ -113,9 +114,12 @@ class HopperStep(FusedStep):
 
     producer: a warp of its own asks for tiles of K and V, and warp groups of ROWS queries each do nothing but compute;
     without it all warps share one role. registers: of a thread that computes, where there is a producer.
-    ping_pong: the warp groups issue their products in turn. overlap: the QK product of a tile and the PV product of the
-    tile before run under the softmax.
-    order: which block computes which tiles of queries; groups: warp groups that compute, by head_dim.
+    ping_pong: the two warp groups issue their QK products in turn.
+    overlap: the softmax of a tile runs under the PV product of the tile before.
+    order: which block computes which tiles of queries. linked: the first QK product of the next tile of queries runs
+    under the end of this one, where shared memory has room. third_group: three warp groups compute at head_dim 64.
+
+    Raises ValueError for holes that do not go together.
     """
 
     producer: bool = hole(default=False, switches=("producer",))
@@ -129,6 +133,21 @@ class HopperStep(FusedStep):
     backend: ClassVar[str] = "hopper"
     runs_on_cpu: ClassVar[bool] = False
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def __post_init__(self):
+        roles = {"ping_pong": self.ping_pong, "overlap": self.overlap, "third_group": self.third_group}
+        roles["order"] = self.order.persistent
+        for name, asked in roles.items():
+            if asked and not self.producer:
+                raise ValueError(f"{name} takes warps with roles: set producer=True")
+        if self.registers % 8 or not PRODUCER_REGISTERS <= self.registers <= MOST_REGISTERS:
+            raise ValueError(
+                f"registers must be a multiple of 8 from {PRODUCER_REGISTERS} to {MOST_REGISTERS}, got {self.registers}"
+            )
+        if self.ping_pong and (self.overlap or self.third_group):
+            raise ValueError("ping_pong is for two warp groups that wait for every product: no overlap, no third_group")
+        if self.linked and not (self.overlap and self.order.persistent):
+            raise ValueError("linked takes overlap=True and blocks that stay, order=DEALT")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -202,7 +221,7 @@ class Arrays(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: the parts of a tile, of the query of two; key, value: a ring."""
+    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
 
     query: object
     key: object

@@ -1,5 +1,6 @@
 """Every step computes attention, on the CPU, over the shapes it promises; what it cannot do it refuses in words."""
 
+import dataclasses
 import pickle
 import re
 import secrets
@@ -11,6 +12,7 @@ from steps import MODULES, STEPS, get_step
 from steps.cutile import CuTileStep
 from steps.gluon import GluonStep
 from steps.hopper import HopperStep
+from steps.order import DEALT
 from steps.step import Unsupported
 from tests.shapes import SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, measure_accuracy, rounding_step
@@ -133,6 +135,24 @@ def test_unsupported_head_dim_is_refused(step):
 def test_what_the_hardware_cannot_index_is_refused(shape, message):
     assert re.search(message, CUTILE[0].unsupported(shape, "sm_90"))
     assert CUTILE[0].unsupported(problem(), "sm_90") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "holes", "message"),
+    [
+        ("wgmma", {"ping_pong": True}, "ping_pong takes warps with roles"),
+        ("wgmma", {"overlap": True}, "overlap takes warps with roles"),
+        ("wgmma", {"order": DEALT}, "order takes warps with roles"),
+        ("registers", {"registers": 248}, "registers must be a multiple of 8 from 24 to 240, got 248"),
+        ("registers", {"registers": 100}, "registers must be a multiple of 8"),
+        ("overlap", {"ping_pong": True}, "no overlap, no third_group"),
+        ("overlap", {"linked": True}, "linked takes overlap=True and blocks that stay"),
+        ("linked", {"overlap": False}, "linked takes overlap=True and blocks that stay"),
+    ],
+)
+def test_holes_that_would_hang_together_are_refused(name, holes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(get_step(name), **holes)
 
 
 def test_steps_are_numbered_named_and_found():
