@@ -272,8 +272,14 @@ class Lesson:
 
     def vary(self, **changes) -> Page:
         """This step with some holes filled otherwise, such as ``tile=Tile(128, 64)``: timed on a GPU, else compiled."""
-        other = dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
         what = ", ".join(f"{name}={_name(value)}" for name, value in changes.items())
+        if unknown := changes.keys() - self.step.holes().keys():
+            known = ", ".join(self.step.holes())
+            return Page(f"No hole {', '.join(sorted(unknown))}: step {self.step.label} has {known}.")
+        try:
+            other = dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
+        except ValueError as error:  # holes that do not go together
+            return Page(f"{what}: {error}.")
         if reason := other.unsupported(self.problem, self.arch):
             return Page(f"{what}: cannot run {self.problem.describe()} on {self.arch}: {reason}.")
         try:

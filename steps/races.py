@@ -34,6 +34,9 @@ def hazards(output: str) -> tuple[list[str], int]:
 
 
 def main() -> int:
+    if len(sys.argv) != 3:
+        print("steps.races: expected two arguments, STEPS and PROBLEM, such as 18-24 '{...}'", file=sys.stderr)
+        return 2
     try:
         done = subprocess.run(
             ["compute-sanitizer", *OPTIONS, sys.executable, "-m", "steps.once", *sys.argv[1:]],

@@ -132,6 +132,13 @@ def test_hopper_steps_refuse_other_architectures_by_name(step, arch):
         step.compile(EVEN, arch)
 
 
+@pytest.mark.parametrize("name", ["overlap", "dealt", "linked"])
+def test_a_mask_that_whole_tiles_jump_over_is_not_counted(name):
+    causal, full = (get_step(name).compile(dataclasses.replace(EVEN, causal=mask)).hot_loop for mask in (True, False))
+    for kind in ("FP32", "MUFU", "conversion", "tensor core"):
+        assert causal[kind] == full[kind]
+
+
 def test_registers_end_the_spills_at_head_dim_256():
     wide = dataclasses.replace(EVEN, head_dim=256)
     assert get_step("producer").compile(wide).spill_instructions > 0

@@ -130,3 +130,12 @@ def test_what_cannot_be_sent_to_a_process_is_measured_without_one():
     broken = dataclasses.replace(step, softmax=lambda *arguments: 1 / 0)
     run, _, _ = measure(small, [broken], [], Settings(device="cpu", seed=1, isolated=False))
     assert run.steps[-1].status == "failed" and "ZeroDivisionError" in run.steps[-1].reason
+
+
+def test_a_variation_that_cannot_be_is_refused_in_words():
+    linked = Lesson("linked")
+    assert (
+        words(linked.vary(overlap=False))
+        == "overlap=False: linked takes overlap=True and blocks that stay, order=DEALT."
+    )
+    assert words(linked.vary(overlap=False, tyle=3)).startswith("No hole tyle: step 23 linked has producer, registers,")

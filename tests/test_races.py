@@ -40,5 +40,9 @@ def test_the_exit_status_says_whether_there_is_a_race(tmp_path, monkeypatch, cap
 
 def test_without_the_tool_one_line_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["races"])
+    assert races.main() == 2
+    assert "expected two arguments" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["races", "18", "{}"])
     assert races.main() == 2
     assert "compute-sanitizer, of the CUDA toolkit, cannot be run" in capsys.readouterr().err
