@@ -139,6 +139,14 @@ def test_a_mask_that_whole_tiles_jump_over_is_not_counted(name):
         assert causal[kind] == full[kind]
 
 
+def test_what_a_branch_leaves_to_some_lanes_is_counted():
+    """In split-KV some lanes store what they hold for the other warps, every turn; the others jump over it."""
+    compiled = get_step("explicit").compile(EVEN)
+    loops = sass.loops(sass.parse(compiled.sass))
+    whole = next(kinds for body in loops if (kinds := sass.count_kinds(body))["MUFU"] >= 8)
+    assert compiled.hot_loop["shared memory"] == whole["shared memory"]
+
+
 def test_registers_end_the_spills_at_head_dim_256():
     wide = dataclasses.replace(EVEN, head_dim=256)
     assert get_step("producer").compile(wide).spill_instructions > 0

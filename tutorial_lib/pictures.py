@@ -122,7 +122,8 @@ def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax:
         axes.set_title(f"{title}: {last:g} units of time", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(0, longest)
     grid[-1, 0].set_xlabel(
-        "time (an example). Q: QK product, S: softmax, P: PV product, of tile 0, 1, ...; hatched: second warp group"
+        "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...; hatched: second warp group",
+        fontsize=8,
     )
     return figure
 
