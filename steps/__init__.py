@@ -40,6 +40,15 @@ MODULES = (
     "step22_dealt",
     "step23_linked",
     "step24_third_group",
+    "step25_large_tile",
+    "step26_eight_warps",
+    "step27_stay",
+    "step28_cluster",
+    "step29_sections",
+    "step30_turns",
+    "step31_own_end",
+    "step32_half_output",
+    "step33_lean_sum",
 )
 
 

@@ -19,6 +19,7 @@ import cuda.tile as ct
 from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint
 
 from steps.fused import FusedStep, grid, hole, tiles_visited
+from steps.order import NATURAL, Order
 from steps.step import Unsupported, target_of
 from steps.tiles import Tile, tile_for
 from tutorial_lib.problem import Problem, fold_sign
@@ -44,6 +45,8 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
+    persistent: bool
+    section: int  # heads of a section, where blocks are numbered so; 0: they are not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,9 @@ class CuTileStep(FusedStep):
     load_key(K, batch, head, j, tile, head_dim, latency) -> [head_dim, tile.key]: the j-th tile of keys, transposed.
     softmax(scores, row_max, scale) -> weights, correction, row_max: one step of the online softmax.
     divide(accumulator, row_sum) -> output rows: the normalisation at the end.
-    latency, occupancy: hints to the compiler; None leaves the choice to it.
+    latency, occupancy: hints to the compiler; None leaves the choice to it. warps: as much, of those that compute.
+    cluster: blocks that share a tile of queries and fetch K and V for each other; None: no cluster.
+    order: which block computes which tiles of queries.
     tile: query rows and keys a block works on; None takes what ``steps.tiles`` has for the architecture.
     """
 
@@ -62,6 +67,9 @@ class CuTileStep(FusedStep):
     divide: Callable = hole()
     latency: Latency = hole(default=Latency())
     occupancy: int | None = hole(default=None)
+    warps: int | None = hole(default=None)
+    cluster: int | None = hole(default=None)
+    order: Order = hole(default=NATURAL, switches=("persistent", "section"))
     tile: Tile | None = hole(default=None)
 
     backend: ClassVar[str] = "cutile"
@@ -83,15 +91,20 @@ class CuTileStep(FusedStep):
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.seq_len_kv % tile.key != 0,
+            persistent=self.order.persistent,
+            section=self.order.section(problem),
         )
 
     def kernel_function(self, variant: Variant):
-        """The skeleton as a plain Python function of (Q, K, V, Out, scale), for the interpreter and the compiler."""
+        """The skeleton as a plain Python function, for the interpreter and the compiler.
+
+        Its arguments: Q, K, V, Out, scale; and for blocks that stay order, starts (see ``steps.order``).
+        """
         return _kernel_function(self.load_key, self.softmax, self.divide, self.latency, variant)
 
     def kernel(self, variant: Variant) -> ct.kernel:
         """The skeleton as a cuTile kernel, compiled when first launched."""
-        return _kernel(self.kernel_function(variant), self.occupancy)
+        return _kernel(self.kernel_function(variant), self.occupancy, self.warps, self.cluster)
 
     def run(self, problem, q, k, v, out):
         import torch
@@ -102,6 +115,9 @@ class CuTileStep(FusedStep):
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         blocks, args = grid(problem, variant.tile), (q, k, v, out, scale)
+        if variant.persistent or variant.section:
+            number, order = self.order.blocks(problem, variant.tile, q.device, self.occupancy or 1)
+            blocks, args = (number, 1, 1), (*args, *(order if variant.persistent else ()))
         if target == "cpu":
             from tutorial_lib import interpreter
 
@@ -117,12 +133,22 @@ class CuTileStep(FusedStep):
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         variant = self.variant(problem, arch)
-        compiled = compiler.compile_cutile(self.kernel(variant), signature(problem), arch, variant.tile.scores)
-        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+        blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
+        compiled = compiler.compile_cutile(
+            self.kernel(variant),
+            signature(problem, self.order.lengths(problem, variant.tile, arch)),
+            arch,
+            variant.tile.scores // blocks,
+            self.warps or compiler.COMPUTE_WARPS,
+        )
+        return dataclasses.replace(compiled, kv_tiles=blocks * tiles_visited(problem, variant.tile))
 
 
-def signature(problem: Problem) -> KernelSignature:
-    """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for."""
+def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
+    """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for.
+
+    order: lengths of the arrays order and starts, for blocks that stay.
+    """
     dtype = getattr(ct, problem.dtype)
 
     def array(heads: int, seq_len: int) -> ArrayConstraint:
@@ -144,12 +170,28 @@ def signature(problem: Problem) -> KernelSignature:
     queries = array(problem.heads, problem.seq_len_q)
     keys = array(problem.kv_heads, problem.seq_len_kv)
     scale = ScalarConstraint(ct.float32)
-    return KernelSignature([queries, keys, keys, queries, scale], CallingConvention.cutile_python_v1(), symbol="fmha")
+
+    def numbers(length: int) -> ArrayConstraint:
+        return ArrayConstraint(
+            ct.int32,
+            1,
+            index_dtype=ct.int32,
+            stride_lower_bound_incl=0,
+            alias_groups=(),
+            may_alias_internally=False,
+            stride_constant=(1,),
+            stride_divisible_by=[1],
+            shape_divisible_by=[16 if length % 16 == 0 else 1],
+            base_addr_divisible_by=16,
+        )
+
+    parameters = [queries, keys, keys, queries, scale, *map(numbers, order)]
+    return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha")
 
 
 @cache
-def _kernel(function, occupancy: int | None) -> ct.kernel:
-    return ct.kernel(function, occupancy=occupancy)
+def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | None) -> ct.kernel:
+    return ct.kernel(function, occupancy=occupancy, num_worker_warps=warps, num_ctas=cluster)
 
 
 @cache
@@ -157,11 +199,8 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
     tile, head_dim, group_size = variant.tile, variant.head_dim, variant.group_size
     causal, ragged = variant.causal, variant.ragged
 
-    def fmha(Q, K, V, Out, scale):
-        # --- which queries are ours ---
-        i = ct.bid(0)
-        head = ct.bid(1)
-        batch = ct.bid(2)
+    def attend(i, head, batch, Q, K, V, Out, scale):
+        # --- the queries of this tile ---
         kv_head = head // group_size
 
         q = ct.load(Q, (batch, head, i, 0), (1, 1, tile.query, head_dim), padding_mode=ct.PaddingMode.ZERO)
@@ -211,5 +250,34 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
         # --- normalise and store; rows past the end are dropped ---
         o = ct.astype(divide(accumulator, row_sum), Out.dtype)
         ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
+
+    if variant.persistent:
+
+        def fmha(Q, K, V, Out, scale, order, starts):
+            heads = Q.shape[1]
+            tiles_a_head = ct.cdiv(Q.shape[2], tile.query)
+            block = ct.bid(0)
+            for n in range(ct.load(starts, (block,), ()), ct.load(starts, (block + 1,), ())):
+                number = ct.load(order, (n,), ())
+                head = number // tiles_a_head
+                attend(number % tiles_a_head, head % heads, head // heads, Q, K, V, Out, scale)
+
+    elif variant.section:
+
+        def fmha(Q, K, V, Out, scale):
+            heads = Q.shape[1]
+            tiles_a_head = ct.cdiv(Q.shape[2], tile.query)
+            tiles_a_section = variant.section * tiles_a_head
+            number = ct.bid(0) % tiles_a_section
+            i = number // variant.section
+            if causal:
+                i = tiles_a_head - 1 - i  # the longest first
+            head = ct.bid(0) // tiles_a_section * variant.section + number % variant.section
+            attend(i, head % heads, head // heads, Q, K, V, Out, scale)
+
+    else:
+
+        def fmha(Q, K, V, Out, scale):
+            attend(ct.bid(0), ct.bid(1), ct.bid(2), Q, K, V, Out, scale)
 
     return fmha

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.fused import FusedStep, hole, tiles_visited
-from steps.gluon import barrier, contiguous_copy, hide, shapes, softmax, tiles_to_visit
+from steps.gluon import barrier, contiguous_copy, hide, shapes, softmax, sum_own, tiles_to_visit
 from steps.order import NATURAL, Order
 from steps.step import Unsupported
 from steps.tiles import Tile
@@ -56,6 +56,9 @@ class Variant:
     persistent: bool
     linked: bool
     own_output: bool  # the output has its own place in shared memory, and not that of Q
+    half_output: bool  # and that for one half at a time
+    own_end: bool
+    lean_sum: bool
 
     @property
     def parts(self) -> int:
@@ -76,6 +79,11 @@ class Variant:
     def query_stages(self) -> int:
         """Tiles of queries that shared memory holds."""
         return 2 if self.linked else 1
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the output that are stored at once."""
+        return self.head_dim // 2 if self.half_output else self.head_dim
 
     @property
     def workers(self) -> list[int]:
@@ -118,6 +126,9 @@ class HopperStep(FusedStep):
     overlap: the softmax of a tile runs under the PV product of the tile before.
     order: which block computes which tiles of queries. linked: the first QK product of the next tile of queries runs
     under the end of this one, where shared memory has room. third_group: three warp groups compute at head_dim 64.
+    turns: those three issue their products in turn. own_end: a part ends at the last tile of keys that it sees.
+    half_output: at head_dim 256 the output leaves in halves, from a place of its own. lean_sum: up to head_dim 128 the
+    lanes of a row add their sums at the end.
 
     Raises ValueError for holes that do not go together.
     """
@@ -129,6 +140,10 @@ class HopperStep(FusedStep):
     order: Order = hole(default=NATURAL, switches=("persistent", "own_output"))
     linked: bool = hole(default=False, switches=("linked",))
     third_group: bool = hole(default=False)
+    turns: bool = hole(default=False, switches=("ping_pong",))
+    own_end: bool = hole(default=False, switches=("own_end",))
+    half_output: bool = hole(default=False, switches=("half_output",))
+    lean_sum: bool = hole(default=False, switches=("lean_sum",))
 
     backend: ClassVar[str] = "hopper"
     runs_on_cpu: ClassVar[bool] = False
@@ -146,6 +161,14 @@ class HopperStep(FusedStep):
             )
         if self.ping_pong and (self.overlap or self.third_group):
             raise ValueError("ping_pong is for two warp groups that wait for every product: no overlap, no third_group")
+        if self.turns and not self.third_group:
+            raise ValueError("turns are for three warp groups: set third_group=True")
+        if (self.own_end or self.lean_sum) and not self.overlap:
+            raise ValueError("own_end and lean_sum are written for overlap=True")
+        if self.half_output and not self.order.persistent:
+            raise ValueError("half_output is for blocks that stay, order=DEALT")
+        if self.order.sections and not self.order.persistent:
+            raise ValueError("this skeleton numbers its blocks by themselves: order must be NATURAL or DEALT")
         if self.linked and not (self.overlap and self.order.persistent):
             raise ValueError("linked takes overlap=True and blocks that stay, order=DEALT")
 
@@ -173,11 +196,14 @@ class HopperStep(FusedStep):
             stages=2,
             producer=self.producer,
             registers=self.registers if groups == 2 else THREE_GROUPS_REGISTERS,
-            ping_pong=self.ping_pong,
+            ping_pong=self.ping_pong or (self.turns and groups == 3),
             overlap=self.overlap,
             persistent=self.order.persistent,
             linked=self.linked and not wide,
-            own_output=self.order.persistent and not wide,
+            own_output=self.order.persistent and (not wide or self.half_output),
+            half_output=self.half_output and wide,
+            own_end=self.own_end and problem.causal,
+            lean_sum=self.lean_sum and not wide,
         )
 
     def run(self, problem, q, k, v, out):
@@ -238,7 +264,7 @@ class Barriers(NamedTuple):
     key_free: object
     value_ready: object
     value_free: object
-    turns: object  # of the warp groups, in ping-pong
+    turns: object  # of the parts, where they go in turn
 
 
 class Work(NamedTuple):
@@ -270,10 +296,10 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Varian
     """What a launch passes to ``fmha``; the scale is in base 2, because the hardware's exponential is."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    def described(x, rows: int):
+    def described(x, rows: int, columns: int = problem.head_dim):
         # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
         strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
-        box = [1, 1, rows, problem.head_dim]
+        box = [1, 1, rows, columns]
         return TensorDescriptor(x, list(x.shape), [*strides, 1], box, variant.shared)
 
     keys, queries = variant.tile.key, variant.rows
@@ -281,7 +307,7 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Varian
         described(q, queries),
         described(k, keys),
         described(v, keys),
-        described(o, queries),
+        described(o, queries, variant.output_columns),
         *order,
         scale / math.log(2),
         problem.seq_len_kv,
@@ -390,6 +416,21 @@ def release(free, turn, stages: gl.constexpr):
 
 
 @gluon.jit
+def take_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
+    """Where parts go in turn: wait for this part's n-th. Part 0 has the first."""
+    if variant.ping_pong:
+        FIRST: gl.constexpr = 1 if part == 0 else 0
+        mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+
+
+@gluon.jit
+def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+    """Where parts go in turn: it is the next one's."""
+    if variant.ping_pong:
+        mbarrier.arrive(barriers.turns.index((part + 1) % variant.parts), count=1)
+
+
+@gluon.jit
 def by_row(x, variant: gl.constexpr):
     """One number a row, from the layout of the scores to that of the output."""
     return gl.convert_layout(x, gl.SliceLayout(1, variant.output))[:, None]
@@ -412,14 +453,12 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, part: gl.constexp
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
-            # --- scores: QK product; with ping-pong when it is this part's turn, and part 0 has the first ---
+            # --- scores: QK product; with ping-pong when it is this part's turn ---
             await_tile(barriers.key_ready, turn, STAGES)
-            if variant.ping_pong:
-                mbarrier.wait(barriers.turns.index(part), turn & 1 ^ (1 - part))
+            take_turn(barriers, turn, part, variant)
             scores = issue_scores(query, tiles.key, turn, variant)
             scores = warpgroup_mma_wait(0, deps=[scores])
-            if variant.ping_pong:
-                mbarrier.arrive(barriers.turns.index(1 - part), count=1)
+            pass_turn(barriers, part, variant)
             if variant.producer:
                 release(barriers.key_free, turn, STAGES)
             if masked:
@@ -466,13 +505,28 @@ def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexp
 
 
 @gluon.jit
-def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: gl.constexpr, variant: gl.constexpr):
+def add_up(row_sum, correction, weights, variant: gl.constexpr):
+    """The sums so far and those of a tile: of whole rows, or with lean_sum of what each lane has of them."""
+    if variant.lean_sum:
+        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+        row_sum = row_sum * own[:, None] + sum_own(weights)
+    else:
+        row_sum = row_sum * correction + gl.sum(weights, 1)
+    return row_sum
+
+
+@gluon.jit
+def attend_overlapped(
+    scores, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
+):
     """As ``attend``, with the softmax of a tile under products: the PV product of the tile before is still running.
 
     Every turn issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. Only
     then comes the softmax of tile j, and at its end the wait for the second.
 
     scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
+
+    Returns as ``attend``, and the turn of the tile whose PV product was begun: with own_end it may be the last but one.
     """
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
@@ -480,37 +534,54 @@ def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: 
     accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
     first_query = place.row + part * variant.rows
     whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    own_end = end
+    if variant.own_end:
+        whole = gl.minimum(first_query, place.seq_len_kv) // variant.tile.key
+        own_end = gl.minimum(end, gl.cdiv(first_query + variant.rows, variant.tile.key))
 
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_free, turn, STAGES)
     scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
     weights, correction, row_max = softmax(scores, row_max, scale)
-    row_sum = gl.sum(weights, 1)
+    row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
     weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
-    for j in range(1, end):
+    for j in range(1, own_end):
         # --- issue: scores of this tile, output of the tile before ---
         await_tile(barriers.key_ready, turn + 1, STAGES)
+        take_turn(barriers, turn - query_turn, part, variant)  # all tiles but the first of every tile of queries
         scores = issue_scores(query, tiles.key, turn + 1, variant)
         await_tile(barriers.value_ready, turn, STAGES)
         accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+        pass_turn(barriers, part, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
         release(barriers.key_free, turn + 1, STAGES)
 
         # --- online softmax, while the output is computed ---
         scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
         weights, correction, row_max = softmax(scores, row_max, scale)
-        row_sum = row_sum * correction + gl.sum(weights, 1)
+        row_sum = add_up(row_sum, correction, weights, variant)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         release(barriers.value_free, turn, STAGES)
         accumulator = accumulator * by_row(correction, variant)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
         turn += 1
 
+    # --- a tile that only later parts see: there is at most one ---
+    own_turn = turn
+    if variant.own_end:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+        if own_end < end:
+            take_turn(barriers, turn - query_turn, part, variant)
+            pass_turn(barriers, part, variant)
+            turn += 1
+            await_tile(barriers.key_ready, turn, STAGES)
+            release(barriers.key_free, turn, STAGES)
+
     # --- the last tile's output ---
-    await_tile(barriers.value_ready, turn, STAGES)
-    return issue_output(weights, tiles.value, turn, accumulator, variant), row_sum, turn
+    await_tile(barriers.value_ready, own_turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, own_turn, accumulator, variant)
+    return accumulator, row_sum, turn, own_turn
 
 
 @gluon.jit
@@ -521,10 +592,20 @@ def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
+def store(o, array, place, batch, head, row, column):
+    """Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free."""
+    tma.store_wait(0)
+    place.reshape(o.shape).store(o)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(array, [batch, head, row, column], place)
+
+
+@gluon.jit
 def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: gl.constexpr):
     """Warps that compute: a part of every tile of queries that is this block's."""
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
+    COLUMNS: gl.constexpr = variant.output_columns
     output = tiles.output.index(part)
     turn = 0  # tiles of keys so far
     query_turn = 0
@@ -543,8 +624,8 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
             if not variant.linked:
                 await_tile(barriers.key_ready, turn, STAGES)
                 scores = issue_scores(query, tiles.key, turn, variant)
-            accumulator, row_sum, turn = attend_overlapped(
-                scores, query, tiles, barriers, place, turn, scale, part, variant
+            accumulator, row_sum, turn, own_turn = attend_overlapped(
+                scores, query, tiles, barriers, place, turn, query_turn, scale, part, variant
             )
         else:
             accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)
@@ -562,15 +643,24 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
                 accumulator = warpgroup_mma_wait(1, deps=[accumulator])
             else:
                 accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            release(barriers.value_free, turn, STAGES)
+            release(barriers.value_free, own_turn, STAGES)
+            if variant.own_end:  # noqa: SIM102
+                if own_turn < turn:
+                    await_tile(barriers.value_ready, turn, STAGES)
+                    release(barriers.value_free, turn, STAGES)
             turn += 1
 
         # --- normalise and store; TMA drops rows past the end ---
-        o = accumulator * by_row(1.0 / row_sum, variant)
-        tma.store_wait(0)
-        output.reshape([variant.rows, variant.head_dim]).store(o.to(tiles.query.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(arrays.output, [batch, head, place.row + part * variant.rows, 0], output)
+        if variant.lean_sum:
+            row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
+        o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
+        row = place.row + part * variant.rows
+        if variant.half_output:
+            left, right = o.reshape([variant.rows, 2, COLUMNS]).permute((0, 2, 1)).split()
+            store(left, arrays.output, output, batch, head, row, 0)
+            store(right, arrays.output, output, batch, head, row, COLUMNS)
+        else:
+            store(o, arrays.output, output, batch, head, row, 0)
         if not variant.own_output:
             tma.store_wait(0)
             if variant.producer:
@@ -610,7 +700,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     QUERY_STAGES: gl.constexpr = variant.query_stages
     QUERIES: gl.constexpr = [QUERY_STAGES * PARTS, 1, 1, variant.rows, variant.head_dim]
     KEYS: gl.constexpr = [STAGES, 1, 1, variant.tile.key, variant.head_dim]
-    OUTPUTS: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.head_dim]
+    OUTPUTS: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.output_columns]
     dtype: gl.constexpr = Q.dtype
 
     # --- shared memory ---
@@ -626,7 +716,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         barrier_ring(STAGES, PARTS),
         barrier_ring(STAGES, 1),
         barrier_ring(STAGES, PARTS),
-        barrier_ring(2, 1),
+        barrier_ring(PARTS, 1),
     )
     fence_async_shared()  # TMA sees the barriers
 

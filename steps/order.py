@@ -1,9 +1,10 @@
 """Which block computes which tiles of queries, and in which order.
 
-A GPU that is given a block a tile hands them out itself, each to the SM that is free first. Blocks that stay, one an
-SM, must know their tiles: this module deals them out before the launch, as the GPU would, with a better eye for two
-things. Tiles of a causal mask differ in length, and the last to be dealt should be short. And K and V of the heads
-that run at the same time should fit in the L2 cache together.
+Two things are worth an order of one's own. Tiles of a causal mask differ in length, and the last to begin should be
+short. And K and V of the heads that are computed at the same time should fit in the L2 cache together: heads come in
+sections, of which L2 holds one. A GPU that is given a block a tile hands the blocks out by their numbers, each to the
+SM that is free first; there it is enough to number them well. Blocks that stay, as many as the SMs hold, must know
+their tiles: these are dealt out here, before the launch, as the GPU would.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import lru_cache
 
 from steps.fused import keys_seen
 from steps.tiles import Tile
+from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 SECTION_BYTES = 8 * 2**20  # K and V of heads that run together; chosen in a short trial on an H100, not recorded
@@ -22,30 +24,57 @@ START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
 
 @dataclass(frozen=True)
 class Order:
-    """persistent: as many blocks as the GPU has SMs, each with its list of tiles; else a block a tile, as numbered."""
+    """persistent: as many blocks as the SMs hold, each with its list of tiles; else a block a tile.
+
+    sections: heads in sections that share L2, in each the longest tiles first; else head after head, as numbered.
+    """
 
     persistent: bool
+    sections: bool
 
     def __str__(self) -> str:
-        return "dealt to blocks that stay" if self.persistent else "a block a tile"
+        if self.persistent:
+            return "dealt to blocks that stay"
+        return "a block a tile, longest first in sections of heads" if self.sections else "a block a tile"
 
-    def blocks(self, problem: Problem, tile: Tile, device) -> tuple[int, tuple]:
+    def section(self, problem: Problem) -> int:
+        """Heads of a section, where a block's number tells its tile: they divide all heads evenly. 0: no sections."""
+        if self.persistent or not self.sections:
+            return 0
+        heads = problem.batch * problem.heads
+        return next(n for n in range(section_heads(problem), 0, -1) if heads % n == 0)
+
+    def lengths(self, problem: Problem, tile: Tile, arch: str) -> tuple[int, ...]:
+        """Lengths of the two lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
+        if not self.persistent:
+            return ()
+        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
+        gpu = REFERENCE_GPUS.get(arch)
+        return number, min(number, gpu.multiprocessors if gpu else number) + 1
+
+    def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1) -> tuple[int, tuple]:
         """(number of blocks, (order, starts)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
         Both are int32 tensors on the device. A tile of queries has the number
-        (batch * heads + head) * tiles_a_head + tile. Without ``persistent`` nobody reads them.
+        (batch * heads + head) * tiles_a_head + tile. Without ``persistent`` nobody reads them. a_processor: blocks that
+        an SM holds.
         """
-        import torch
-
         if not self.persistent:
             return tiles_a_head(problem, tile) * problem.heads * problem.batch, _nothing(device)
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        tensors = _on_device(problem, tile, processors, device)
+        tensors = _on_device(problem, tile, a_processor * processors(device), device)
         return len(tensors[1]) - 1, tensors
 
 
-NATURAL = Order(persistent=False)
-DEALT = Order(persistent=True)
+NATURAL = Order(persistent=False, sections=False)
+SECTIONS = Order(persistent=False, sections=True)
+DEALT = Order(persistent=True, sections=True)
+
+
+def processors(device) -> int:
+    """SMs of a device; the CPU, on which the interpreter runs a block after the other, stands for a few."""
+    import torch
+
+    return 3 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def tiles_a_head(problem: Problem, tile: Tile) -> int:

@@ -57,10 +57,13 @@ def test_compile_is_what_a_launch_compiles(step):
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
     q, k, v = shape.inputs(0, "cuda")
     variant = step.variant(shape, "sm_90")
+    _, order = step.order.blocks(shape, variant.tile, q.device)
+    lists = order if variant.persistent else ()
     launched = KernelSignature.from_kernel_args(
-        step.kernel(variant), (q, k, v, q.clone(), 0.1), CallingConvention.cutile_python_v1(), symbol="fmha"
+        step.kernel(variant), (q, k, v, q.clone(), 0.1, *lists), CallingConvention.cutile_python_v1(), symbol="fmha"
     )
-    assert launched == signature(shape)
+    assert launched == signature(shape, tuple(len(x) for x in lists))
+    assert [len(x) for x in lists] == list(step.order.lengths(shape, variant.tile, "sm_90"))
 
 
 WIDE = [
@@ -115,7 +118,11 @@ def test_an_output_that_tma_cannot_describe_is_written_all_the_same(step):
     torch.testing.assert_close(out, step.attention(q, k, v, True))
 
 
-@pytest.mark.parametrize("step", [s for s in HOPPER if s.producer], ids=lambda s: s.name)
+# Steps whose warps have roles, whose blocks share tiles, or whose blocks stay.
+TOGETHER = [s for s in HOPPER if s.producer] + [s for s in CUTILE if s.cluster or s.order.persistent]
+
+
+@pytest.mark.parametrize("step", TOGETHER, ids=lambda s: s.name)
 def test_the_same_input_gives_the_same_bits(step):
     """Warps with roles run in whatever order they come, and still add in the same order."""
     import torch
@@ -126,7 +133,9 @@ def test_the_same_input_gives_the_same_bits(step):
         assert torch.equal(step.attention(*inputs, True), first)
 
 
-@pytest.mark.parametrize("step", [s for s in HOPPER if s.order.persistent], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "step", [s for s in TOGETHER if s.order.persistent or s.backend == "cutile"], ids=lambda s: s.name
+)
 def test_no_hang_in_many_launches_over_random_shapes(step):
     """Barriers that count wrong hang sooner or later: a thousand shapes, and each launched ten times."""
     import random

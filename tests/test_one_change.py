@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from steps import STEPS, hopper
+from steps import STEPS, get_step, hopper
 from steps.cutile import CuTileStep
 from steps.fused import FusedStep, branches
 from steps.tiles import Tile
@@ -30,14 +30,18 @@ FLAT = {
 
 @pytest.mark.parametrize("step", STEPS[1:], ids=lambda s: s.name)
 def test_every_step_knows_its_predecessor(step):
-    # Step 15 stands on step 11, not on the steps between that save shared memory; step 21 not on ping-pong.
-    assert step.previous is STEPS[{15: 11, 21: 19}.get(step.number, step.number - 1)]
+    # Step 15 stands on step 11, not on the steps between that save shared memory; step 21 not on ping-pong. Steps 25
+    # and 28 are two ways on from cuTile's step 7 and 25, step 30 goes on in Hopper's ladder.
+    elsewhere = {15: 11, 21: 19, 25: 7, 28: 25, 30: 24}
+    assert step.previous is STEPS[elsewhere.get(step.number, step.number - 1)]
 
 
 @pytest.mark.parametrize("step", [s for s in FUSED if not s.begins_a_skeleton], ids=lambda s: s.name)
 def test_one_hole_changes(step):
-    assert len(step.changed_holes()) == 1
-    assert len(step.key_changes()) == 1
+    # The hints for blocks that come and go are taken back where they stay; the step says so.
+    changed = {"stay": {"order", "occupancy", "latency"}}.get(step.name)
+    assert set(step.changed_holes()) == changed if changed else len(step.changed_holes()) == 1
+    assert len(step.key_changes()) == len(step.changed_holes())
     descriptive = {"number", "name", "title", "change", "previous"}
     differing = {
         field.name
@@ -47,7 +51,7 @@ def test_one_hole_changes(step):
     assert differing - descriptive == set(step.changed_holes())  # a change outside the holes would show here
 
 
-@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", [s for s in CUTILE if s.name in FLAT], ids=lambda s: s.name)
 def test_the_skeleton_costs_nothing(step):
     instructions, registers = FLAT[step.name]
     compiled = dataclasses.replace(step, tile=Tile(64, 64)).compile(EVEN, "sm_90")
@@ -58,7 +62,7 @@ def test_the_skeleton_costs_nothing(step):
 
 def test_even_shapes_pay_nothing_for_ragged_ones():
     """The mask of the last tile is compiled in only where a tile is not full."""
-    step = CUTILE[-1]
+    step = get_step("approx_division")
     even = dataclasses.replace(EVEN, causal=False)
     ragged = dataclasses.replace(even, seq_len_kv=4095)
     assert step.compile(ragged).instructions > step.compile(even).instructions

@@ -6,6 +6,7 @@ import pytest
 
 from steps import order
 from steps.tiles import Tile
+from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem
 
 TILE = Tile(128, 128)
@@ -53,3 +54,22 @@ def test_a_section_fits(problem):
 def test_the_longest_tiles_of_a_section_come_first():
     first = [tiles[0] % order.tiles_a_head(CAUSAL, TILE) for tiles in order.deal(CAUSAL, TILE, 8)]
     assert min(first) > order.tiles_a_head(CAUSAL, TILE) / 2
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_sections_that_a_number_tells_divide_the_heads_and_fit(problem):
+    heads = order.SECTIONS.section(problem)
+    assert problem.batch * problem.heads % heads == 0
+    assert 1 <= heads <= order.section_heads(problem)
+    assert order.NATURAL.section(problem) == order.DEALT.section(problem) == 0
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_the_lists_are_as_long_as_was_said(problem):
+    import torch
+
+    _, lists = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
+    number, starts = order.DEALT.lengths(problem, TILE, "sm_90")
+    assert len(lists[0]) == number
+    assert starts == min(number, REFERENCE_GPUS["sm_90"].multiprocessors) + 1
+    assert order.NATURAL.lengths(problem, TILE, "sm_90") == ()

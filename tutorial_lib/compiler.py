@@ -16,7 +16,7 @@ import re
 import subprocess
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ GLUON_ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if arch not in
 
 OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
 
-COMPUTE_THREADS = 128  # four warps compute; tileiras adds warps of its own for copies and matrix products
+COMPUTE_WARPS = 4  # left to itself, tileiras lets four warps compute; it adds warps of its own for copies
 
 FORMAT = 3  # of what is kept on disk: a change here makes everything be compiled again
 
@@ -45,7 +45,7 @@ def compute_threads(resources: dict) -> int:
     """Of a block's threads, those that compute; ``resources`` is what ``Compiled.as_dict`` returned."""
     if resources.get("compute_threads"):
         return resources["compute_threads"]
-    return resources["threads"] if resources.get("compiler", "").startswith("Triton") else COMPUTE_THREADS
+    return resources["threads"] if resources.get("compiler", "").startswith("Triton") else 32 * COMPUTE_WARPS
 
 
 class CompilerError(RuntimeError):
@@ -184,7 +184,13 @@ class Compiled:
         }
 
 
-def compile_cutile(kernel: ct.kernel, signature: KernelSignature, arch: str, scores_per_tile: int) -> Compiled:
+def compile_cutile(
+    kernel: ct.kernel,
+    signature: KernelSignature,
+    arch: str,
+    scores_per_tile: int,
+    compute_warps: int = COMPUTE_WARPS,
+) -> Compiled:
     """Compile a cuTile kernel for ``arch`` ("sm_90"), or find it on disk.
 
     Raises ValueError for an architecture that the compiler does not know, CompilerError when it is missing or fails.
@@ -194,7 +200,8 @@ def compile_cutile(kernel: ct.kernel, signature: KernelSignature, arch: str, sco
     bytecode = _tile_ir(kernel, signature, arch)
     compiler = compiler_version()
     identity = repr((FORMAT, compiler, arch, scores_per_tile)).encode() + bytecode
-    return _kept(identity, lambda: _compile(bytecode, compiler, arch, scores_per_tile))
+    compiled = _kept(identity, lambda: _compile(bytecode, compiler, arch, scores_per_tile))
+    return replace(compiled, compute_threads=32 * compute_warps)
 
 
 def _kept(identity: bytes, make) -> Compiled:
@@ -366,8 +373,8 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
         return Compiled(
             arch=arch,
             compiler=compiler,
-            threads=int(threads[1], 16) if threads else COMPUTE_THREADS,
-            compute_threads=COMPUTE_THREADS,
+            threads=int(threads[1], 16) if threads else 32 * COMPUTE_WARPS,
+            compute_threads=32 * COMPUTE_WARPS,
             registers=numbers["REG"],
             shared_bytes=numbers["SHARED"],
             stack_bytes=numbers["STACK"],
