@@ -21,12 +21,18 @@ test-gpu: .venv/ready
 
 # Memory errors, and races between warps, at ragged shapes; compute-sanitizer comes with the CUDA toolkit.
 RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128, "causal": true}
+NARROW := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 400, "head_dim": 64, "causal": true}
+BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 256, "causal": true}
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-24 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-34 '$(RAGGED)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-17 '$(RAGGED)'
-	$(PY) -m steps.races 18-24 '$(RAGGED)'
+	$(PY) -m steps.races 18-24,31-34 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 24,31-34 '$(NARROW)'
+	$(PY) -m steps.races 24,31-34 '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 31-34 '$(BROAD)'
+	$(PY) -m steps.races 31-34 '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 

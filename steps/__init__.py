@@ -45,10 +45,11 @@ MODULES = (
     "step27_stay",
     "step28_cluster",
     "step29_sections",
-    "step30_turns",
-    "step31_own_end",
-    "step32_half_output",
-    "step33_lean_sum",
+    "step30_found",
+    "step31_turns",
+    "step32_own_end",
+    "step33_half_output",
+    "step34_lean_sum",
 )
 
 

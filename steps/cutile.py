@@ -21,8 +21,9 @@ from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSign
 from steps.fused import FusedStep, grid, hole, tiles_visited
 from steps.order import NATURAL, Order
 from steps.step import Unsupported, target_of
-from steps.tiles import Tile, tile_for
+from steps.tiles import Tile, found_for, tile_for
 from tutorial_lib.problem import Problem, fold_sign
+from tutorial_lib.results import Configuration
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class CuTileStep(FusedStep):
     cluster: blocks that share a tile of queries and fetch K and V for each other; None: no cluster.
     order: which block computes which tiles of queries.
     tile: query rows and keys a block works on; None takes what ``steps.tiles`` has for the architecture.
+    searched: tile, warps, cluster and occupancy are what a search found, where one is recorded.
     """
 
     load_key: Callable = hole()
@@ -71,6 +73,7 @@ class CuTileStep(FusedStep):
     cluster: int | None = hole(default=None)
     order: Order = hole(default=NATURAL, switches=("persistent", "section"))
     tile: Tile | None = hole(default=None)
+    searched: bool = hole(default=False)
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
@@ -81,6 +84,10 @@ class CuTileStep(FusedStep):
         if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
             return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
         return None
+
+    def configured(self, problem: Problem, arch: str) -> CuTileStep:
+        """This step with the holes that a search decides filled for ``problem`` on ``arch``."""
+        return _configured(self, found_for(problem, arch) if self.searched else None)
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -110,6 +117,8 @@ class CuTileStep(FusedStep):
         import torch
 
         target = target_of(q.device)
+        if self.searched:
+            return self.configured(problem, target).run(problem, q, k, v, out)
         variant = self.variant(problem, target)
         q, scale = fold_sign(q, problem.effective_scale)
         if out is None:
@@ -132,6 +141,8 @@ class CuTileStep(FusedStep):
 
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
+        if self.searched:
+            return self.configured(problem, arch).compile(problem, arch)
         variant = self.variant(problem, arch)
         blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
         compiled = compiler.compile_cutile(
@@ -187,6 +198,21 @@ def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
 
     parameters = [queries, keys, keys, queries, scale, *map(numbers, order)]
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha")
+
+
+@cache
+def _configured(step: CuTileStep, found: Configuration | None) -> CuTileStep:
+    if found is None:
+        return dataclasses.replace(step, searched=False)
+    return dataclasses.replace(
+        step,
+        tile=Tile(found.query, found.key),
+        warps=found.warps,
+        cluster=found.cluster,
+        occupancy=found.occupancy,
+        latency=Latency(),
+        searched=False,
+    )
 
 
 @cache

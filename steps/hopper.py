@@ -24,8 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from steps import exponential
 from steps.fused import FusedStep, hole, tiles_visited
-from steps.gluon import barrier, contiguous_copy, hide, shapes, softmax, sum_own, tiles_to_visit
+from steps.gluon import barrier, contiguous_copy, exp2, hide, shapes, softmax, sum_own, tiles_to_visit
 from steps.order import NATURAL, Order
 from steps.step import Unsupported
 from steps.tiles import Tile
@@ -35,6 +36,7 @@ ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
 GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
+MOST_LAZY = 15.0  # float16 ends before 2^16
 THREE_GROUPS_REGISTERS = 160  # three groups of 128 threads and the producer's four warps share 65536
 
 
@@ -59,6 +61,8 @@ class Variant:
     half_output: bool  # and that for one half at a time
     own_end: bool
     lean_sum: bool
+    polynomial: int
+    lazy: float
 
     @property
     def parts(self) -> int:
@@ -79,6 +83,11 @@ class Variant:
     def query_stages(self) -> int:
         """Tiles of queries that shared memory holds."""
         return 2 if self.linked else 1
+
+    @property
+    def exponentials(self) -> str:
+        """PTX for the exponentials, where some are polynomials."""
+        return exponential.ptx(self.polynomial)
 
     @property
     def output_columns(self) -> int:
@@ -130,6 +139,10 @@ class HopperStep(FusedStep):
     half_output: at head_dim 256 the output leaves in halves, from a place of its own. lean_sum: up to head_dim 128 the
     lanes of a row add their sums at the end.
 
+    Two that no step fills, because they were tried and did harm (``steps/trials.py``): polynomial: of eight
+    exponentials, how many are a polynomial. lazy: the output is rescaled only when some maximum grew by more than this,
+    in powers of two.
+
     Raises ValueError for holes that do not go together.
     """
 
@@ -144,6 +157,8 @@ class HopperStep(FusedStep):
     own_end: bool = hole(default=False, switches=("own_end",))
     half_output: bool = hole(default=False, switches=("half_output",))
     lean_sum: bool = hole(default=False, switches=("lean_sum",))
+    polynomial: int = hole(default=0, switches=("polynomial",))
+    lazy: float = hole(default=0.0, switches=("lazy",))
 
     backend: ClassVar[str] = "hopper"
     runs_on_cpu: ClassVar[bool] = False
@@ -165,6 +180,14 @@ class HopperStep(FusedStep):
             raise ValueError("turns are for three warp groups: set third_group=True")
         if (self.own_end or self.lean_sum) and not self.overlap:
             raise ValueError("own_end and lean_sum are written for overlap=True")
+        if (self.polynomial or self.lazy) and not self.overlap:
+            raise ValueError("polynomial and lazy are written for overlap=True")
+        if not 0 <= self.polynomial <= exponential.PACK:
+            raise ValueError(f"polynomial must be from 0 to {exponential.PACK}, got {self.polynomial}")
+        if not 0 <= self.lazy <= MOST_LAZY:
+            raise ValueError(
+                f"lazy must be from 0 to {MOST_LAZY:g}, for 16-bit weights to hold 2^lazy, got {self.lazy:g}"
+            )
         if self.half_output and not self.order.persistent:
             raise ValueError("half_output is for blocks that stay, order=DEALT")
         if self.order.sections and not self.order.persistent:
@@ -204,6 +227,8 @@ class HopperStep(FusedStep):
             half_output=self.half_output and wide,
             own_end=self.own_end and problem.causal,
             lean_sum=self.lean_sum and not wide,
+            polynomial=self.polynomial,
+            lazy=self.lazy,
         )
 
     def run(self, problem, q, k, v, out):
@@ -505,6 +530,39 @@ def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexp
 
 
 @gluon.jit
+def weigh(scores, row_max, scale, variant: gl.constexpr):
+    """As ``softmax``, with what was tried on it."""
+    if variant.polynomial == 0 and variant.lazy == 0:
+        weights, correction, new_max = softmax(scores, row_max, scale)
+    else:
+        new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+        if variant.lazy > 0:  # noqa: SIM102
+            if gl.max(new_max - row_max, 0) <= variant.lazy:
+                new_max = row_max
+        exponents = scores * scale - new_max[:, None]
+        if variant.polynomial > 0:
+            PTX: gl.constexpr = variant.exponentials
+            weights = gl.inline_asm_elementwise(
+                PTX, exponential.CONSTRAINTS, [exponents], dtype=gl.float32, is_pure=True, pack=exponential.PACK
+            )
+        else:
+            weights = exp2(exponents)
+        correction = exp2(row_max - new_max)
+    return weights, correction, new_max
+
+
+@gluon.jit
+def rescale(accumulator, correction, variant: gl.constexpr):
+    """The output so far, in terms of the new maxima; with lazy not when all are as they were."""
+    if variant.lazy > 0:
+        if gl.min(correction, 0) < 1.0:
+            accumulator = accumulator * by_row(correction, variant)
+    else:
+        accumulator = accumulator * by_row(correction, variant)
+    return accumulator
+
+
+@gluon.jit
 def add_up(row_sum, correction, weights, variant: gl.constexpr):
     """The sums so far and those of a tile: of whole rows, or with lean_sum of what each lane has of them."""
     if variant.lean_sum:
@@ -543,7 +601,7 @@ def attend_overlapped(
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_free, turn, STAGES)
     scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
-    weights, correction, row_max = softmax(scores, row_max, scale)
+    weights, correction, row_max = weigh(scores, row_max, scale, variant)
     row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
     weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
@@ -560,11 +618,11 @@ def attend_overlapped(
 
         # --- online softmax, while the output is computed ---
         scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
-        weights, correction, row_max = softmax(scores, row_max, scale)
+        weights, correction, row_max = weigh(scores, row_max, scale, variant)
         row_sum = add_up(row_sum, correction, weights, variant)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         release(barriers.value_free, turn, STAGES)
-        accumulator = accumulator * by_row(correction, variant)
+        accumulator = rescale(accumulator, correction, variant)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
         turn += 1
 

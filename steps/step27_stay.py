@@ -1,20 +1,16 @@
 """Step 27: blocks that stay, in cuTile.
 
 The order of step 22 and its lists: as many blocks as SMs, each with the tiles that were dealt to it. In cuTile the walk
-over a list is a loop around the kernel as it was. One block an SM is the point, so step 6's hint for two is taken back,
-and with it step 5's on latency: in this loop it makes the compiler fetch so far ahead that registers are spilled.
+over a list is a loop around the kernel as it was.
 """
 
 from steps import step26_eight_warps
-from steps.cutile import Latency
 from steps.order import DEALT
 
 STEP = step26_eight_warps.STEP.evolve(
     number=27,
     name="stay",
     title="Blocks that stay",
-    change="One block an SM stays, and computes the tiles of queries that were dealt to it; hints are left out.",
+    change="One block an SM stays, and computes the tiles of queries that were dealt to it.",
     order=DEALT,
-    occupancy=1,
-    latency=Latency(),
 )

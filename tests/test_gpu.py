@@ -56,6 +56,7 @@ def test_compile_is_what_a_launch_compiles(step):
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
     q, k, v = shape.inputs(0, "cuda")
+    step = step.configured(shape, "sm_90")
     variant = step.variant(shape, "sm_90")
     _, order = step.order.blocks(shape, variant.tile, q.device)
     lists = order if variant.persistent else ()
@@ -137,20 +138,26 @@ def test_the_same_input_gives_the_same_bits(step):
     "step", [s for s in TOGETHER if s.order.persistent or s.backend == "cutile"], ids=lambda s: s.name
 )
 def test_no_hang_in_many_launches_over_random_shapes(step):
-    """Barriers that count wrong hang sooner or later: a thousand shapes, and each launched ten times."""
+    """Barriers that count wrong hang sooner or later: 10,000 launches, over random shapes."""
     import random
 
     import torch
 
     rng = random.Random(secrets.randbits(32))
-    for _ in range(1000):
-        heads = rng.choice([2, 4])
-        fields = {"batch": rng.randint(1, 3), "heads": heads, "kv_heads": rng.choice([heads // 2, heads])}
+    ours = step.backend == "hopper"  # where cuTile's compiler makes the barriers, fewer shapes, as each may be compiled
+    for _ in range(1000 if ours else 100):
+        heads = rng.choice([2, 4]) if ours else 4
+        fields = {
+            "batch": rng.randint(1, 3) if ours else 2,
+            "heads": heads,
+            "kv_heads": rng.choice([heads // 2, heads]),
+        }
         lengths = {"seq_len_q": rng.randint(1, 700), "seq_len_kv": rng.randint(1, 700)}
-        shape = problem(**fields, **lengths, head_dim=rng.choice([64, 128, 256]), causal=rng.random() < 0.5)
+        head_dim = rng.choice([64, 128, 256]) if ours else 128
+        shape = problem(**fields, **lengths, head_dim=head_dim, causal=rng.random() < 0.5)
         inputs = shape.inputs(rng.getrandbits(32), "cuda")
         first = step.attention(*inputs, shape.causal)
-        for _ in range(9):
+        for _ in range(9 if ours else 99):
             assert torch.equal(step.attention(*inputs, shape.causal), first), shape.describe()
     torch.cuda.synchronize()
 

@@ -122,17 +122,58 @@ def gain_by_step(run: Run):
     return figure
 
 
+def _by_skeleton(steps: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Steps in the order of their numbers, those of a skeleton together; what stands before all kernels goes first."""
+    begun: dict[str, list[Measurement]] = {}
+    where: dict[str, list[Measurement]] = {}
+    for m in steps:
+        panel = where.get(m.previous)
+        if panel is None or (m.begins_a_skeleton and any(other.begins_a_skeleton for other in panel)):
+            panel = begun.setdefault(m.name, [])
+        panel.append(m)
+        where[m.name] = panel
+    return list(begun.values())
+
+
+def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
+    """Speed and error over what a trial changed, a line for each problem. Returns a matplotlib Figure.
+
+    Every run holds SDPA and, in the order of ``values``, what was tried.
+    """
+    figure, (speed, error) = figure_with_axes(8.4, 3.4, 1, 2)
+    for n, run in enumerate(runs):
+        tried = [m for m in run.steps if m.number]
+        look = {"marker": MARKERS[n], "linestyle": STYLES[n % len(STYLES)], "color": f"C{n}"}
+        label = f"D={run.problem['head_dim']} {'causal' if run.problem['causal'] else 'full'}"
+        timed = [(x, m) for x, m in zip(values, tried, strict=True) if m.tflops]
+        flops = run.the_problem().flops / 1e9
+        middle = [m.tflops for _, m in timed]
+        spread = [
+            [m.tflops - flops / m.latency_ms.high for _, m in timed],
+            [flops / m.latency_ms.low - m.tflops for _, m in timed],
+        ]
+        speed.errorbar([x for x, _ in timed], middle, yerr=spread, capsize=3, label=label, **look)
+        checked = [(x, m.max_error / m.reference_error) for x, m in zip(values, tried, strict=True) if m.max_error]
+        error.plot(*zip(*checked), label=label, **look)
+    speed.set_ylim(bottom=0)
+    speed.set_ylabel("TFLOPS (median, 10th to 90th percentile)")
+    error.axhline(1, color="black", linewidth=0.8)
+    error.set_ylim(bottom=0)
+    error.set_ylabel("largest error, in SDPA's")
+    for axes in (speed, error):
+        axes.set_xlabel(axis)
+    speed.legend(frameon=False)
+    figure.suptitle(f"{runs[0].machine['name']}, {runs[0].day}", fontsize=9)
+    return figure
+
+
 def tflops_by_length(runs: Sequence[Run]):
     """TFLOPS over sequence length, SDPA and peers in a panel for each skeleton. Returns a matplotlib Figure."""
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
     found = {m.name: m for run in runs for m in [*run.steps, *run.peers] if m.tflops is not None}
     steps = sorted((m for m in found.values() if m.number), key=lambda m: m.number)
     others = [m for m in found.values() if not m.number]  # SDPA and the peers are in every panel
-    panels: list[list[Measurement]] = [[]]
-    for m in steps:
-        if m.begins_a_skeleton and any(other.begins_a_skeleton for other in panels[-1]):
-            panels.append([])
-        panels[-1].append(m)
+    panels = _by_skeleton(steps)
     figure, grid = figure_with_axes(8.4, 4.2 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
     for axes, members in zip(grid[:, 0], panels):

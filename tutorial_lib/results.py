@@ -150,6 +150,60 @@ class Survey(_Record):
     compiled: dict[str, dict[str, dict | str]]  # step label -> architecture -> figures or reason
 
 
+class Configuration(_Record):
+    """How a cuTile kernel was compiled in a search; null: left to the compiler."""
+
+    query: int
+    key: int
+    warps: int | None
+    cluster: int | None
+    occupancy: int | None
+
+    @property
+    def label(self) -> str:
+        together = [f"{self.warps} warps"] if self.warps else []
+        together += [f"cluster of {self.cluster}"] if self.cluster else []
+        return ", ".join([f"{self.query} x {self.key}", *together, f"{self.occupancy} an SM"])
+
+
+class Found(_Record):
+    """What ``cuda.tile.tune`` measured of a configuration: the mean, and half of its 95 % confidence interval."""
+
+    configuration: Configuration
+    microseconds: float
+    margin: float
+    samples: int
+    tflops: float
+    registers: int
+    spill_instructions: int | None
+    shared_bytes: int
+
+
+class Searched(_Record):
+    """A search on one problem, the fastest first, and why the others failed."""
+
+    problem: dict
+    found: list[Found]
+    failed: dict[str, str]
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+
+class Search(_Record):
+    """What was searched on one machine in one go."""
+
+    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    searched: list[Searched]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
@@ -187,3 +241,8 @@ def recorded_runs(folder: Path) -> list[Run]:
         if run.timed:
             runs.append(run)
     return sorted(runs, key=lambda run: run.date, reverse=True)
+
+
+def recorded_searches(folder: Path) -> list[Search]:
+    """Every recorded search under ``folder`` (``<machine>/search.json``)."""
+    return [Search.model_validate_json(path.read_bytes()) for path in sorted(Path(folder).glob("*/search.json"))]
