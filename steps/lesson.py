@@ -17,6 +17,8 @@ from steps.gluon import Schedule
 from steps.measure import DEFAULT_ARCH, Settings, measure
 from steps.run import RESULTS, find_recorded
 from steps.step import Step, TorchStep, Unsupported
+from steps.tiles import recorded_search
+from steps.trials import get_trial, recorded_trial
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
@@ -299,6 +301,51 @@ class Lesson:
         else:
             rows.append(["TFLOPS", "take a GPU", ""])
         return Page(table([f"for {self.arch}", self.step.label, what], rows))
+
+
+# --- what was searched and tried ---
+
+
+def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 8) -> Page:
+    """The fastest configurations of the recorded search, and of those like step 7's the fastest."""
+    search = recorded_search(arch)
+    for one in search.searched if search else ():
+        problem = one.the_problem()
+        if (problem.head_dim, problem.causal) != (head_dim, causal):
+            continue
+        plain = next(f for f in one.found if f.configuration.warps is None and f.configuration.cluster is None)
+        shown = [(n, f) for n, f in enumerate(one.found, 1) if n <= best or f is plain]
+        rows = [
+            [
+                n,
+                f.configuration.label,
+                f"{f.tflops:.0f}",
+                f"{100 * f.margin / f.microseconds:.1f} %",
+                f.registers,
+                f.spill_instructions,
+                f.shared_bytes,
+            ]
+            for n, f in shown
+        ]
+        headers = ["", "queries x keys", "TFLOPS", "95 % margin", "registers", "spills", "shared memory, bytes"]
+        where = f"{search.machine['name']}, {search.day}, cuda-tile {search.versions['cuda-tile']}"
+        failed = f", {len(one.failed)} failed" if one.failed else ""
+        return Page(
+            f"Recorded on {where}: {problem.describe()}, the fastest of {len(one.found)} configurations{failed}. "
+            f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.",
+            table(headers, rows),
+        )
+    return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `python -m steps.search`.")
+
+
+def trial(name: str) -> Page:
+    """A trial's recorded speed and error."""
+    found = get_trial(name)
+    runs = recorded_trial(found)
+    if not runs:
+        return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
+    where = f"Recorded: step {get_step(found.step).label}, {tables.provenance(runs[0])}."
+    return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
 
 
 # --- the first and the last chapter ---

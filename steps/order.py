@@ -31,6 +31,7 @@ class Order:
 
     persistent: bool
     sections: bool
+    section_bytes: int = SECTION_BYTES  # of K and V of a section's heads together
 
     def __str__(self) -> str:
         if self.persistent:
@@ -42,7 +43,7 @@ class Order:
         if self.persistent or not self.sections:
             return 0
         heads = problem.batch * problem.heads
-        return next(n for n in range(section_heads(problem), 0, -1) if heads % n == 0)
+        return next(n for n in range(section_heads(problem, self.section_bytes), 0, -1) if heads % n == 0)
 
     def lengths(self, problem: Problem, tile: Tile, arch: str) -> tuple[int, ...]:
         """Lengths of the two lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
@@ -120,10 +121,30 @@ def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]
     return {way: [sum(lengths[n % a_head] for n in tiles) for tiles in dealt] for way, dealt in ways.items()}
 
 
-def section_heads(problem: Problem) -> int:
+def handed_out(problem: Problem, tile: Tile, slots: int) -> dict[str, list[int]]:
+    """What every slot of a GPU gets to do, in tiles of keys, when blocks are handed out by their numbers.
+
+    As numbered head after head, and longest first in sections. A slot runs a block at a time.
+    """
+    a_head = tiles_a_head(problem, tile)
+    heads = problem.batch * problem.heads
+    lengths = [length(problem, tile, i) for i in range(a_head)]
+    section = SECTIONS.section(problem)
+    in_sections = [n for _ in range(0, heads, section) for n in reversed(lengths) for _ in range(section)]
+    ways = {"head after head": lengths * heads, "longest first, in sections": in_sections}
+    shown = {}
+    for way, blocks in ways.items():
+        free = [0] * min(slots, len(blocks))
+        for block in blocks:
+            heapq.heapreplace(free, free[0] + block)
+        shown[way] = sorted(free)
+    return shown
+
+
+def section_heads(problem: Problem, section_bytes: int = SECTION_BYTES) -> int:
     """How many heads run together: as many as K and V of fit in a part of L2."""
     shared = 2 * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT / problem.group_size
-    return max(1, min(problem.batch * problem.heads, int(SECTION_BYTES / shared)))
+    return max(1, min(problem.batch * problem.heads, int(section_bytes / shared)))
 
 
 @lru_cache(maxsize=32)

@@ -229,3 +229,31 @@ def test_tile_override_is_honoured():
     step = dataclasses.replace(STEPS[7], tile=Tile(128, 64))
     accuracy = accuracy_of(step, problem(seq_len_q=300, seq_len_kv=300), "cuda")
     assert accuracy.correct, accuracy.explain()
+
+
+SMALL = problem(heads=4, seq_len_q=256, seq_len_kv=256, head_dim=64)
+
+
+def test_a_search_times_every_configuration(monkeypatch, tmp_path):
+    from steps import search
+    from tutorial_lib.results import recorded_searches
+
+    monkeypatch.setattr(search, "TILES", ((64, 64), (128, 64)))
+    monkeypatch.setattr(search, "BLOCKS", (2,))
+    monkeypatch.setattr(search, "problems", lambda seq_len: [SMALL])
+    assert search.main(["--output-dir", str(tmp_path)]) == 0
+    [recorded] = recorded_searches(tmp_path)
+    [searched] = recorded.searched
+    assert len(searched.found) + len(searched.failed) == 6
+    assert searched.found[0].microseconds > 0 and searched.the_problem() == SMALL
+
+
+def test_a_trial_is_measured_and_kept(monkeypatch, tmp_path):
+    from steps import trials
+
+    trial = dataclasses.replace(trials.get_trial("lazy"), problems=(SMALL,), values={0: 0.0, 8: 8.0})
+    monkeypatch.setattr(trials, "TRIALS", (trial,))
+    assert trials.main(["--iterations", "2", "--output-dir", str(tmp_path)]) == 0
+    [run] = trials.recorded_trial(trial, tmp_path)
+    assert [m.status for m in run.steps] == ["measured"] * 3
+    assert all(m.correct for m in run.steps)

@@ -104,15 +104,15 @@ def timeline(stages: Sequence[int], copy: float = 1.0, compute: float = 1.4, til
 def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax: float = 2.0, tiles: int = 4):
     """Who uses what when. panels: title -> (warp groups, whether a softmax runs under the PV product before it).
 
-    A model of two units, each used by one at a time: tensor cores and everything that the softmax needs. Two groups
-    have half of a block's rows each; times are an example's.
+    A model of two units, each used by one at a time: tensor cores and everything that the softmax needs. The groups, at
+    most three, share a block's rows; times are an example's.
     """
     figure, grid = figure_with_axes(6.8, 1.35 * len(panels) + 0.4, len(panels), sharex=True, squeeze=False)
-    longest = 0.0
+    longest, most = 0.0, max(groups for groups, _ in panels.values())
     for axes, (title, (groups, overlap)) in zip(grid[:, 0], panels.items()):
         spans = _turns(groups, overlap, 2 * product / groups, 2 * softmax / groups, tiles)
         for unit, group, label, begin, end in spans:
-            look = {"color": (SKY, "white")[group], "hatch": ("", "//")[group], "edgecolor": BLUE}
+            look = {"color": (SKY, "white", "#dddddd")[group], "hatch": ("", "//", "..")[group], "edgecolor": BLUE}
             axes.barh(unit, end - begin, 0.8, left=begin, **look)
             axes.text((begin + end) / 2, unit, label, ha="center", va="center", fontsize=7)
         last = max(end for *_, end in spans)
@@ -122,7 +122,8 @@ def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax:
         axes.set_title(f"{title}: {last:g} units of time", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(0, longest)
     grid[-1, 0].set_xlabel(
-        "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...; hatched: second warp group",
+        "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...; "
+        + ("hatched: second warp group" if most < 3 else "hatched, dotted: second and third warp group"),
         fontsize=8,
     )
     return figure
