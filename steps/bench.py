@@ -64,7 +64,7 @@ class Bench:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:  # else it warns of one cycle
             step.attention(*self.inputs, self.problem.causal, self.problem.scale)
             torch.cuda.synchronize()
         events = sorted(recorded.key_averages(), key=lambda event: -event.device_time_total)

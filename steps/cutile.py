@@ -25,6 +25,9 @@ from steps.tiles import Tile, found_for, tile_for
 from tutorial_lib.problem import Problem, fold_sign
 from tutorial_lib.results import Configuration
 
+# Where tileiras 13.4 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
+CLUSTERS = ("sm_90", "sm_100", "sm_103", "sm_107", "sm_110")
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -83,6 +86,8 @@ class CuTileStep(FusedStep):
             return reason
         if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
             return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
+        if self.cluster and target not in (*CLUSTERS, "cpu"):
+            return f"made of clusters that share what they fetch, which {', '.join(CLUSTERS)} have, not {target}"
         return None
 
     def configured(self, problem: Problem, arch: str) -> CuTileStep:

@@ -119,11 +119,11 @@ def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax:
         longest = max(longest, last)
         axes.set_yticks([0, 1], ["tensor cores", "softmax"])
         axes.invert_yaxis()
-        axes.set_title(f"{title}: {last:g} units of time", fontsize=9, loc="left")
+        axes.set_title(f"{title}: {last:.3g} units of time", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(0, longest)
     grid[-1, 0].set_xlabel(
         "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...; "
-        + ("hatched: second warp group" if most < 3 else "hatched, dotted: second and third warp group"),
+        + ("hatched: second warp group" if most < 3 else "hatched, dotted: other warp groups"),
         fontsize=8,
     )
     return figure
