@@ -81,14 +81,18 @@ def test_code_is_the_same_whatever_its_addresses():
     assert sass.without_addresses(TEXT) != sass.without_addresses(TEXT.replace("FSEL", "FMUL"))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_121"])
-@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("step", "arch"),
+    [(s, arch) for s in CUTILE for arch in ("sm_80", "sm_90", "sm_100", "sm_121") if not s.unsupported(EVEN, arch)],
+    ids=lambda x: getattr(x, "name", x),
+)
 def test_every_step_compiles_and_its_hot_loop_is_found(step, arch):
     compiled = step.compile(EVEN, arch)
     assert 0 < compiled.registers <= 255 and compiled.instructions > 500 and compiled.occupancy[0] >= 1
     assert compiled.kinds["tensor core"] > 0 and compiled.kinds["MUFU"] > 0
-    # One exponential a score, in four warps of 32 lanes, and at least one for the correction of the old sum.
-    exponentials = compiled.scores_per_tile / 128
+    # One exponential a score and lane that computes, and at least one for the correction of the old sum.
+    assert compiled.compute_threads == 32 * (step.configured(EVEN, arch).warps or 4)
+    exponentials = compiled.scores_per_tile / compiled.compute_threads
     assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 4
     assert compiled.hot_loop_instructions < compiled.instructions / 2
     assert compiled.remarks and "MMA" in " ".join(remark.text for remark in compiled.remarks)
@@ -130,6 +134,25 @@ def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
 def test_hopper_steps_refuse_other_architectures_by_name(step, arch):
     with pytest.raises(Unsupported, match=f"wgmma, which sm_90 alone has, not {arch}"):
         step.compile(EVEN, arch)
+
+
+@pytest.mark.parametrize("name", ["cluster", "sections", "found"])
+def test_clusters_are_refused_where_there_are_none(name):
+    with pytest.raises(Unsupported, match=r"made of clusters .* not sm_80"):
+        get_step(name).compile(EVEN, "sm_80")
+
+
+def test_a_cluster_fetches_for_both_its_blocks():
+    alone, together = (get_step(name).compile(EVEN) for name in ("approx_division", "cluster"))
+    assert ".MULTICAST" in together.sass and ".MULTICAST" not in alone.sass
+    assert together.scores_per_tile == alone.scores_per_tile  # a block has half of a tile of twice the queries
+    assert together.spill_instructions == 0
+
+
+def test_eight_warps_hold_what_spills_in_four():
+    trap, rescue = (get_step(name).compile(EVEN) for name in ("large_tile", "eight_warps"))
+    assert trap.spill_instructions > 0 == rescue.spill_instructions
+    assert (trap.compute_threads, rescue.compute_threads) == (128, 256)
 
 
 @pytest.mark.parametrize("name", ["overlap", "dealt", "linked"])
@@ -190,7 +213,7 @@ def test_a_block_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("arch", sorted(set(CUTILE_ARCHITECTURES) - {"sm_80", "sm_90", "sm_100", "sm_121"}))
 def test_every_architecture_is_accepted(arch):
-    compiled = CUTILE[-1].compile(EVEN, arch)
+    compiled = get_step("stay").compile(EVEN, arch)
     assert compiled.registers > 0
     assert compiled.instructions or arch == "sm_107"  # which Triton's disassembler does not know
 
@@ -315,7 +338,8 @@ def test_the_recorded_survey_is_what_the_compiler_makes():
     assert survey.architectures == list(CUTILE_ARCHITECTURES)
     for step in CUTILE:
         for arch in ("sm_90", "sm_121"):
-            made = step.compile(EVEN, arch).as_dict()
+            refused = step.unsupported(EVEN, arch)
+            made = f"step {step.label}: {refused}" if refused else step.compile(EVEN, arch).as_dict()
             assert survey.compiled[step.label][arch] == made, "run: python -m steps.inspect all --arch all --output ..."
 
 

@@ -73,3 +73,21 @@ def test_the_lists_are_as_long_as_was_said(problem):
     assert len(lists[0]) == number
     assert starts == min(number, REFERENCE_GPUS["sm_90"].multiprocessors) + 1
     assert order.NATURAL.lengths(problem, TILE, "sm_90") == ()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_blocks_handed_out_are_all_the_work(problem):
+    shown = order.handed_out(problem, TILE, 132)
+    total = sum(order.shares(problem, TILE, 132)["dealt"])
+    assert {sum(slots) for slots in shown.values()} == {total}
+
+
+def test_longest_first_ends_earlier_under_a_causal_mask():
+    shown = order.handed_out(CAUSAL, TILE, 132)
+    assert max(shown["longest first, in sections"]) < max(shown["head after head"])
+
+
+def test_a_section_may_be_asked_to_be_larger():
+    everything = order.Order(persistent=False, sections=True, section_bytes=2**40)
+    assert everything.section(CAUSAL) == CAUSAL.batch * CAUSAL.heads
+    assert order.SECTIONS.section(CAUSAL) < everything.section(CAUSAL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steps import MODULES, STEPS
-from tutorial_lib import timing
+from tutorial_lib import plots, timing
 from tutorial_lib.files import write_whole
 from tutorial_lib.report import (
     BEGIN,
@@ -169,6 +169,16 @@ def test_bad_paths_get_one_line(tmp_path, capsys):
     err = capsys.readouterr().err.splitlines()
     assert err.pop() == "report: the following arguments are required: PATH"
     assert len(err) == 2 and "cannot read" in err[0] and "no results.json under" in err[1]
+
+
+def test_steps_of_a_skeleton_share_a_panel_whatever_their_numbers():
+    run = max((r for r in RECORDED if r.machine["arch"] == "sm_90"), key=lambda r: len(r.steps))
+    panels = plots._by_skeleton([m for m in run.steps if m.number])
+    where = {m.name: n for n, panel in enumerate(panels) for m in panel}
+    assert where["naive"] == where["mma"] == where["approx_division"] == where["sections"] == 0
+    assert where["explicit"] == where["wide_block"] == 1
+    assert where["wgmma"] == where["third_group"] == where["lean_sum"] == 2
+    assert sum(len(panel) for panel in panels) == len([m for m in run.steps if m.number])
 
 
 def test_the_readme_shows_what_is_recorded():

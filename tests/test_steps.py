@@ -12,7 +12,7 @@ from steps import MODULES, STEPS, get_step
 from steps.cutile import CuTileStep
 from steps.gluon import GluonStep
 from steps.hopper import HopperStep
-from steps.order import DEALT
+from steps.order import DEALT, NATURAL, SECTIONS
 from steps.step import Unsupported
 from tests.shapes import SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, measure_accuracy, rounding_step
@@ -148,6 +148,13 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         ("overlap", {"ping_pong": True}, "no overlap, no third_group"),
         ("overlap", {"linked": True}, "linked takes overlap=True and blocks that stay"),
         ("linked", {"overlap": False}, "linked takes overlap=True and blocks that stay"),
+        ("turns", {"third_group": False}, "turns are for three warp groups"),
+        ("own_end", {"overlap": False, "linked": False}, "own_end and lean_sum are written for overlap=True"),
+        ("half_output", {"order": NATURAL, "linked": False}, "half_output is for blocks that stay"),
+        ("overlap", {"order": SECTIONS}, "order must be NATURAL or DEALT"),
+        ("registers", {"polynomial": 1}, "polynomial and lazy are written for overlap=True"),
+        ("lean_sum", {"polynomial": 9}, "polynomial must be from 0 to 8, got 9"),
+        ("lean_sum", {"lazy": 16.0}, "lazy must be from 0 to 15, for 16-bit weights to hold 2\\^lazy, got 16"),
     ],
 )
 def test_holes_that_would_hang_together_are_refused(name, holes, message):
