@@ -92,7 +92,7 @@ class CuTileStep(FusedStep):
 
     def configured(self, problem: Problem, arch: str) -> CuTileStep:
         """This step with the holes that a search decides filled for ``problem`` on ``arch``."""
-        return _configured(self, found_for(problem, arch) if self.searched else None)
+        return configured_as(self, found_for(problem, arch) if self.searched else None)
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -206,7 +206,7 @@ def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
 
 
 @cache
-def _configured(step: CuTileStep, found: Configuration | None) -> CuTileStep:
+def configured_as(step: CuTileStep, found: Configuration | None) -> CuTileStep:
     if found is None:
         return dataclasses.replace(step, searched=False)
     return dataclasses.replace(

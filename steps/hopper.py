@@ -190,7 +190,7 @@ class HopperStep(FusedStep):
             )
         if self.half_output and not self.order.persistent:
             raise ValueError("half_output is for blocks that stay, order=DEALT")
-        if self.order.sections and not self.order.persistent:
+        if self.order.section_bytes and not self.order.persistent:
             raise ValueError("this skeleton numbers its blocks by themselves: order must be NATURAL or DEALT")
         if self.linked and not (self.overlap and self.order.persistent):
             raise ValueError("linked takes overlap=True and blocks that stay, order=DEALT")

@@ -26,21 +26,21 @@ START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
 class Order:
     """persistent: as many blocks as the SMs hold, each with its list of tiles; else a block a tile.
 
-    sections: heads in sections that share L2, in each the longest tiles first; else head after head, as numbered.
+    section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
+    head after head.
     """
 
     persistent: bool
-    sections: bool
-    section_bytes: int = SECTION_BYTES  # of K and V of a section's heads together
+    section_bytes: int | None
 
     def __str__(self) -> str:
         if self.persistent:
             return "dealt to blocks that stay"
-        return "a block a tile, longest first in sections of heads" if self.sections else "a block a tile"
+        return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
 
     def section(self, problem: Problem) -> int:
         """Heads of a section, where a block's number tells its tile: they divide all heads evenly. 0: no sections."""
-        if self.persistent or not self.sections:
+        if self.persistent or self.section_bytes is None:
             return 0
         heads = problem.batch * problem.heads
         return next(n for n in range(section_heads(problem, self.section_bytes), 0, -1) if heads % n == 0)
@@ -62,13 +62,13 @@ class Order:
         """
         if not self.persistent:
             return tiles_a_head(problem, tile) * problem.heads * problem.batch, _nothing(device)
-        tensors = _on_device(problem, tile, a_processor * processors(device), device)
+        tensors = _on_device(problem, tile, a_processor * processors(device), self.section_bytes, device)
         return len(tensors[1]) - 1, tensors
 
 
-NATURAL = Order(persistent=False, sections=False)
-SECTIONS = Order(persistent=False, sections=True)
-DEALT = Order(persistent=True, sections=True)
+NATURAL = Order(persistent=False, section_bytes=None)
+SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
+DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
 
 
 def processors(device) -> int:
@@ -87,7 +87,7 @@ def length(problem: Problem, tile: Tile, i: int) -> int:
     return START - (-keys_seen(problem, tile, i) // tile.key)
 
 
-def deal(problem: Problem, tile: Tile, processors: int) -> list[list[int]]:
+def deal(problem: Problem, tile: Tile, processors: int, section_bytes: int | None = SECTION_BYTES) -> list[list[int]]:
     """The tiles of queries of every block, in order: each goes to the block that is free first, long ones early.
 
     Heads come in sections whose K and V fit in L2 together; inside a section the longest tiles come first, those of
@@ -95,7 +95,7 @@ def deal(problem: Problem, tile: Tile, processors: int) -> list[list[int]]:
     """
     a_head = tiles_a_head(problem, tile)
     heads = problem.batch * problem.heads
-    section = section_heads(problem)
+    section = section_heads(problem, section_bytes)
     lengths = [length(problem, tile, i) for i in range(a_head)]
     longest_first = sorted(range(a_head), key=lambda i: -lengths[i])
     free = [(0, block) for block in range(min(processors, a_head * heads))]  # (when, which)
@@ -141,17 +141,19 @@ def handed_out(problem: Problem, tile: Tile, slots: int) -> dict[str, list[int]]
     return shown
 
 
-def section_heads(problem: Problem, section_bytes: int = SECTION_BYTES) -> int:
-    """How many heads run together: as many as K and V of fit in a part of L2."""
+def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -> int:
+    """How many heads run together: as many as K and V of fit in a part of L2; with None one after the other."""
+    if section_bytes is None:
+        return 1
     shared = 2 * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT / problem.group_size
     return max(1, min(problem.batch * problem.heads, int(section_bytes / shared)))
 
 
 @lru_cache(maxsize=32)
-def _on_device(problem: Problem, tile: Tile, processors: int, device):
+def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, device):
     import torch
 
-    dealt = deal(problem, tile, processors)
+    dealt = deal(problem, tile, processors, section_bytes)
     starts = [0]
     for tiles in dealt:
         starts.append(starts[-1] + len(tiles))

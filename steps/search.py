@@ -1,13 +1,13 @@
 """The search for tiles: ``python -m steps.search`` times cuTile's kernel over tiles, warps and clusters, on a GPU.
 
 The kernel is step 7's, with the hints of steps 5 and 6 left to be found; ``cuda.tile.tune`` times every combination.
-Recorded as ``results/<machine>/search.json``, failures included. Exit status: 0 done; 2 bad request.
+Recorded as ``results/<machine>/search.json``, failures included. Exit status: 0 done; 1 it cannot be written; 2 bad
+request.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -52,17 +52,9 @@ def problems(seq_len: int) -> list[Problem]:
 def configured(configuration: Configuration):
     """Step 7 with a configuration in its holes."""
     from steps import get_step
-    from steps.cutile import Latency
-    from steps.tiles import Tile
+    from steps.cutile import configured_as
 
-    return dataclasses.replace(
-        get_step("approx_division"),
-        tile=Tile(configuration.query, configuration.key),
-        warps=configuration.warps,
-        cluster=configuration.cluster,
-        occupancy=configuration.occupancy,
-        latency=Latency(),
-    )
+    return configured_as(get_step("approx_division"), configuration)
 
 
 def compile_one(configuration: Configuration, problem: Problem) -> dict | str:
@@ -100,6 +92,8 @@ def search(problem: Problem, made: dict, console) -> Searched:
 
     arch = target_of(torch.device("cuda"))
     failed = {c: reason for c, reason in made.items() if isinstance(reason, str)}
+    if len(failed) == len(made):
+        raise BadRequest(f"{problem.describe()}: no configuration runs; the first says {next(iter(failed.values()))}")
     q, k, v = problem.inputs(0, "cuda")
     out = torch.empty_like(q)
     steps = {c: configured(c) for c in made if c not in failed}
@@ -174,6 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted: nothing was written.", file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk, say
+        print(f"steps.search: cannot write results: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

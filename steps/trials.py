@@ -141,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted; what was finished is kept.", file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk, say
+        print(f"steps.trials: cannot write results: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

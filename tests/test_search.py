@@ -112,3 +112,21 @@ def test_files_of_others_are_passed_over(tmp_path):
     folder.mkdir(parents=True)
     (folder / "notes.json").write_text(json.dumps({"schema": 9}))
     assert trials.recorded_trial(trials.get_trial("lazy"), tmp_path) == []
+
+
+def test_a_search_of_another_schema_is_passed_over(tmp_path):
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "search.json").write_text(json.dumps({"schema": 9}))
+    assert recorded_searches(tmp_path) == []
+
+
+def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
+    reason = "OutOfMemoryError: far too long"
+    monkeypatch.setattr(search, "compile_all", lambda asked: [dict.fromkeys(search.space(), reason) for _ in asked])
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine"})
+    assert search.main(["--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"no configuration runs; the first says {reason}" in error
+    assert list(tmp_path.iterdir()) == []

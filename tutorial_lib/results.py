@@ -244,5 +244,11 @@ def recorded_runs(folder: Path) -> list[Run]:
 
 
 def recorded_searches(folder: Path) -> list[Search]:
-    """Every recorded search under ``folder`` (``<machine>/search.json``)."""
-    return [Search.model_validate_json(path.read_bytes()) for path in sorted(Path(folder).glob("*/search.json"))]
+    """Every readable search under ``folder`` (``<machine>/search.json``)."""
+    searches = []
+    for path in sorted(Path(folder).glob("*/search.json")):
+        try:
+            searches.append(Search.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue  # an older schema, or a file of somebody else's: it is nothing to go by
+    return searches
