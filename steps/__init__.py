@@ -50,6 +50,8 @@ MODULES = (
     "step32_own_end",
     "step33_half_output",
     "step34_lean_sum",
+    "step35_half_query",
+    "step36_early_query",
 )
 
 

@@ -51,6 +51,8 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     persistent: bool
     section: int  # heads of a section, where blocks are numbered so; 0: they are not
+    ahead: bool
+    alternating: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,10 @@ class CuTileStep(FusedStep):
     order: which block computes which tiles of queries.
     tile: query rows and keys a block works on; None takes what ``steps.tiles`` has for the architecture.
     searched: tile, warps, cluster and occupancy are what a search found, where one is recorded.
+
+    Two that no step fills, because they were tried and do harm (``steps/trials.py``): ahead: the QK product of the next
+    tile of keys is written before the softmax of this one. alternating: blocks that stay walk over K and V forwards and
+    backwards in turn, where there is no mask.
     """
 
     load_key: Callable = hole()
@@ -77,6 +83,8 @@ class CuTileStep(FusedStep):
     order: Order = hole(default=NATURAL, switches=("persistent", "section"))
     tile: Tile | None = hole(default=None)
     searched: bool = hole(default=False)
+    ahead: bool = hole(default=False, switches=("ahead",))
+    alternating: bool = hole(default=False, switches=("alternating",))
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
@@ -97,14 +105,17 @@ class CuTileStep(FusedStep):
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""
         tile = self.tile or tile_for(arch, problem.head_dim)
+        ragged = problem.seq_len_kv % tile.key != 0
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
             group_size=problem.group_size,
             causal=problem.causal,
-            ragged=problem.seq_len_kv % tile.key != 0,
+            ragged=ragged,
             persistent=self.order.persistent,
             section=self.order.section(problem),
+            ahead=self.ahead,
+            alternating=self.alternating and self.order.persistent and not problem.causal and not ragged,
         )
 
     def kernel_function(self, variant: Variant):
@@ -229,8 +240,9 @@ def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | N
 def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Variant):
     tile, head_dim, group_size = variant.tile, variant.head_dim, variant.group_size
     causal, ragged = variant.causal, variant.ragged
+    ahead, alternating = variant.ahead, variant.alternating
 
-    def attend(i, head, batch, Q, K, V, Out, scale):
+    def attend(i, head, batch, Q, K, V, Out, scale, backwards=0):
         # --- the queries of this tile ---
         kv_head = head // group_size
 
@@ -249,10 +261,23 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
         query_index = i * tile.query + ct.arange(tile.query, dtype=ct.int32)[:, None]
 
+        if ahead:
+            k = load_key(K, batch, kv_head, 0, tile, head_dim, latency.key)
+            following = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+
         for j in range(end):
+            at = j
+            if alternating:
+                at = j + backwards * (end - 1 - 2 * j)
+
             # --- scores: QK product ---
-            k = load_key(K, batch, kv_head, j, tile, head_dim, latency.key)  # [head_dim, key]
-            scores = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))  # [query, key]
+            if ahead:
+                scores = following
+                k = load_key(K, batch, kv_head, min(j + 1, end - 1), tile, head_dim, latency.key)
+                following = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+            else:
+                k = load_key(K, batch, kv_head, at, tile, head_dim, latency.key)  # [head_dim, key]
+                scores = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))  # [query, key]
 
             # --- mask; the compiler splits the loop here, so that whole tiles never ask ---
             if (causal or ragged) and j >= unmasked:
@@ -270,7 +295,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             # --- output: PV product. Values past the end must be zero: their weight is zero, but 0 * NaN is not ---
             v = ct.load(
                 V,
-                (batch, kv_head, j, 0),
+                (batch, kv_head, at, 0),
                 (1, 1, tile.key, head_dim),
                 padding_mode=ct.PaddingMode.ZERO,
                 latency=latency.value,
@@ -288,10 +313,11 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             heads = Q.shape[1]
             tiles_a_head = ct.cdiv(Q.shape[2], tile.query)
             block = ct.bid(0)
-            for n in range(ct.load(starts, (block,), ()), ct.load(starts, (block + 1,), ())):
+            first = ct.load(starts, (block,), ())
+            for n in range(first, ct.load(starts, (block + 1,), ())):
                 number = ct.load(order, (n,), ())
                 head = number // tiles_a_head
-                attend(number % tiles_a_head, head % heads, head // heads, Q, K, V, Out, scale)
+                attend(number % tiles_a_head, head % heads, head // heads, Q, K, V, Out, scale, (n - first) % 2)
 
     elif variant.section:
 

@@ -61,6 +61,9 @@ class Variant:
     half_output: bool  # and that for one half at a time
     own_end: bool
     lean_sum: bool
+    half_query: bool  # the first half of head_dim of Q stays in registers
+    early_query: bool
+    late_wait: bool
     polynomial: int
     lazy: float
 
@@ -132,16 +135,17 @@ class HopperStep(FusedStep):
     producer: a warp of its own asks for tiles of K and V, and warp groups of ROWS queries each do nothing but compute;
     without it all warps share one role. registers: of a thread that computes, where there is a producer.
     ping_pong: the two warp groups issue their QK products in turn.
-    overlap: the softmax of a tile runs under the PV product of the tile before.
+    overlap: the QK product of a tile and the PV product of the tile before are begun together, before the softmax.
     order: which block computes which tiles of queries. linked: the first QK product of the next tile of queries runs
     under the end of this one, where shared memory has room. third_group: three warp groups compute at head_dim 64.
     turns: those three issue their products in turn. own_end: a part ends at the last tile of keys that it sees.
     half_output: at head_dim 256 the output leaves in halves, from a place of its own. lean_sum: up to head_dim 128 the
-    lanes of a row add their sums at the end.
+    lanes of a row add their sums at the end. half_query: at head_dim 256 half of Q stays in registers. early_query: and
+    its place is free for the next tile of queries as soon as the last QK product has read it.
 
-    Two that no step fills, because they were tried and did harm (``steps/trials.py``): polynomial: of eight
-    exponentials, how many are a polynomial. lazy: the output is rescaled only when some maximum grew by more than this,
-    in powers of two.
+    Three that no step fills, because they were tried and do harm in most places (``steps/trials.py``): polynomial: of
+    eight exponentials, how many are a polynomial. lazy: the output is rescaled only when some maximum grew by more than
+    this, in powers of two. late_wait: the wait for the PV product stays behind the softmax in the machine code, too.
 
     Raises ValueError for holes that do not go together.
     """
@@ -157,6 +161,9 @@ class HopperStep(FusedStep):
     own_end: bool = hole(default=False, switches=("own_end",))
     half_output: bool = hole(default=False, switches=("half_output",))
     lean_sum: bool = hole(default=False, switches=("lean_sum",))
+    half_query: bool = hole(default=False, switches=("half_query",))
+    early_query: bool = hole(default=False, switches=("early_query",))
+    late_wait: bool = hole(default=False, switches=("late_wait",))
     polynomial: int = hole(default=0, switches=("polynomial",))
     lazy: float = hole(default=0.0, switches=("lazy",))
 
@@ -180,8 +187,8 @@ class HopperStep(FusedStep):
             raise ValueError("turns are for three warp groups: set third_group=True")
         if (self.own_end or self.lean_sum) and not self.overlap:
             raise ValueError("own_end and lean_sum are written for overlap=True")
-        if (self.polynomial or self.lazy) and not self.overlap:
-            raise ValueError("polynomial and lazy are written for overlap=True")
+        if (self.polynomial or self.lazy or self.late_wait) and not self.overlap:
+            raise ValueError("polynomial, lazy and late_wait are written for overlap=True")
         if not 0 <= self.polynomial <= exponential.PACK:
             raise ValueError(f"polynomial must be from 0 to {exponential.PACK}, got {self.polynomial}")
         if not 0 <= self.lazy <= MOST_LAZY:
@@ -190,6 +197,8 @@ class HopperStep(FusedStep):
             )
         if self.half_output and not self.order.persistent:
             raise ValueError("half_output is for blocks that stay, order=DEALT")
+        if (self.half_query or self.early_query) and not (self.overlap and self.half_output):
+            raise ValueError("half_query and early_query are written for overlap=True, half_output=True")
         if self.order.section_bytes and not self.order.persistent:
             raise ValueError("this skeleton numbers its blocks by themselves: order must be NATURAL or DEALT")
         if self.linked and not (self.overlap and self.order.persistent):
@@ -227,6 +236,9 @@ class HopperStep(FusedStep):
             half_output=self.half_output and wide,
             own_end=self.own_end and problem.causal,
             lean_sum=self.lean_sum and not wide,
+            half_query=self.half_query and wide,
+            early_query=self.early_query and wide,
+            late_wait=self.late_wait,
             polynomial=self.polynomial,
             lazy=self.lazy,
         )
@@ -415,10 +427,16 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
 
 @gluon.jit
 def issue_scores(query, keys, turn, variant: gl.constexpr):
-    """Begin the QK product [query, key]; both factors lie in shared memory."""
+    """Begin the QK product [query, key]; K lies in shared memory, and so does Q, or the half that is not held."""
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
-    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim]).permute((1, 0))
-    return warpgroup_mma(query, key, none, use_acc=False, is_async=True)
+    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    if variant.half_query:
+        HALF: gl.constexpr = variant.head_dim // 2
+        held, rest = query
+        scores = warpgroup_mma(held, key.slice(0, HALF, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+        return warpgroup_mma(rest, key.slice(HALF, HALF, 1).permute((1, 0)), scores, is_async=True)
+    else:
+        return warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -574,10 +592,17 @@ def add_up(row_sum, correction, weights, variant: gl.constexpr):
 
 
 @gluon.jit
+def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
+    """With early_query: if this product was the last that reads this part's Q, its place is free."""
+    if variant.early_query:
+        mbarrier.arrive(barriers.query_free.index(query_turn % variant.query_stages), count=1, pred=last)
+
+
+@gluon.jit
 def attend_overlapped(
     scores, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
 ):
-    """As ``attend``, with the softmax of a tile under products: the PV product of the tile before is still running.
+    """As ``attend``, with two products begun together, the softmax behind them, and then the wait for the second.
 
     Every turn issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. Only
     then comes the softmax of tile j, and at its end the wait for the second.
@@ -600,6 +625,7 @@ def attend_overlapped(
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_free, turn, STAGES)
+    all_scores_read(barriers, query_turn, own_end <= 1, variant)
     scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
     weights, correction, row_max = weigh(scores, row_max, scale, variant)
     row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
@@ -615,12 +641,18 @@ def attend_overlapped(
         pass_turn(barriers, part, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
         release(barriers.key_free, turn + 1, STAGES)
+        all_scores_read(barriers, query_turn, j == own_end - 1, variant)
 
         # --- online softmax, while the output is computed ---
         scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
         weights, correction, row_max = weigh(scores, row_max, scale, variant)
         row_sum = add_up(row_sum, correction, weights, variant)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        if variant.late_wait:
+            # Else ptxas moves the wait to before the exponentials. Over this one, which is a loop, it moves nothing.
+            await_tile(barriers.value_ready, turn, STAGES)
+            accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
+        else:
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         release(barriers.value_free, turn, STAGES)
         accumulator = rescale(accumulator, correction, variant)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
@@ -647,6 +679,17 @@ def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
     """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
     index = query_turn % variant.query_stages * variant.parts + part
     return queries.index(index).reshape([variant.rows, variant.head_dim])
+
+
+@gluon.jit
+def to_multiply(query, variant: gl.constexpr):
+    """A part's queries as the QK product takes them; with half_query (half in registers, the rest where it is)."""
+    if variant.half_query:
+        HALF: gl.constexpr = variant.head_dim // 2
+        held = query.slice(0, HALF, 1).load(gl.DotOperandLayout(0, variant.accumulator, 2))
+        return held, query.slice(HALF, HALF, 1)
+    else:
+        return query
 
 
 @gluon.jit
@@ -678,6 +721,7 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
         query = part_of(tiles.query, query_turn, part, variant)
         if not variant.linked:
             await_tile(barriers.query_ready, query_turn, QUERY_STAGES)
+        query = to_multiply(query, variant)
         if variant.overlap:
             if not variant.linked:
                 await_tile(barriers.key_ready, turn, STAGES)
@@ -687,7 +731,7 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
             )
         else:
             accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)
-        if variant.own_output:
+        if variant.own_output and not variant.early_query:
             release(barriers.query_free, query_turn, QUERY_STAGES)
         if variant.overlap:
             if variant.linked:

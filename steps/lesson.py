@@ -19,7 +19,7 @@ from steps.run import RESULTS, find_recorded
 from steps.step import Step, TorchStep, Unsupported
 from steps.tiles import recorded_search
 from steps.trials import get_trial, recorded_trial
-from tutorial_lib import limits, pictures, plots, tables
+from tutorial_lib import limits, pictures, plots, tables, timing
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
@@ -214,6 +214,19 @@ class Lesson:
         note = f"Rows with ncu were recorded: {tables.provenance(self.recorded)}." if counted else ""
         return Page(table(headers, rows), note, same, self._remarks())
 
+    def order(self, **changes) -> Page:
+        """In which order a warp begins products, takes exponentials and waits for products; with holes filled so."""
+        step = dataclasses.replace(self.step, name=f"{self.step.name}_varied", **changes) if changes else self.step
+        what = ", ".join([self.step.label, *(f"{name}={_name(value)}" for name, value in changes.items())])
+        if reason := step.unsupported(self.problem, self.arch):
+            return Page(f"{what}: {reason}.")
+        try:
+            compiled = step.compile(self.problem, self.arch)
+        except CompilerError as error:
+            return Page(f"{what}: {error}")
+        order = " → ".join(name if name == "wait" else f"{count} {name}" for name, count in compiled.hot_order)
+        return Page(f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:", f"`{order}`")
+
     def _counted(self, steps: list[Step]) -> list[list]:
         """Rows of the recorded counters, where there are any."""
         measured = [self.known(s) for s in steps]
@@ -345,7 +358,21 @@ def trial(name: str) -> Page:
     if not runs:
         return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
     where = f"Recorded: step {get_step(found.step).label}, {tables.provenance(runs[0])}."
+    if found.is_switch:
+        return Page(f"*{found.question}*", where, _switched(runs))
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
+
+
+def _switched(runs: list[Run]) -> str:
+    """The table of a trial that was off and on."""
+    rows = []
+    for run in runs:
+        off, on = run.steps[-2:]
+        ratio = timing.speedup(*([r.latency_ms[m.name] for r in run.rounds] for m in (off, on)))
+        change = f"{ratio.median:.3f}× ({ratio.low:.3f}–{ratio.high:.3f})"
+        errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
+        rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
+    return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)
 
 
 # --- the first and the last chapter ---

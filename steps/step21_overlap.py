@@ -1,9 +1,10 @@
-"""Step 21: the softmax under the next product.
+"""Step 21: both products of a turn are begun together.
 
 Inside one warp group, too, products and softmax need not take turns. The QK product of tile j does not depend on the
-PV product of tile j - 1: both are issued together, and while the second is still running the softmax of tile j
-begins (FlashAttention-3, Shah et al. 2024, section 3.2). Weights and scores are then alive at once, which takes the
-registers that step 19 made free. This step stands on step 19.
+PV product of tile j - 1: both are issued together, and the softmax of tile j is written before the wait for the second
+(FlashAttention-3, Shah et al. 2024, section 3.2). Weights and scores are then alive at once, which takes the
+registers that step 19 made free. Where that wait stands in machine code is the compiler's choice, and the chapter
+shows what it chose. This step stands on step 19.
 """
 
 from steps import step19_registers
@@ -11,7 +12,7 @@ from steps import step19_registers
 STEP = step19_registers.STEP.evolve(
     number=21,
     name="overlap",
-    title="Softmax under the PV product",
-    change="From step 19: the softmax of a tile runs under the PV product of the tile before.",
+    title="Both products at once",
+    change="From step 19: the scores of a tile and the output of the tile before it are begun together.",
     overlap=True,
 )

@@ -20,23 +20,33 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import ResultsError, Run, read_run
 
 LONG = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128)
+CAUSAL = dataclasses.replace(LONG, causal=True)
 NARROW = dataclasses.replace(LONG, head_dim=64)
+BROAD = dataclasses.replace(LONG, heads=16, kv_heads=16, head_dim=256)
+BEYOND_L2 = dataclasses.replace(LONG, batch=1, heads=4, kv_heads=4, seq_len_q=2**17, seq_len_kv=2**17)
+
+
+OFF_ON = {"off": False, "on": True}
 
 
 @dataclass(frozen=True)
 class Trial:
     """One hole of a step, filled with one value after another; the first is the step as it is.
 
-    values: what the axis of a plot shows -> what fills the hole.
+    values: what the axis of a plot shows -> what fills the hole; for what is off or on, OFF_ON, and no axis.
     """
 
     name: str
     question: str
     step: str
     hole: str
-    axis: str
-    values: dict[float, object]
+    values: dict[float | str, object]
     problems: tuple[Problem, ...]
+    axis: str | None = None
+
+    @property
+    def is_switch(self) -> bool:
+        return self.values == OFF_ON
 
     def steps(self) -> list:
         """The step, once for each value."""
@@ -44,7 +54,12 @@ class Trial:
 
         base = get_step(self.step)
         return [
-            dataclasses.replace(base, name=f"{self.name}_{shown:g}", previous=base, **{self.hole: value})
+            dataclasses.replace(
+                base,
+                name=f"{self.name}_{shown if self.is_switch else format(shown, 'g')}",
+                previous=base,
+                **{self.hole: value},
+            )
             for shown, value in self.values.items()
         ]
 
@@ -66,7 +81,31 @@ TRIALS = (
         hole="lazy",
         axis="threshold, powers of two (0: always rescaled)",
         values={threshold: float(threshold) for threshold in (0, 2, 4, 8)},
-        problems=(NARROW, LONG, dataclasses.replace(LONG, causal=True)),
+        problems=(NARROW, LONG, CAUSAL),
+    ),
+    Trial(
+        name="late_wait",
+        question="Would it be faster to keep the wait for the PV product behind the softmax in the machine code, too?",
+        step="early_query",
+        hole="late_wait",
+        values=OFF_ON,
+        problems=(NARROW, LONG, CAUSAL, BROAD),
+    ),
+    Trial(
+        name="ahead",
+        question="Would cuTile's kernel be faster with the QK product of the next tile before the softmax of this one?",
+        step="stay",
+        hole="ahead",
+        values=OFF_ON,
+        problems=(LONG, CAUSAL),
+    ),
+    Trial(
+        name="alternating",
+        question="Would it help the L2 cache to walk over K and V forwards and backwards in turn?",
+        step="stay",
+        hole="alternating",
+        values=OFF_ON,
+        problems=(LONG, BEYOND_L2),
     ),
 )
 

@@ -75,6 +75,31 @@ def test_the_hot_loop_is_the_first_that_works():
     assert list(hot) == ["compute"] and hot["compute"][0].address == 0x10
 
 
+def test_the_order_of_work_is_that_of_the_code():
+    code = """
+        /*0000*/ HGMMA.64x64x16.F32 R24, gdesc[UR8], !UPT ;
+        /*0010*/ HGMMA.64x64x16.F32 R24, gdesc[UR12], R24, gsb0 ;
+        /*0020*/ WARPGROUP.ARRIVE ;
+        /*0030*/ WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0040*/ FADD R1, R2, R3 ;
+        /*0050*/ MUFU.EX2 R1, R1 ;
+        /*0060*/ MUFU.RCP R2, R1 ;
+        /*0070*/ MUFU.EX2 R3, R1 ;
+    """
+    assert sass.order_of_work(sass.parse(code)) == [("HGMMA", 2), ("wait", 1), ("EX2", 2)]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_where_the_second_wait_stands(head_dim):
+    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn."""
+    step = get_step("early_query")
+    shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
+    early, late = (dataclasses.replace(step, late_wait=late).compile(shape).hot_order for late in (False, True))
+    assert [what for what, _ in late] == ["HGMMA", "wait", "EX2", "wait"]
+    assert sum(count for what, count in early if what == "wait") == 2 and early[-1][0] == "EX2"
+    assert early[-1][1] > sum(count for what, count in early if what == "EX2") / 2
+
+
 def test_code_is_the_same_whatever_its_addresses():
     moved = TEXT.replace("/*0", "/*1")
     assert sass.without_addresses(TEXT) == sass.without_addresses(moved)

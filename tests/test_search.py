@@ -1,16 +1,25 @@
 """Searches and trials: what is recorded is what steps and chapters use, and bad requests get one line."""
 
+import dataclasses
 import json
 
 import pytest
 
 from steps import get_step, lesson, search, tiles, trials
 from steps.run import RESULTS
+from tests.shapes import problem
+from tests.test_steps import accuracy_of
 from tutorial_lib.display import Page
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import recorded_searches
 
 RECORDED = recorded_searches(RESULTS)
+TRIED = [
+    problem(),
+    problem(causal=False, seq_len_q=200, seq_len_kv=320),
+    problem(causal=False, seq_len_q=129, seq_len_kv=129, head_dim=128, dtype="bfloat16"),
+    problem(kv_heads=2, seq_len_q=200, seq_len_kv=77),
+]
 PROBLEM = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=64)
 
 
@@ -84,6 +93,21 @@ def test_a_trial_begins_with_the_step_as_it_is(trial):
         assert step.changed_holes() == {trial.hole: (getattr(first, trial.hole), value)}
 
 
+@pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
+@pytest.mark.parametrize("hole", ["ahead", "alternating"])
+def test_what_was_tried_in_cutile_is_right(hole, shape):
+    step = dataclasses.replace(get_step("stay"), **{hole: True})
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+def test_alternating_walks_backwards_where_there_is_no_mask():
+    step = dataclasses.replace(get_step("stay"), alternating=True)
+    assert step.variant(problem(causal=False, seq_len_kv=256), "cpu").alternating
+    assert not step.variant(problem(causal=True), "cpu").alternating
+    assert not step.variant(problem(causal=False, seq_len_kv=100), "cpu").alternating
+
+
 @pytest.mark.parametrize("trial", trials.TRIALS, ids=lambda t: t.name)
 def test_recorded_trials_hold_speed_and_error_of_every_value(trial):
     runs = trials.recorded_trial(trial)
@@ -96,7 +120,10 @@ def test_recorded_trials_hold_speed_and_error_of_every_value(trial):
 
 def test_requests_that_make_no_sense_get_one_line(capsys, tmp_path):
     assert trials.main(["polynomail", "--output-dir", str(tmp_path)]) == 2
-    assert "trial must be one of: polynomial, lazy; got 'polynomail'" in capsys.readouterr().err
+    assert (
+        "trial must be one of: polynomial, lazy, late_wait, ahead, alternating; got 'polynomail'"
+        in capsys.readouterr().err
+    )
     assert search.main(["--seq-len", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

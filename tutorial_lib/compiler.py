@@ -120,6 +120,11 @@ class Compiled:
         return total
 
     @property
+    def hot_order(self) -> list[tuple[str, int]]:
+        """Products begun, exponentials and waits for products in a turn of the hot loop, as one warp executes them."""
+        return sass_reader.order_of_work(self._hot.get("compute", []))
+
+    @property
     def hot_loop_instructions(self) -> float | None:
         return None if self.hot_loop is None else sum(self.hot_loop.values())
 

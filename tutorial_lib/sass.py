@@ -110,6 +110,25 @@ def count_kinds(instructions: list[Instruction]) -> dict[str, int]:
     return {kind: counts[kind] for kind in ALL_KINDS}
 
 
+def order_of_work(body: list[Instruction]) -> list[tuple[str, int]]:
+    """Matrix products begun, exponentials, and waits for products, in the order of the code: (what, how many)."""
+    found: list[tuple[str, int]] = []
+    for i in body:
+        if i.kind == "tensor core":
+            what = i.opcode
+        elif i.opcode == "MUFU" and i.operands.startswith(".EX2"):
+            what = "EX2"
+        elif i.opcode == "WARPGROUP" and i.operands.startswith(".DEPBAR"):
+            what = "wait"
+        else:
+            continue
+        if found and found[-1][0] == what:
+            found[-1] = (what, found[-1][1] + 1)
+        else:
+            found.append((what, 1))
+    return found
+
+
 def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
     """The innermost loops that do work, in order of address.
 
