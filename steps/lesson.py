@@ -357,7 +357,7 @@ def trial(name: str) -> Page:
     runs = recorded_trial(found)
     if not runs:
         return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
-    where = f"Recorded: step {get_step(found.step).label}, {tables.provenance(runs[0])}."
+    where = f"Recorded: step {get_step(found.step).label}, {runs[0].machine['name']}, {runs[0].day}."
     if found.is_switch:
         return Page(f"*{found.question}*", where, _switched(runs))
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))

@@ -23,7 +23,6 @@ LONG = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128)
 CAUSAL = dataclasses.replace(LONG, causal=True)
 NARROW = dataclasses.replace(LONG, head_dim=64)
 BROAD = dataclasses.replace(LONG, heads=16, kv_heads=16, head_dim=256)
-BEYOND_L2 = dataclasses.replace(LONG, batch=1, heads=4, kv_heads=4, seq_len_q=2**17, seq_len_kv=2**17)
 
 
 OFF_ON = {"off": False, "on": True}
@@ -105,7 +104,7 @@ TRIALS = (
         step="stay",
         hole="alternating",
         values=OFF_ON,
-        problems=(LONG, BEYOND_L2),
+        problems=(LONG,),
     ),
 )
 
