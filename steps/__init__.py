@@ -52,6 +52,9 @@ MODULES = (
     "step34_lean_sum",
     "step35_half_query",
     "step36_early_query",
+    "step37_one_loop",
+    "step38_halves",
+    "step39_late_wait",
 )
 
 

@@ -53,6 +53,12 @@ class Variant:
     section: int  # heads of a section, where blocks are numbered so; 0: they are not
     ahead: bool
     alternating: bool
+    one_loop: bool
+
+    @property
+    def lists(self) -> int:
+        """How many lists of ``steps.order`` the kernel reads: order, starts, turns."""
+        return self.persistent * (2 + self.one_loop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +66,21 @@ class CuTileStep(FusedStep):
     """A fused kernel in cuTile: the skeleton below with these holes filled.
 
     load_key(K, batch, head, j, tile, head_dim, latency) -> [head_dim, tile.key]: the j-th tile of keys, transposed.
-    softmax(scores, row_max, scale) -> weights, correction, row_max: one step of the online softmax.
+    softmax(scores, row_max, scale) -> weights, correction, row_max: one step of the online softmax; weights may be a
+    tuple of equal pieces of the keys, and then the PV product is one of each.
     divide(accumulator, row_sum) -> output rows: the normalisation at the end.
     latency, occupancy: hints to the compiler; None leaves the choice to it. warps: as much, of those that compute.
     cluster: blocks that share a tile of queries and fetch K and V for each other; None: no cluster.
     order: which block computes which tiles of queries.
     tile: query rows and keys a block works on; None takes what ``steps.tiles`` has for the architecture.
     searched: tile, warps, cluster and occupancy are what a search found, where one is recorded.
+    one_loop: blocks that stay go through the tiles of keys of all their tiles of queries in one loop.
 
     Two that no step fills, because they were tried and do harm (``steps/trials.py``): ahead: the QK product of the next
     tile of keys is written before the softmax of this one. alternating: blocks that stay walk over K and V forwards and
     backwards in turn, where there is no mask.
+
+    Raises ValueError for holes that do not go together.
     """
 
     load_key: Callable = hole()
@@ -83,11 +93,18 @@ class CuTileStep(FusedStep):
     order: Order = hole(default=NATURAL, switches=("persistent", "section"))
     tile: Tile | None = hole(default=None)
     searched: bool = hole(default=False)
+    one_loop: bool = hole(default=False, switches=("one_loop",))
     ahead: bool = hole(default=False, switches=("ahead",))
     alternating: bool = hole(default=False, switches=("alternating",))
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def __post_init__(self):
+        if self.one_loop and not self.order.persistent:
+            raise ValueError("one_loop is for blocks that stay, order=DEALT")
+        if self.one_loop and (self.ahead or self.alternating):
+            raise ValueError("ahead and alternating are written for a loop of its own for every tile of queries")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -116,12 +133,13 @@ class CuTileStep(FusedStep):
             section=self.order.section(problem),
             ahead=self.ahead,
             alternating=self.alternating and self.order.persistent and not problem.causal and not ragged,
+            one_loop=self.one_loop,
         )
 
     def kernel_function(self, variant: Variant):
         """The skeleton as a plain Python function, for the interpreter and the compiler.
 
-        Its arguments: Q, K, V, Out, scale; and for blocks that stay order, starts (see ``steps.order``).
+        Its arguments: Q, K, V, Out, scale; for blocks that stay order, starts; with one_loop turns (``steps.order``).
         """
         return _kernel_function(self.load_key, self.softmax, self.divide, self.latency, variant)
 
@@ -142,7 +160,7 @@ class CuTileStep(FusedStep):
         blocks, args = grid(problem, variant.tile), (q, k, v, out, scale)
         if variant.persistent or variant.section:
             number, order = self.order.blocks(problem, variant.tile, q.device, self.occupancy or 1)
-            blocks, args = (number, 1, 1), (*args, *(order if variant.persistent else ()))
+            blocks, args = (number, 1, 1), (*args, *(order[: variant.lists]))
         if target == "cpu":
             from tutorial_lib import interpreter
 
@@ -163,7 +181,7 @@ class CuTileStep(FusedStep):
         blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
         compiled = compiler.compile_cutile(
             self.kernel(variant),
-            signature(problem, self.order.lengths(problem, variant.tile, arch)),
+            signature(problem, self.order.lengths(problem, variant.tile, arch)[: variant.lists]),
             arch,
             variant.tile.scores // blocks,
             self.warps or compiler.COMPUTE_WARPS,
@@ -174,7 +192,7 @@ class CuTileStep(FusedStep):
 def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
     """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for.
 
-    order: lengths of the arrays order and starts, for blocks that stay.
+    order: lengths of the arrays order, starts and turns, as far as the kernel reads them.
     """
     dtype = getattr(ct, problem.dtype)
 
@@ -242,82 +260,139 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
     causal, ragged = variant.causal, variant.ragged
     ahead, alternating = variant.ahead, variant.alternating
 
-    def attend(i, head, batch, Q, K, V, Out, scale, backwards=0):
-        # --- the queries of this tile ---
-        kv_head = head // group_size
+    def position(number, Q):
+        """Tile of queries, head and batch of the tile of this number."""
+        tiles_a_head, heads = ct.cdiv(Q.shape[2], tile.query), Q.shape[1]
+        head = number // tiles_a_head
+        return number % tiles_a_head, head % heads, head // heads
 
+    def load_query(Q, i, head, batch):
         q = ct.load(Q, (batch, head, i, 0), (1, 1, tile.query, head_dim), padding_mode=ct.PaddingMode.ZERO)
-        q = ct.reshape(q, (tile.query, head_dim))
-        accumulator = ct.zeros((tile.query, head_dim), ct.float32)  # [query, head_dim], not yet normalised
+        return ct.reshape(q, (tile.query, head_dim))
+
+    def begin():
+        """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised."""
         row_max = ct.full((tile.query, 1), -math.inf, ct.float32)
         row_sum = ct.zeros((tile.query, 1), ct.float32)
+        return row_max, row_sum, ct.zeros((tile.query, head_dim), ct.float32)
 
-        # --- which keys they see: tiles [0, unmasked) whole, tiles [unmasked, end) in part ---
-        seq_len_kv = K.shape[2]
+    def tiles_to_visit(i, seq_len_kv):
+        """Which keys a tile of queries sees: tiles [0, unmasked) whole, tiles [unmasked, end) in part."""
         unmasked = seq_len_kv // tile.key
         end = ct.cdiv(seq_len_kv, tile.key)
         if causal:
             unmasked = min(unmasked, (i * tile.query) // tile.key)
             end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
-        query_index = i * tile.query + ct.arange(tile.query, dtype=ct.int32)[:, None]
+        return unmasked, end
+
+    def product(q, K, batch, kv_head, j):
+        """QK product: scores [query, key]."""
+        k = load_key(K, batch, kv_head, j, tile, head_dim, latency.key)  # [head_dim, key]
+        return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+
+    def query_indices(i):
+        return i * tile.query + ct.arange(tile.query, dtype=ct.int32)[:, None]
+
+    def hide(scores, query_index, j, seq_len_kv):
+        """Minus infinity for keys that a query does not see."""
+        key_index = j * tile.key + ct.arange(tile.key, dtype=ct.int32)[None, :]
+        if causal:
+            scores = ct.where(key_index <= query_index, scores, -math.inf)
+        if ragged:
+            scores = ct.where(key_index < seq_len_kv, scores, -math.inf)
+        return scores
+
+    def absorb(scores, V, batch, kv_head, j, row_max, row_sum, accumulator, scale):
+        """Online softmax and PV product: maxima, sums and output with one more tile of keys."""
+        weights, correction, row_max = softmax(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
+        pieces = ct.static_eval(weights if isinstance(weights, tuple) else (weights,))  # [query, key / pieces] each
+        row_sum = row_sum * correction
+        for piece in ct.static_iter(pieces):
+            row_sum = row_sum + ct.sum(piece, axis=1, keepdims=True)
+        accumulator = accumulator * correction
+
+        # Values past the end must be zero: their weight is zero, but 0 * NaN is not.
+        v = ct.load(
+            V,
+            (batch, kv_head, j, 0),
+            (1, 1, tile.key, head_dim),
+            padding_mode=ct.PaddingMode.ZERO,
+            latency=latency.value,
+        )
+        v = ct.reshape(v, (tile.key, head_dim))
+        for n, piece in ct.static_iter(enumerate(pieces)):
+            values = ct.extract(v, (n, 0), (piece.shape[1], head_dim))
+            accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
+        return row_max, row_sum, accumulator
+
+    def finish(Out, i, head, batch, row_sum, accumulator):
+        """Normalise and store; rows past the end are dropped."""
+        o = ct.astype(divide(accumulator, row_sum), Out.dtype)
+        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
+
+    def attend(i, head, batch, Q, K, V, Out, scale, backwards=0):
+        kv_head = head // group_size
+        seq_len_kv = K.shape[2]
+        q = load_query(Q, i, head, batch)
+        row_max, row_sum, accumulator = begin()
+        unmasked, end = tiles_to_visit(i, seq_len_kv)
+        query_index = query_indices(i)
 
         if ahead:
-            k = load_key(K, batch, kv_head, 0, tile, head_dim, latency.key)
-            following = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+            following = product(q, K, batch, kv_head, 0)
 
         for j in range(end):
             at = j
             if alternating:
                 at = j + backwards * (end - 1 - 2 * j)
-
-            # --- scores: QK product ---
             if ahead:
                 scores = following
-                k = load_key(K, batch, kv_head, min(j + 1, end - 1), tile, head_dim, latency.key)
-                following = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+                following = product(q, K, batch, kv_head, min(j + 1, end - 1))
             else:
-                k = load_key(K, batch, kv_head, at, tile, head_dim, latency.key)  # [head_dim, key]
-                scores = ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))  # [query, key]
+                scores = product(q, K, batch, kv_head, at)
+            if (causal or ragged) and j >= unmasked:  # the compiler splits the loop here: whole tiles never ask
+                scores = hide(scores, query_index, j, seq_len_kv)
+            row_max, row_sum, accumulator = absorb(scores, V, batch, kv_head, at, row_max, row_sum, accumulator, scale)
+        finish(Out, i, head, batch, row_sum, accumulator)
 
-            # --- mask; the compiler splits the loop here, so that whole tiles never ask ---
-            if (causal or ragged) and j >= unmasked:
-                key_index = j * tile.key + ct.arange(tile.key, dtype=ct.int32)[None, :]
-                if causal:
-                    scores = ct.where(key_index <= query_index, scores, -math.inf)
-                if ragged:
-                    scores = ct.where(key_index < seq_len_kv, scores, -math.inf)
+    if variant.one_loop:
 
-            # --- online softmax ---
-            weights, correction, row_max = softmax(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
-            row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
-            accumulator = accumulator * correction
+        def fmha(Q, K, V, Out, scale, order, starts, turns):
+            seq_len_kv = K.shape[2]
+            block = ct.bid(0)
+            n = ct.load(starts, (block,), ())
+            last = ct.load(starts, (block + 1,), ()) - 1
+            i, head, batch = position(ct.load(order, (n,), ()), Q)
+            q = load_query(Q, i, head, batch)
+            row_max, row_sum, accumulator = begin()
+            unmasked, end = tiles_to_visit(i, seq_len_kv)
+            j = 0
+            for _turn in range(ct.load(turns, (block,), ())):
+                kv_head = head // group_size
+                scores = product(q, K, batch, kv_head, j)
+                if (causal or ragged) and j >= unmasked:
+                    scores = hide(scores, query_indices(i), j, seq_len_kv)
+                row_max, row_sum, accumulator = absorb(
+                    scores, V, batch, kv_head, j, row_max, row_sum, accumulator, scale
+                )
+                j += 1
+                if j == end:
+                    finish(Out, i, head, batch, row_sum, accumulator)
+                    n = min(n + 1, last)  # behind the last tile it is read once more, for nothing
+                    i, head, batch = position(ct.load(order, (n,), ()), Q)
+                    q = load_query(Q, i, head, batch)
+                    row_max, row_sum, accumulator = begin()
+                    unmasked, end = tiles_to_visit(i, seq_len_kv)
+                    j = 0
 
-            # --- output: PV product. Values past the end must be zero: their weight is zero, but 0 * NaN is not ---
-            v = ct.load(
-                V,
-                (batch, kv_head, at, 0),
-                (1, 1, tile.key, head_dim),
-                padding_mode=ct.PaddingMode.ZERO,
-                latency=latency.value,
-            )
-            v = ct.reshape(v, (tile.key, head_dim))
-            accumulator = ct.mma(ct.astype(weights, Q.dtype), v, accumulator)
-
-        # --- normalise and store; rows past the end are dropped ---
-        o = ct.astype(divide(accumulator, row_sum), Out.dtype)
-        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
-
-    if variant.persistent:
+    elif variant.persistent:
 
         def fmha(Q, K, V, Out, scale, order, starts):
-            heads = Q.shape[1]
-            tiles_a_head = ct.cdiv(Q.shape[2], tile.query)
             block = ct.bid(0)
             first = ct.load(starts, (block,), ())
             for n in range(first, ct.load(starts, (block + 1,), ())):
-                number = ct.load(order, (n,), ())
-                head = number // tiles_a_head
-                attend(number % tiles_a_head, head % heads, head // heads, Q, K, V, Out, scale, (n - first) % 2)
+                i, head, batch = position(ct.load(order, (n,), ()), Q)
+                attend(i, head, batch, Q, K, V, Out, scale, (n - first) % 2)
 
     elif variant.section:
 

@@ -91,12 +91,13 @@ def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:
 def tiles_visited(problem: Problem, tile: Tile) -> int:
     """K/V tiles that all blocks together go through, counted as the kernels count them."""
     tiles = range(-(-problem.seq_len_q // tile.query))
-    return problem.batch * problem.heads * sum(-(-keys_seen(problem, tile, i) // tile.key) for i in tiles)
+    return problem.batch * problem.heads * sum(tiles_seen(problem, tile, i) for i in tiles)
 
 
-def keys_seen(problem: Problem, tile: Tile, i: int) -> int:
-    """Keys that some query of the i-th tile of queries sees."""
-    return min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
+def tiles_seen(problem: Problem, tile: Tile, i: int) -> int:
+    """K/V tiles of which some query of the i-th tile of queries sees a key."""
+    keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
+    return -(-keys // tile.key)
 
 
 def _show(value: object) -> str:

@@ -37,6 +37,7 @@ GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 MOST_LAZY = 15.0  # float16 ends before 2^16
+ALWAYS, WHERE_IT_PAYS = "always", "where it pays"
 THREE_GROUPS_REGISTERS = 160  # three groups of 128 threads and the producer's four warps share 65536
 
 
@@ -61,7 +62,7 @@ class Variant:
     half_output: bool  # and that for one half at a time
     own_end: bool
     lean_sum: bool
-    half_query: bool  # the first half of head_dim of Q stays in registers
+    half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
     early_query: bool
     late_wait: bool
     polynomial: int
@@ -143,9 +144,12 @@ class HopperStep(FusedStep):
     lanes of a row add their sums at the end. half_query: at head_dim 256 half of Q stays in registers. early_query: and
     its place is free for the next tile of queries as soon as the last QK product has read it.
 
-    Three that no step fills, because they were tried and do harm in most places (``steps/trials.py``): polynomial: of
-    eight exponentials, how many are a polynomial. lazy: the output is rescaled only when some maximum grew by more than
-    this, in powers of two. late_wait: the wait for the PV product stays behind the softmax in the machine code, too.
+    late_wait: the wait for the PV product stays behind the softmax in the machine code, too: ALWAYS, or WHERE_IT_PAYS,
+    at head_dim 128 with a causal mask; None: where the compiler moves it to.
+
+    Two that no step fills, because they were tried and help nowhere (``steps/trials.py``): polynomial: of eight
+    exponentials, how many are a polynomial. lazy: the output is rescaled only when some maximum grew by more than
+    this, in powers of two.
 
     Raises ValueError for holes that do not go together.
     """
@@ -163,7 +167,7 @@ class HopperStep(FusedStep):
     lean_sum: bool = hole(default=False, switches=("lean_sum",))
     half_query: bool = hole(default=False, switches=("half_query",))
     early_query: bool = hole(default=False, switches=("early_query",))
-    late_wait: bool = hole(default=False, switches=("late_wait",))
+    late_wait: str | None = hole(default=None, switches=("late_wait",))
     polynomial: int = hole(default=0, switches=("polynomial",))
     lazy: float = hole(default=0.0, switches=("lazy",))
 
@@ -189,6 +193,8 @@ class HopperStep(FusedStep):
             raise ValueError("own_end and lean_sum are written for overlap=True")
         if (self.polynomial or self.lazy or self.late_wait) and not self.overlap:
             raise ValueError("polynomial, lazy and late_wait are written for overlap=True")
+        if self.late_wait not in (None, ALWAYS, WHERE_IT_PAYS):
+            raise ValueError(f"late_wait must be None, {ALWAYS!r} or {WHERE_IT_PAYS!r}, got {self.late_wait!r}")
         if not 0 <= self.polynomial <= exponential.PACK:
             raise ValueError(f"polynomial must be from 0 to {exponential.PACK}, got {self.polynomial}")
         if not 0 <= self.lazy <= MOST_LAZY:
@@ -238,7 +244,8 @@ class HopperStep(FusedStep):
             lean_sum=self.lean_sum and not wide,
             half_query=self.half_query and wide,
             early_query=self.early_query and wide,
-            late_wait=self.late_wait,
+            late_wait=self.late_wait == ALWAYS
+            or (self.late_wait == WHERE_IT_PAYS and problem.causal and problem.head_dim == 128),
             polynomial=self.polynomial,
             lazy=self.lazy,
         )
@@ -330,7 +337,10 @@ def describable(x) -> bool:
 
 
 def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Variant) -> tuple:
-    """What a launch passes to ``fmha``; the scale is in base 2, because the hardware's exponential is."""
+    """What a launch passes to ``fmha``; the scale is in base 2, because the hardware's exponential is.
+
+    order: order and starts, see ``steps.order``; what follows them is not read here.
+    """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     def described(x, rows: int, columns: int = problem.head_dim):
@@ -345,7 +355,7 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Varian
         described(k, keys),
         described(v, keys),
         described(o, queries, variant.output_columns),
-        *order,
+        *order[:2],
         scale / math.log(2),
         problem.seq_len_kv,
         problem.heads,

@@ -13,7 +13,7 @@ import heapq
 from dataclasses import dataclass
 from functools import lru_cache
 
-from steps.fused import keys_seen
+from steps.fused import tiles_seen
 from steps.tiles import Tile
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
@@ -46,24 +46,25 @@ class Order:
         return next(n for n in range(section_heads(problem, self.section_bytes), 0, -1) if heads % n == 0)
 
     def lengths(self, problem: Problem, tile: Tile, arch: str) -> tuple[int, ...]:
-        """Lengths of the two lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
+        """Lengths of the lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
         if not self.persistent:
             return ()
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         gpu = REFERENCE_GPUS.get(arch)
-        return number, min(number, gpu.multiprocessors if gpu else number) + 1
+        blocks = min(number, gpu.multiprocessors if gpu else number)
+        return number, blocks + 1, blocks
 
     def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1) -> tuple[int, tuple]:
-        """(number of blocks, (order, starts)): block b computes the tiles order[starts[b] : starts[b + 1]].
+        """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
-        Both are int32 tensors on the device. A tile of queries has the number
+        They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent`` nobody reads them. a_processor: blocks that
         an SM holds.
         """
         if not self.persistent:
             return tiles_a_head(problem, tile) * problem.heads * problem.batch, _nothing(device)
         tensors = _on_device(problem, tile, a_processor * processors(device), self.section_bytes, device)
-        return len(tensors[1]) - 1, tensors
+        return len(tensors[2]), tensors
 
 
 NATURAL = Order(persistent=False, section_bytes=None)
@@ -84,7 +85,7 @@ def tiles_a_head(problem: Problem, tile: Tile) -> int:
 
 def length(problem: Problem, tile: Tile, i: int) -> int:
     """What the i-th tile of queries of a head costs, in tiles of keys."""
-    return START - (-keys_seen(problem, tile, i) // tile.key)
+    return START + tiles_seen(problem, tile, i)
 
 
 def deal(problem: Problem, tile: Tile, processors: int, section_bytes: int | None = SECTION_BYTES) -> list[list[int]]:
@@ -158,11 +159,14 @@ def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int
     for tiles in dealt:
         starts.append(starts[-1] + len(tiles))
     order = [number for tiles in dealt for number in tiles]
-    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts))
+    a_head = tiles_a_head(problem, tile)
+    seen = [tiles_seen(problem, tile, i) for i in range(a_head)]
+    turns = [sum(seen[number % a_head] for number in tiles) for tiles in dealt]
+    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts, turns))
 
 
 @lru_cache(maxsize=32)
 def _nothing(device):
     import torch
 
-    return (torch.zeros(1, dtype=torch.int32, device=device),) * 2
+    return (torch.zeros(1, dtype=torch.int32, device=device),) * 3

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steps.hopper import ALWAYS
 from steps.run import RESULTS
 from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
 from tutorial_lib.problem import Problem
@@ -24,7 +25,6 @@ CAUSAL = dataclasses.replace(LONG, causal=True)
 NARROW = dataclasses.replace(LONG, head_dim=64)
 BROAD = dataclasses.replace(LONG, heads=16, kv_heads=16, head_dim=256)
 
-
 OFF_ON = {"off": False, "on": True}
 
 
@@ -32,7 +32,7 @@ OFF_ON = {"off": False, "on": True}
 class Trial:
     """One hole of a step, filled with one value after another; the first is the step as it is.
 
-    values: what the axis of a plot shows -> what fills the hole; for what is off or on, OFF_ON, and no axis.
+    values: what the axis of a plot shows -> what fills the hole; for what is "off" or "on", no axis.
     """
 
     name: str
@@ -45,20 +45,16 @@ class Trial:
 
     @property
     def is_switch(self) -> bool:
-        return self.values == OFF_ON
+        return self.axis is None
 
     def steps(self) -> list:
         """The step, once for each value."""
         from steps import get_step
 
         base = get_step(self.step)
+        form = "" if self.is_switch else "g"
         return [
-            dataclasses.replace(
-                base,
-                name=f"{self.name}_{shown if self.is_switch else format(shown, 'g')}",
-                previous=base,
-                **{self.hole: value},
-            )
+            dataclasses.replace(base, name=f"{self.name}_{shown:{form}}", previous=base, **{self.hole: value})
             for shown, value in self.values.items()
         ]
 
@@ -87,7 +83,7 @@ TRIALS = (
         question="Would it be faster to keep the wait for the PV product behind the softmax in the machine code, too?",
         step="early_query",
         hole="late_wait",
-        values=OFF_ON,
+        values={"off": None, "on": ALWAYS},
         problems=(NARROW, LONG, CAUSAL, BROAD),
     ),
     Trial(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steps import STEPS, Unsupported, get_step
-from steps.hopper import GROUP_WARPS
+from steps.hopper import ALWAYS, GROUP_WARPS
 from steps.inspect import difference, main
 from tests.test_one_change import CUTILE, EVEN, FUSED
 from tests.test_steps import GLUON, HOPPER
@@ -91,13 +91,55 @@ def test_the_order_of_work_is_that_of_the_code():
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_where_the_second_wait_stands(head_dim):
-    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn."""
+    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn.
+
+    Step 39 has it where it pays.
+    """
     step = get_step("early_query")
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
-    early, late = (dataclasses.replace(step, late_wait=late).compile(shape).hot_order for late in (False, True))
+    early, late = (dataclasses.replace(step, late_wait=late).compile(shape).hot_order for late in (None, ALWAYS))
     assert [what for what, _ in late] == ["HGMMA", "wait", "EX2", "wait"]
     assert sum(count for what, count in early if what == "wait") == 2 and early[-1][0] == "EX2"
     assert early[-1][1] > sum(count for what, count in early if what == "EX2") / 2
+    for causal in (False, True):
+        shape = dataclasses.replace(shape, causal=causal)
+        pays = head_dim == 128 and causal
+        assert get_step("late_wait").compile(shape).hot_order[-1][0] == ("wait" if pays else "EX2")
+
+
+def test_the_hot_loop_is_without_what_ends_a_tile_of_queries():
+    """One loop over many tiles of queries jumps over the division and the store of the output in most turns."""
+    shape = dataclasses.replace(EVEN, causal=False)
+    nested, one = (get_step(name).compile(shape) for name in ("stay", "one_loop"))
+    assert one.hot_loop["FP32"] < 1.02 * nested.hot_loop["FP32"] and one.hot_loop["shared memory"] == 0
+    assert one.hot_order[-2:] == [("HGMMA", 8), ("wait", 1)]
+
+
+def test_which_step_lets_products_run_under_exponentials_of_its_own_tile():
+    """In halves the first PV products begin before the last exponentials, mask or not; else all of them behind."""
+    for causal in (False, True):
+        shape = dataclasses.replace(EVEN, causal=causal)
+        before, halves = (get_step(name).compile(shape).hot_order for name in ("found", "halves"))
+        assert [what for what, _ in before] == ["wait", "HGMMA", "wait", "EX2", "HGMMA", "wait"]
+        work = [what for what, _ in halves if what != "wait"]
+        assert work[:2] == ["HGMMA", "EX2"] and work[2:].count("EX2") >= 3 and work[-1] == "HGMMA"
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "causal", "overlaps"),
+    [
+        ("approx_division", 64, False, True),
+        ("eight_warps", 128, False, False),
+        ("stay", 128, False, True),
+        ("stay", 128, True, False),
+    ],
+)
+def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_tile(name, head_dim, causal, overlaps):
+    """What chapter 27 and the summary say: PV products before any exponential of a turn are of the tile before."""
+    order = get_step(name).compile(dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)).hot_order
+    before = [what for what, _ in order[: [what for what, _ in order].index("EX2")]]
+    assert (before.count("HGMMA") == 2 and len(order) > 8) == overlaps
+    assert (before.count("HGMMA") == 1 and len(order) == 6) == (not overlaps)
 
 
 def test_code_is_the_same_whatever_its_addresses():
@@ -119,7 +161,7 @@ def test_every_step_compiles_and_its_hot_loop_is_found(step, arch):
     assert compiled.compute_threads == 32 * (step.configured(EVEN, arch).warps or 4)
     exponentials = compiled.scores_per_tile / compiled.compute_threads
     assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 4
-    assert compiled.hot_loop_instructions < compiled.instructions / 2
+    assert compiled.hot_loop_instructions < 0.6 * compiled.instructions
     assert compiled.remarks and "MMA" in " ".join(remark.text for remark in compiled.remarks)
     assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from steps import order
+from steps.fused import tiles_visited
 from steps.tiles import Tile
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem
@@ -69,10 +70,23 @@ def test_the_lists_are_as_long_as_was_said(problem):
     import torch
 
     _, lists = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
-    number, starts = order.DEALT.lengths(problem, TILE, "sm_90")
+    number, starts, turns = order.DEALT.lengths(problem, TILE, "sm_90")
     assert len(lists[0]) == number
-    assert starts == len(order.deal(problem, TILE, REFERENCE_GPUS["sm_90"].multiprocessors)) + 1
+    assert starts == turns + 1 == len(order.deal(problem, TILE, REFERENCE_GPUS["sm_90"].multiprocessors)) + 1
     assert order.NATURAL.lengths(problem, TILE, "sm_90") == ()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_turns_are_the_tiles_of_keys_that_a_block_visits(problem):
+    import torch
+
+    blocks, (dealt, starts, turns) = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
+    a_head = order.tiles_a_head(problem, TILE)
+    assert blocks == len(turns) == len(starts) - 1
+    for block in range(blocks):
+        mine = dealt[starts[block] : starts[block + 1]] % a_head
+        assert turns[block] == sum(order.length(problem, TILE, int(i)) - order.START for i in mine)
+    assert turns.sum() == tiles_visited(problem, TILE)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)

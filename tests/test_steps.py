@@ -11,7 +11,7 @@ import torch
 from steps import MODULES, STEPS, get_step
 from steps.cutile import CuTileStep
 from steps.gluon import GluonStep
-from steps.hopper import HopperStep
+from steps.hopper import ALWAYS, HopperStep
 from steps.order import DEALT, NATURAL, SECTIONS
 from steps.step import Unsupported
 from tests.shapes import SHAPES, problem
@@ -153,9 +153,16 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         ("half_output", {"order": NATURAL, "linked": False}, "half_output is for blocks that stay"),
         ("overlap", {"order": SECTIONS}, "order must be NATURAL or DEALT"),
         ("registers", {"polynomial": 1}, "polynomial, lazy and late_wait are written for overlap=True"),
-        ("registers", {"late_wait": True}, "polynomial, lazy and late_wait are written for overlap=True"),
+        ("registers", {"late_wait": ALWAYS}, "polynomial, lazy and late_wait are written for overlap=True"),
         ("own_end", {"half_query": True}, "half_query and early_query are written for overlap=True, half_output=True"),
         ("own_end", {"early_query": True}, "half_query and early_query are written for overlap=True, half_output=True"),
+        (
+            "early_query",
+            {"late_wait": "sometimes"},
+            "late_wait must be None, .* got .sometimes.",
+        ),
+        ("eight_warps", {"one_loop": True}, "one_loop is for blocks that stay"),
+        ("one_loop", {"ahead": True}, "ahead and alternating are written for a loop of its own"),
         ("lean_sum", {"polynomial": 9}, "polynomial must be from 0 to 8, got 9"),
         ("lean_sum", {"lazy": 16.0}, "lazy must be from 0 to 15, for 16-bit weights to hold 2\\^lazy, got 16"),
     ],

@@ -514,5 +514,6 @@ OPERATIONS = {
     "assert_": _assert,
     "static_assert": _static_assert,
     "static_eval": lambda value, /: value,
+    "static_iter": lambda values, /: values,
     "ensure_constant": lambda value, /: value,
 }

@@ -87,6 +87,15 @@ class Instruction:
     def kind(self) -> str:
         return _BY_PREFIX.get(self.opcode, REST)
 
+    def takes(self, function: str) -> bool:
+        """Whether the unit for special functions computes this one: EX2, RCP, ..."""
+        return self.opcode == "MUFU" and self.operands.startswith(f".{function}")
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether a predicate decides: in front, or, for a branch of the whole warp, among the operands."""
+        return bool(self.predicate or (self.opcode == "BRA" and re.search(r"\bU?P\d", self.operands)))
+
     @property
     def target(self) -> int | None:
         """Where a branch goes; None for what is no branch."""
@@ -116,7 +125,7 @@ def order_of_work(body: list[Instruction]) -> list[tuple[str, int]]:
     for i in body:
         if i.kind == "tensor core":
             what = i.opcode
-        elif i.opcode == "MUFU" and i.operands.startswith(".EX2"):
+        elif i.takes("EX2"):
             what = "EX2"
         elif i.opcode == "WARPGROUP" and i.operands.startswith(".DEPBAR"):
             what = "wait"
@@ -156,19 +165,27 @@ def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
 
 
 def _always(body: list[Instruction]) -> list[Instruction]:
-    """A loop without the mask, where the loop jumps over it: whole tiles do not need it.
+    """A loop without what it jumps over in most turns: the mask, which whole tiles do not need, and what ends a tile
+    of queries, where one loop goes through many.
 
-    Known by its looks: long, and nothing but arithmetic. What a branch jumps over for some lanes only, such as the
-    store of what one of them holds, is short, or does more.
+    A mask is known by its looks: long, and nothing but arithmetic. The end of a tile by its division: a reciprocal, and
+    no exponential. What a branch jumps over for some lanes only, such as the store of what one of them holds, is short.
     """
     index = {i.address: n for n, i in enumerate(body)}
     left_out: set[int] = set()
     for n, instruction in enumerate(body):
-        end = index.get(instruction.target, 0)
-        jumped = body[n + 1 : end]
-        if instruction.predicate and len(jumped) >= MASK and all(i.kind in ("FP32", REST) for i in jumped):
-            left_out.update(range(n + 1, end))
+        jumped = body[n + 1 : index.get(instruction.target, 0)]
+        if instruction.is_conditional and len(jumped) >= MASK and (_is_mask(jumped) or _is_end(jumped)):
+            left_out.update(range(n + 1, n + 1 + len(jumped)))
     return [i for n, i in enumerate(body) if n not in left_out]
+
+
+def _is_mask(jumped: list[Instruction]) -> bool:
+    return all(i.kind in ("FP32", REST) for i in jumped)
+
+
+def _is_end(jumped: list[Instruction]) -> bool:
+    return any(i.takes("RCP") for i in jumped) and not any(i.takes("EX2") for i in jumped)
 
 
 def hot_loops(instructions: list[Instruction]) -> dict[str, list[Instruction]]:
