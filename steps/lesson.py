@@ -216,16 +216,31 @@ class Lesson:
 
     def order(self, **changes) -> Page:
         """In which order a warp begins products, takes exponentials and waits for products; with holes filled so."""
-        step = dataclasses.replace(self.step, name=f"{self.step.name}_varied", **changes) if changes else self.step
-        what = ", ".join([self.step.label, *(f"{name}={_name(value)}" for name, value in changes.items())])
+        step = self._varied(changes) if changes else self.step
+        if isinstance(step, Page):
+            return step
+        what = ", ".join([self.step.label, *_filled(changes)])
         if reason := step.unsupported(self.problem, self.arch):
             return Page(f"{what}: {reason}.")
         try:
             compiled = step.compile(self.problem, self.arch)
-        except CompilerError as error:
+        except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
         order = " → ".join(name if name == "wait" else f"{count} {name}" for name, count in compiled.hot_order)
-        return Page(f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:", f"`{order}`")
+        where = f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:"
+        return Page(where, f"`{order}`" if order else "no loop over tiles of keys was found.")
+
+    def _varied(self, changes: dict) -> Step | Page:
+        """This step with holes filled otherwise, or why there is none."""
+        if not isinstance(self.step, FusedStep):
+            return Page(f"Step {self.step.label} has no holes: it is not a kernel of ours.")
+        if unknown := changes.keys() - self.step.holes().keys():
+            known = ", ".join(self.step.holes())
+            return Page(f"No hole {', '.join(sorted(unknown))}: step {self.step.label} has {known}.")
+        try:
+            return dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
+        except ValueError as error:  # holes that do not go together
+            return Page(f"{', '.join(_filled(changes))}: {error}.")
 
     def _counted(self, steps: list[Step]) -> list[list]:
         """Rows of the recorded counters, where there are any."""
@@ -287,14 +302,10 @@ class Lesson:
 
     def vary(self, **changes) -> Page:
         """This step with some holes filled otherwise, such as ``tile=Tile(128, 64)``: timed on a GPU, else compiled."""
-        what = ", ".join(f"{name}={_name(value)}" for name, value in changes.items())
-        if unknown := changes.keys() - self.step.holes().keys():
-            known = ", ".join(self.step.holes())
-            return Page(f"No hole {', '.join(sorted(unknown))}: step {self.step.label} has {known}.")
-        try:
-            other = dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
-        except ValueError as error:  # holes that do not go together
-            return Page(f"{what}: {error}.")
+        what = ", ".join(_filled(changes))
+        other = self._varied(changes)
+        if isinstance(other, Page):
+            return other
         if reason := other.unsupported(self.problem, self.arch):
             return Page(f"{what}: cannot run {self.problem.describe()} on {self.arch}: {reason}.")
         try:
@@ -368,9 +379,13 @@ def _switched(runs: list[Run]) -> str:
     rows = []
     for run in runs:
         off, on = run.steps[-2:]
+        if not (off.tflops and on.tflops):
+            told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
+            rows.append([run.the_problem().describe(), *told, "", "", ""])
+            continue
         ratio = timing.speedup(*([r.latency_ms[m.name] for r in run.rounds] for m in (off, on)))
         change = f"{ratio.median:.3f}× ({ratio.low:.3f}–{ratio.high:.3f})"
-        errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
+        errors = [f"{m.max_error / m.reference_error:.2f}" if m.max_error is not None else "–" for m in (off, on)]
         rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
     return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)
 
@@ -524,6 +539,10 @@ def _source(name: str, value: object) -> str:
 
 def _name(value: object) -> str:
     return value.__name__ if inspect.isfunction(value) else "left to the compiler" if value is None else str(value)
+
+
+def _filled(changes: dict) -> list[str]:
+    return [f"{name}={_name(value)}" for name, value in changes.items()]
 
 
 def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:

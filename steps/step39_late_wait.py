@@ -2,7 +2,7 @@
 
 Step 21 wrote the wait for the PV product behind the softmax, and ptxas moved it to before the exponentials. Over a
 loop it moves nothing, and the wait for a barrier is one: a second wait for the tile of values, which has long arrived,
-holds the order as it was written. At head_dim 128 under a causal mask that pays, and nowhere else on this GPU.
+holds the order as it was written. At head_dim 128 under a causal mask that pays, and nowhere else that it was tried.
 """
 
 from steps import step36_early_query

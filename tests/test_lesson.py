@@ -10,6 +10,8 @@ from steps import lesson as lessons
 from steps.lesson import Lesson
 from steps.measure import Settings, measure
 from steps.tiles import Tile
+from steps.trials import get_trial, recorded_trial
+from tutorial_lib import tables
 from tutorial_lib.display import Html, difference
 
 
@@ -139,3 +141,20 @@ def test_a_variation_that_cannot_be_is_refused_in_words():
         == "overlap=False: linked takes overlap=True and blocks that stay, order=DEALT."
     )
     assert words(linked.vary(overlap=False, tyle=3)).startswith("No hole tyle: step 23 linked has producer, registers,")
+
+
+def test_an_order_of_work_is_told_or_refused_in_words():
+    assert "8 HGMMA" in words(Lesson("stay").order())
+    assert words(Lesson("stay").order(tyle=3)).startswith("No hole tyle: step 27 stay has load_key,")
+    assert words(Lesson("linked").order(overlap=False)).startswith("overlap=False: linked takes overlap=True")
+    assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
+    assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
+    assert words(Lesson("naive").order()).startswith("1 naive: ")
+
+
+def test_a_trial_whose_value_failed_is_shown_as_failed():
+    [run, *_] = recorded_trial(get_trial("ahead"))
+    failed = run.steps[-1].model_copy(update={"tflops": None, "max_error": None, "status": "failed", "reason": "hung"})
+    rounds = [r.model_copy(update={"latency_ms": {}}) for r in run.rounds]
+    shown = lessons._switched([run.model_copy(update={"steps": [*run.steps[:-1], failed], "rounds": rounds})])
+    assert tables.outcome(failed) in shown and tables.tflops(run.steps[-2]) in shown
