@@ -97,7 +97,7 @@ def test_recorded_steps_are_compared_with_the_model():
     for c in compared:
         assert c.limit.seconds < c.measured
         assert c.explanation
-        if c.measurement.number > 16:  # none were read yet
+        if c.measurement.number > 15:  # of some none were read
             continue
         assert set(c.measurement.counters) == set(METRICS)
         # What ran at once stays below what the resources allow, and is most of it.
