@@ -160,7 +160,7 @@ class CuTileStep(FusedStep):
         blocks, args = grid(problem, variant.tile), (q, k, v, out, scale)
         if variant.persistent or variant.section:
             number, order = self.order.blocks(problem, variant.tile, q.device, self.occupancy or 1)
-            blocks, args = (number, 1, 1), (*args, *(order[: variant.lists]))
+            blocks, args = (number, 1, 1), (*args, *order[: variant.lists])
         if target == "cpu":
             from tutorial_lib import interpreter
 

@@ -385,7 +385,7 @@ def _switched(runs: list[Run]) -> str:
             continue
         ratio = timing.speedup(*([r.latency_ms[m.name] for r in run.rounds] for m in (off, on)))
         change = f"{ratio.median:.3f}× ({ratio.low:.3f}–{ratio.high:.3f})"
-        errors = [f"{m.max_error / m.reference_error:.2f}" if m.max_error is not None else "–" for m in (off, on)]
+        errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
         rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
     return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)
 
