@@ -26,13 +26,13 @@ BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-36,39 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-36,39-41 '$(RAGGED)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-17 '$(RAGGED)'
-	$(PY) -m steps.races 18-24,31-36,39 '$(RAGGED)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 24,31-36,39 '$(NARROW)'
-	$(PY) -m steps.races 24,31-36,39 '$(NARROW)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 31-36,39 '$(BROAD)'
-	$(PY) -m steps.races 31-36,39 '$(BROAD)'
+	$(PY) -m steps.races 18-24,31-36,39-41 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 24,31-36,39-41 '$(NARROW)'
+	$(PY) -m steps.races 24,31-36,39-41 '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 31-36,39-41 '$(BROAD)'
+	$(PY) -m steps.races 31-36,39-41 '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 

@@ -55,6 +55,8 @@ MODULES = (
     "step37_one_loop",
     "step38_halves",
     "step39_late_wait",
+    "step40_at_maxima",
+    "step41_diagonal_first",
 )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -37,7 +37,7 @@ GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 MOST_LAZY = 15.0  # float16 ends before 2^16
-ALWAYS, WHERE_IT_PAYS = "always", "where it pays"
+ALWAYS, WHERE_IT_PAYS, AT_MAXIMA = "always", "where it pays", "at the maxima"
 THREE_GROUPS_REGISTERS = 160  # three groups of 128 threads and the producer's four warps share 65536
 
 
@@ -64,7 +64,8 @@ class Variant:
     lean_sum: bool
     half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
     early_query: bool
-    late_wait: bool
+    late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
+    diagonal_first: bool
     polynomial: int
     lazy: float
 
@@ -144,8 +145,10 @@ class HopperStep(FusedStep):
     lanes of a row add their sums at the end. half_query: at head_dim 256 half of Q stays in registers. early_query: and
     its place is free for the next tile of queries as soon as the last QK product has read it.
 
-    late_wait: the wait for the PV product stays behind the softmax in the machine code, too: ALWAYS, or WHERE_IT_PAYS,
-    at head_dim 128 with a causal mask; None: where the compiler moves it to.
+    late_wait: where the wait for the PV product stays in the machine code, too. ALWAYS: behind the softmax;
+    WHERE_IT_PAYS: that at head_dim 128 with a causal mask; AT_MAXIMA: behind the maxima and, up to head_dim 128, the
+    correction, and so before the exponentials; None: where the compiler moves it to. diagonal_first: at head_dim 256
+    with a causal mask the tiles of keys are visited from the last, which the mask cuts, to the first.
 
     Two that no step fills, because they were tried and help nowhere (``steps/trials.py``): polynomial: of eight
     exponentials, how many are a polynomial. lazy: the output is rescaled only when some maximum grew by more than
@@ -168,6 +171,7 @@ class HopperStep(FusedStep):
     half_query: bool = hole(default=False, switches=("half_query",))
     early_query: bool = hole(default=False, switches=("early_query",))
     late_wait: str | None = hole(default=None, switches=("late_wait",))
+    diagonal_first: bool = hole(default=False, switches=("diagonal_first",))
     polynomial: int = hole(default=0, switches=("polynomial",))
     lazy: float = hole(default=0.0, switches=("lazy",))
 
@@ -193,8 +197,9 @@ class HopperStep(FusedStep):
             raise ValueError("own_end and lean_sum are written for overlap=True")
         if (self.polynomial or self.lazy or self.late_wait) and not self.overlap:
             raise ValueError("polynomial, lazy and late_wait are written for overlap=True")
-        if self.late_wait not in (None, ALWAYS, WHERE_IT_PAYS):
-            raise ValueError(f"late_wait must be None, {ALWAYS!r} or {WHERE_IT_PAYS!r}, got {self.late_wait!r}")
+        if self.late_wait not in (None, ALWAYS, WHERE_IT_PAYS, AT_MAXIMA):
+            known = f"None, {ALWAYS!r}, {WHERE_IT_PAYS!r} or {AT_MAXIMA!r}"
+            raise ValueError(f"late_wait must be {known}, got {self.late_wait!r}")
         if not 0 <= self.polynomial <= exponential.PACK:
             raise ValueError(f"polynomial must be from 0 to {exponential.PACK}, got {self.polynomial}")
         if not 0 <= self.lazy <= MOST_LAZY:
@@ -205,6 +210,8 @@ class HopperStep(FusedStep):
             raise ValueError("half_output is for blocks that stay, order=DEALT")
         if (self.half_query or self.early_query) and not (self.overlap and self.half_output):
             raise ValueError("half_query and early_query are written for overlap=True, half_output=True")
+        if self.diagonal_first and not (self.own_end and self.order.persistent):
+            raise ValueError("diagonal_first is written for own_end=True and blocks that stay, order=DEALT")
         if self.order.section_bytes and not self.order.persistent:
             raise ValueError("this skeleton numbers its blocks by themselves: order must be NATURAL or DEALT")
         if self.linked and not (self.overlap and self.order.persistent):
@@ -217,6 +224,18 @@ class HopperStep(FusedStep):
             return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
         if target != "sm_90":
             return f"made of wgmma, which sm_90 alone has, not {target}"
+        return None
+
+    def wait_behind(self, problem: Problem) -> str | None:
+        """Behind what part of the softmax the wait for the PV product is held; None: nothing holds it."""
+        if self.late_wait == ALWAYS:
+            return "softmax"
+        if self.late_wait == WHERE_IT_PAYS:
+            return "softmax" if problem.causal and problem.head_dim == 128 else None
+        if self.late_wait == AT_MAXIMA:
+            if problem.head_dim <= 128:
+                return "correction"
+            return "maxima" if problem.causal else None
         return None
 
     def variant(self, problem: Problem) -> Variant:
@@ -244,8 +263,8 @@ class HopperStep(FusedStep):
             lean_sum=self.lean_sum and not wide,
             half_query=self.half_query and wide,
             early_query=self.early_query and wide,
-            late_wait=self.late_wait == ALWAYS
-            or (self.late_wait == WHERE_IT_PAYS and problem.causal and problem.head_dim == 128),
+            late_wait=self.wait_behind(problem),
+            diagonal_first=self.diagonal_first and wide and problem.causal,
             polynomial=self.polynomial,
             lazy=self.lazy,
         )
@@ -426,12 +445,13 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
         query_turn += 1  # noqa: SIM113
         kv_head = head // variant.group_size
         for j in range(end):
+            key = (end - 1 - j if variant.diagonal_first else j) * TILE_KEY
             stage = turn % variant.stages
             used = turn // variant.stages & 1 ^ 1
             mbarrier.wait(barriers.key_free.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, j * TILE_KEY, stage, variant)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
             mbarrier.wait(barriers.value_free.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage, variant)
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
             turn += 1
 
 
@@ -558,25 +578,27 @@ def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexp
 
 
 @gluon.jit
+def raise_maxima(scores, row_max, scale, variant: gl.constexpr):
+    """The new maximum [query] in base 2; with lazy the old, unless some grew by more than that."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    if variant.lazy > 0:  # noqa: SIM102
+        if gl.max(new_max - row_max, 0) <= variant.lazy:
+            new_max = row_max
+    return new_max
+
+
+@gluon.jit
 def weigh(scores, row_max, scale, variant: gl.constexpr):
-    """As ``softmax``, with what was tried on it."""
-    if variant.polynomial == 0 and variant.lazy == 0:
-        weights, correction, new_max = softmax(scores, row_max, scale)
+    """Weights [query, key]: 2^(score - maximum), some of them from a polynomial where that is asked for."""
+    exponents = scores * scale - row_max[:, None]
+    if variant.polynomial > 0:
+        PTX: gl.constexpr = variant.exponentials
+        weights = gl.inline_asm_elementwise(
+            PTX, exponential.CONSTRAINTS, [exponents], dtype=gl.float32, is_pure=True, pack=exponential.PACK
+        )
     else:
-        new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-        if variant.lazy > 0:  # noqa: SIM102
-            if gl.max(new_max - row_max, 0) <= variant.lazy:
-                new_max = row_max
-        exponents = scores * scale - new_max[:, None]
-        if variant.polynomial > 0:
-            PTX: gl.constexpr = variant.exponentials
-            weights = gl.inline_asm_elementwise(
-                PTX, exponential.CONSTRAINTS, [exponents], dtype=gl.float32, is_pure=True, pack=exponential.PACK
-            )
-        else:
-            weights = exp2(exponents)
-        correction = exp2(row_max - new_max)
-    return weights, correction, new_max
+        weights = exp2(exponents)
+    return weights
 
 
 @gluon.jit
@@ -609,6 +631,44 @@ def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
 
 
 @gluon.jit
+def own_tiles_to_visit(place, part: gl.constexpr, variant: gl.constexpr):
+    """(tiles of keys that a part sees whole, end of those it visits, end of those that any part does)."""
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    own_end = end
+    if variant.own_end:
+        first_query = place.row + part * variant.rows
+        whole = gl.minimum(first_query, place.seq_len_kv) // variant.tile.key
+        own_end = gl.minimum(end, gl.cdiv(first_query + variant.rows, variant.tile.key))
+    return whole, own_end, end
+
+
+@gluon.jit
+def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
+    """With diagonal_first: over the first tile of keys, where only a later part sees it. Returns the turn of the next.
+
+    A place may be given back only once it was filled: two arrivals of one part must not count as those of two.
+    """
+    if variant.diagonal_first:
+        _, own_end, end = own_tiles_to_visit(place, part, variant)
+        if own_end < end:
+            await_tile(barriers.key_ready, turn, variant.stages)
+            release(barriers.key_free, turn, variant.stages)
+            await_tile(barriers.value_ready, turn, variant.stages)
+            release(barriers.value_free, turn, variant.stages)
+            turn += 1
+    return turn
+
+
+@gluon.jit
+def hold(barriers, turn, variant: gl.constexpr):
+    """Keep what follows behind what is in front: a second wait for a tile of values, which has long arrived.
+
+    ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing.
+    """
+    await_tile(barriers.value_ready, turn, variant.stages)
+
+
+@gluon.jit
 def attend_overlapped(
     scores, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
 ):
@@ -626,18 +686,18 @@ def attend_overlapped(
     row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
     accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
     first_query = place.row + part * variant.rows
-    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    own_end = end
-    if variant.own_end:
-        whole = gl.minimum(first_query, place.seq_len_kv) // variant.tile.key
-        own_end = gl.minimum(end, gl.cdiv(first_query + variant.rows, variant.tile.key))
+    whole, own_end, end = own_tiles_to_visit(place, part, variant)
 
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_free, turn, STAGES)
     all_scores_read(barriers, query_turn, own_end <= 1, variant)
-    scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
-    weights, correction, row_max = weigh(scores, row_max, scale, variant)
+    if variant.diagonal_first:
+        scores = hide(scores, first_query, (own_end - 1) * variant.tile.key, place.seq_len_kv, variant)
+    else:
+        scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
+    row_max = raise_maxima(scores, row_max, scale, variant)
+    weights = weigh(scores, row_max, scale, variant)
     row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
     weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
@@ -654,14 +714,23 @@ def attend_overlapped(
         all_scores_read(barriers, query_turn, j == own_end - 1, variant)
 
         # --- online softmax, while the output is computed ---
-        scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
-        weights, correction, row_max = weigh(scores, row_max, scale, variant)
+        if not variant.diagonal_first:
+            scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
+        new_max = raise_maxima(scores, row_max, scale, variant)
+        if variant.late_wait == "maxima":
+            hold(barriers, turn, variant)
+            accumulator, new_max = warpgroup_mma_wait(0, deps=[accumulator, new_max])
+        correction = exp2(row_max - new_max)
+        if variant.late_wait == "correction":
+            hold(barriers, turn, variant)
+            accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+        row_max = new_max
+        weights = weigh(scores, row_max, scale, variant)
         row_sum = add_up(row_sum, correction, weights, variant)
-        if variant.late_wait:
-            # Else ptxas moves the wait to before the exponentials. Over this one, which is a loop, it moves nothing.
-            await_tile(barriers.value_ready, turn, STAGES)
+        if variant.late_wait == "softmax":
+            hold(barriers, turn, variant)
             accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
-        else:
+        if not variant.late_wait:  # and ptxas may move it
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         release(barriers.value_free, turn, STAGES)
         accumulator = rescale(accumulator, correction, variant)
@@ -670,7 +739,7 @@ def attend_overlapped(
 
     # --- a tile that only later parts see: there is at most one ---
     own_turn = turn
-    if variant.own_end:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+    if variant.own_end and not variant.diagonal_first:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if own_end < end:
             take_turn(barriers, turn - query_turn, part, variant)
             pass_turn(barriers, part, variant)
@@ -734,6 +803,7 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
         query = to_multiply(query, variant)
         if variant.overlap:
             if not variant.linked:
+                turn = pass_over(barriers, place, turn, part, variant)
                 await_tile(barriers.key_ready, turn, STAGES)
                 scores = issue_scores(query, tiles.key, turn, variant)
             accumulator, row_sum, turn, own_turn = attend_overlapped(
@@ -756,7 +826,7 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
             else:
                 accumulator = warpgroup_mma_wait(0, deps=[accumulator])
             release(barriers.value_free, own_turn, STAGES)
-            if variant.own_end:  # noqa: SIM102
+            if variant.own_end and not variant.diagonal_first:  # noqa: SIM102
                 if own_turn < turn:
                     await_tile(barriers.value_ready, turn, STAGES)
                     release(barriers.value_free, turn, STAGES)

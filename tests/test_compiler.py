@@ -107,6 +107,27 @@ def test_where_the_second_wait_stands(head_dim):
         assert get_step("late_wait").compile(shape).hot_order[-1][0] == ("wait" if pays else "EX2")
 
 
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, False), (128, True), (256, True)])
+def test_the_maxima_stand_in_front_of_the_second_wait(head_dim, causal):
+    """Step 40: between the two waits are the shuffles of the maxima, and behind them most exponentials."""
+    shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
+    loop = sass.hot_loops(sass.parse(get_step("at_maxima").compile(shape).sass))["compute"]
+    marks = {"SHFL": "s", "MUFU": "x", "WARPGROUP": "w"}
+    what = "".join(marks.get(i.opcode, "") for i in loop if not i.operands.startswith(".ARRIVE"))
+    _, between, behind = what.split("w")
+    assert between.count("s") >= 4 and behind.count("x") > between.count("x")
+
+
+def test_the_diagonal_first_leaves_no_mask_in_the_loop():
+    """Step 41: one branch less in a turn, the one around the mask."""
+    shape = dataclasses.replace(EVEN, head_dim=256, causal=True)
+    before, now = (get_step(name).compile(shape).hot_loop for name in ("at_maxima", "diagonal_first"))
+    assert now["control"] < before["control"]
+    assert {unit: now[unit] for unit in ("tensor core", "MUFU")} == {
+        unit: before[unit] for unit in ("tensor core", "MUFU")
+    }
+
+
 def test_the_hot_loop_is_without_what_ends_a_tile_of_queries():
     """One loop over many tiles of queries jumps over the division and the store of the output in most turns."""
     shape = dataclasses.replace(EVEN, causal=False)

@@ -157,6 +157,7 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         ("own_end", {"half_query": True}, "half_query and early_query are written for overlap=True, half_output=True"),
         ("own_end", {"early_query": True}, "half_query and early_query are written for overlap=True, half_output=True"),
         ("early_query", {"late_wait": "sometimes"}, "late_wait must be None, .* got 'sometimes'"),
+        ("turns", {"diagonal_first": True}, "diagonal_first is written for own_end=True and blocks that stay"),
         ("eight_warps", {"one_loop": True}, "one_loop is for blocks that stay"),
         ("one_loop", {"ahead": True}, "ahead and alternating are written for a loop of its own"),
         ("lean_sum", {"polynomial": 9}, "polynomial must be from 0 to 8, got 9"),
