@@ -6,9 +6,10 @@ import tempfile
 
 import pytest
 
+from tutorial_lib import timing
 from tutorial_lib.hardware import gpu_turn
 from tutorial_lib.problem import Problem
-from tutorial_lib.timing import Spread, speedup, spread, verdict
+from tutorial_lib.timing import Plan, Spread, speedup, spread, verdict
 
 
 def test_spread_is_median_and_outer_deciles():
@@ -65,3 +66,67 @@ def test_who_measures_at_the_same_time_waits(tmp_path, monkeypatch):
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(timeout=2)
     assert other.communicate(timeout=20)[0] == "mine\n"
+
+
+class FakeGpu:
+    """Runs what is queued in order, on a clock that the host's work moves; stands for torch.cuda. Times in ms."""
+
+    def __init__(self):
+        self.host = self.free = 0.0
+
+    def queue(self, takes):
+        self.free = max(self.free, self.host) + takes
+
+    def synchronize(self):
+        self.host = max(self.host, self.free)
+
+    def _sleep(self, cycles):
+        self.queue(cycles / 2e6)
+
+    def Event(self, enable_timing):
+        gpu = self
+
+        class Event:
+            def record(self):
+                self.at = max(gpu.free, gpu.host)
+
+            def query(self):
+                return gpu.host >= self.at
+
+            def synchronize(self):
+                gpu.host = max(gpu.host, self.at)
+
+            def elapsed_time(self, end):
+                return end.at - self.at
+
+        return Event()
+
+
+def test_a_sample_in_which_the_gpu_waited_for_the_host_is_taken_again(monkeypatch):
+    """Launches of 0.1 ms, queued in 0.05 ms each; in the first sample the host is held up once, for 30 ms."""
+    import torch
+
+    gpu, held_up = FakeGpu(), [30.0]
+
+    def call(i):
+        gpu.host += 0.05 + (held_up.pop() if i == 200 and held_up else 0.0)
+        gpu.queue(0.1)
+
+    def sleep(seconds):
+        gpu.host += 1000 * seconds
+
+    monkeypatch.setattr(timing, "gpu_state", lambda: None)
+    monkeypatch.setattr(timing.time, "sleep", sleep)
+    for name in ("synchronize", "_sleep", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    plan = Plan(launches=400, spin_ms=0.3 + 1.5 * 400 * 0.05)
+    assert timing.take_sample(call, plan).milliseconds == pytest.approx(0.1)
+    assert not held_up
+
+    def slow(i):
+        gpu.host += 0.2
+        gpu.queue(0.1)
+
+    began = gpu.host
+    assert timing.take_sample(slow, Plan(launches=400, spin_ms=0.3)).milliseconds == pytest.approx(0.2, rel=0.02)
+    assert gpu.host - began > timing.ATTEMPTS * 400 * 0.2  # no spin was long enough; what was measured stands

@@ -13,6 +13,7 @@ from tutorial_lib.tables import provenance
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
 MARKERS = "osD^vP*X<>hpd"
 STYLES = ("-", "--", "-.", ":")
+STEPS_A_ROW = 14  # bars whose names can be read on a page
 LEAP = 3  # a step this many times faster or slower than its predecessor is no matter of percent
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axes.spines.top": False}
 SETTINGS["axes.spines.right"] = False
@@ -59,9 +60,20 @@ def figure_with_axes(width: float, height: float, rows: int = 1, columns: int = 
         return figure, figure.subplots(rows, columns, **kwargs)
 
 
-def _step_axes(steps: int, legend: float = 0):
-    """Axes for so many steps side by side, wide enough for their names; legend: inches for one at the right."""
-    return figure_with_axes(max(6.4, 0.8 + 0.66 * steps) + legend, 3.9)
+def _step_rows(steps: Sequence, title: str, legend: float = 0, one_scale: bool = True):
+    """A figure, and axes with a place for each of their steps: rows one below the other, to one scale or their own.
+
+    legend: inches for one at the right. Returns (figure, [(axes, steps of the row), …]).
+    """
+    rows = max(1, -(-len(steps) // STEPS_A_ROW))
+    longest = -(-len(steps) // rows)
+    width = max(6.4, 0.8 + 0.66 * longest) + legend
+    figure, grid = figure_with_axes(width, 3.9 if rows == 1 else 3.4 * rows, rows, squeeze=False, sharey=one_scale)
+    figure.suptitle(title, fontsize=9)
+    parts = [steps[n * longest : (n + 1) * longest] for n in range(rows)]
+    for axes in grid[:, 0]:
+        axes.set_xlim(-0.6, max(longest, 1) - 0.4)
+    return figure, list(zip(grid[:, 0], parts))
 
 
 def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
@@ -72,25 +84,26 @@ def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
 def tflops_by_step(run: Run):
     """A bar a step with its 10th to 90th percentile; SDPA as a line. Returns a matplotlib Figure."""
     measured = [m for m in run.steps if m.tflops is not None]
-    figure, axes = _step_axes(len(measured))
-    median = [m.tflops for m in measured]
-    flops = [m.tflops * m.latency_ms.median for m in measured]
-    low = [t - f / m.latency_ms.high for t, f, m in zip(median, flops, measured)]
-    high = [f / m.latency_ms.low - t for t, f, m in zip(median, flops, measured)]
-    colours = [GREY if m.number == 0 else BLUE for m in measured]
-    axes.bar(range(len(measured)), median, color=colours, yerr=[low, high], capsize=3)
+    figure, rows = _step_rows(measured, provenance(run))
+    baseline = run.measurement("sdpa")
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
-    text = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": box}
-    for x, (value, above) in enumerate(zip(median, high)):
-        axes.annotate(f"{value:.0f}", (x, value + above), (0, 2), **text)
-    if (baseline := run.measurement("sdpa")) and baseline.tflops:
-        axes.axhline(baseline.tflops, color=ORANGE, linestyle="--")
-        text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": ORANGE, "fontsize": 8}
-        axes.annotate("SDPA", (1.01, baseline.tflops), **text)  # beside the bars, whose figures stand on top
-    axes.set_ylim(0, 1.12 * max(median))
-    _label_steps(axes, measured)
-    axes.set_ylabel("TFLOPS (median, 10th to 90th percentile)")
-    axes.set_title(provenance(run), fontsize=9)
+    for axes, steps in rows:
+        median = [m.tflops for m in steps]
+        flops = [m.tflops * m.latency_ms.median for m in steps]
+        low = [t - f / m.latency_ms.high for t, f, m in zip(median, flops, steps)]
+        high = [f / m.latency_ms.low - t for t, f, m in zip(median, flops, steps)]
+        colours = [GREY if m.number == 0 else BLUE for m in steps]
+        axes.bar(range(len(steps)), median, color=colours, yerr=[low, high], capsize=3)
+        text = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": box}
+        for x, (value, above) in enumerate(zip(median, high)):
+            axes.annotate(f"{value:.0f}", (x, value + above), (0, 2), **text)
+        if baseline and baseline.tflops:
+            axes.axhline(baseline.tflops, color=ORANGE, linestyle="--")
+            text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": ORANGE, "fontsize": 8}
+            axes.annotate("SDPA", (1.01, baseline.tflops), **text)  # beside the bars, whose figures stand on top
+        _label_steps(axes, steps)
+        axes.set_ylabel("TFLOPS\n(median, 10th to 90th percentile)")
+    axes.set_ylim(0, 1.12 * max(m.tflops for m in measured))
     return figure
 
 
@@ -102,25 +115,26 @@ def gain_by_step(run: Run):
     compared = [m for m in run.steps if m.speedup_vs_previous is not None]
     leaps = [m for m in compared if not 1 / LEAP < m.speedup_vs_previous.median < LEAP]
     compared = [m for m in compared if m not in leaps]
-    figure, axes = _step_axes(len(compared))
-    gains = [100 * (m.speedup_vs_previous.median - 1) for m in compared]
-    low = [100 * (m.speedup_vs_previous.median - m.speedup_vs_previous.low) for m in compared]
-    high = [100 * (m.speedup_vs_previous.high - m.speedup_vs_previous.median) for m in compared]
-    bars = axes.bar(range(len(compared)), gains, yerr=[low, high], capsize=3)
-    looks = {"faster": (BLUE, ""), "same": ("white", "///"), "slower": (ORANGE, "xxx")}
-    for bar, m, gain, above in zip(bars, compared, gains, high):
-        colour, hatch = looks[m.speedup_vs_previous.verdict]
-        bar.set(facecolor=colour, hatch=hatch, edgecolor=BLUE if colour == "white" else "black")
-        top = max(gain + above, 0)
-        at = (bar.get_x() + bar.get_width() / 2, top)
-        text = f"{gain:+.1f} %\n{m.verdict}"
-        axes.annotate(text, at, (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.margins(y=0.2)
-    _label_steps(axes, compared)
-    axes.set_ylabel("gain over the previous step, %\n(median, 10th to 90th percentile)")
     beyond = ", ".join(f"{m.label} {m.speedup_vs_previous.median:.2g}×" for m in leaps)
-    axes.set_title(provenance(run) + (f"\nnot drawn: {beyond}" if beyond else ""), fontsize=9)
+    title = provenance(run) + (f"\nnot drawn: {beyond}" if beyond else "")
+    figure, rows = _step_rows(compared, title, one_scale=False)
+    looks = {"faster": (BLUE, ""), "same": ("white", "///"), "slower": (ORANGE, "xxx")}
+    for axes, steps in rows:
+        ratios = [m.speedup_vs_previous for m in steps]
+        gains = [100 * (ratio.median - 1) for ratio in ratios]
+        low = [100 * (ratio.median - ratio.low) for ratio in ratios]
+        high = [100 * (ratio.high - ratio.median) for ratio in ratios]
+        bars = axes.bar(range(len(steps)), gains, yerr=[low, high], capsize=3)
+        for bar, m, gain, above in zip(bars, steps, gains, high):
+            colour, hatch = looks[m.speedup_vs_previous.verdict]
+            bar.set(facecolor=colour, hatch=hatch, edgecolor=BLUE if colour == "white" else "black")
+            at = (bar.get_x() + bar.get_width() / 2, max(gain + above, 0))
+            text = f"{gain:+.1f} %\n{m.verdict}".replace(" than ", "\nthan ").replace(" as ", "\nas ")
+            axes.annotate(text, at, (0, 3), textcoords="offset points", ha="center", fontsize=8)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.margins(y=0.25)
+        _label_steps(axes, steps)
+        axes.set_ylabel("gain over the previous step, %\n(median, 10th to 90th percentile)")
     return figure
 
 
@@ -228,24 +242,26 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "oo", "**", "||", "O", ".."
 
 def hot_loop_by_kind(run: Run):
     """Instructions a K/V tile in the hot loop, stacked by what they do, a bar a step. Returns a matplotlib Figure."""
-    steps = [m for m in run.steps if m.resources and m.resources["hot_loop"]]
-    kinds = [kind for kind in steps[0].resources["hot_loop"] if any(m.resources["hot_loop"][kind] for m in steps)]
-    figure, axes = _step_axes(len(steps), legend=1.4)
-    bottom = [0.0] * len(steps)
-    for n, kind in enumerate(kinds):
-        counts = [m.resources["hot_loop"][kind] for m in steps]
-        shade = {"color": f"C{n}", "hatch": HATCHES[n % len(HATCHES)], "edgecolor": "white", "linewidth": 0.5}
-        axes.bar(range(len(steps)), counts, bottom=bottom, label=kind, **shade)
-        bottom = [b + c for b, c in zip(bottom, counts)]
-    for x, total in enumerate(bottom):
-        axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_ylim(0, 1.1 * max(bottom))
-    _label_steps(axes, steps)
-    axes.set_ylabel("instructions a K/V tile, hot loop")
-    made_by = dict.fromkeys(f"{m.resources.get('compiler')} for {m.resources['arch']}" for m in steps)
-    axes.set_title(f"{run.the_problem().describe()}, {', '.join(made_by)}", fontsize=9)
+    found = [m for m in run.steps if m.resources and m.resources["hot_loop"]]
+    kinds = [kind for kind in found[0].resources["hot_loop"] if any(m.resources["hot_loop"][kind] for m in found)]
+    made_by = dict.fromkeys(f"{m.resources.get('compiler')} for {m.resources['arch']}" for m in found)
+    title = f"{run.the_problem().describe()}, {', '.join(made_by)}"
+    figure, rows = _step_rows(found, title, legend=1.4)
+    for axes, steps in rows:
+        total = [0.0] * len(steps)
+        for n, kind in enumerate(kinds):
+            counts = [m.resources["hot_loop"][kind] for m in steps]
+            shade = {"color": f"C{n}", "hatch": HATCHES[n % len(HATCHES)], "edgecolor": "white", "linewidth": 0.5}
+            axes.bar(range(len(steps)), counts, bottom=total, label=kind, **shade)
+            total = [t + c for t, c in zip(total, counts)]
+        for x, count in enumerate(total):
+            axes.annotate(f"{count:.0f}", (x, count), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+        _label_steps(axes, steps)
+        axes.set_ylabel("instructions a K/V tile, hot loop")
+    axes.set_ylim(0, 1.1 * max(sum(m.resources["hot_loop"].values()) for m in found))
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False, "fontsize": 8}
+    rows[0][0].legend(handles[::-1], labels[::-1], **beside)
     return figure
 
 
@@ -254,25 +270,24 @@ def predicted_and_measured(comparisons: Sequence, run: Run):
 
     comparisons: ``tutorial_lib.limits.compare(run)``.
     """
-    steps = [c.measurement for c in comparisons]
-    figure, axes = _step_axes(len(steps))
-    measured = [1000 * c.measured for c in comparisons]
-    low = [m.latency_ms.median - m.latency_ms.low for m in steps]
-    high = [m.latency_ms.high - m.latency_ms.median for m in steps]
-    positions = range(len(steps))
-    least = [1000 * c.limit.seconds for c in comparisons]
-    axes.bar(
-        [x - 0.2 for x in positions], least, 0.4, label="least time (model)", color="white", edgecolor=BLUE, hatch="//"
-    )
-    axes.bar([x + 0.2 for x in positions], measured, 0.4, label="measured", color=BLUE, yerr=[low, high], capsize=3)
-    for x, c in enumerate(comparisons):
-        text = f"{c.limit.seconds / c.measured:.0%}"
-        axes.annotate(text, (x - 0.2, least[x]), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_ylim(0, 1.15 * max(measured))
-    axes.legend(frameon=False, loc="upper right")
-    _label_steps(axes, steps)
-    axes.set_ylabel("ms (median, 10th to 90th percentile)")
-    axes.set_title(provenance(run), fontsize=9)
+    figure, rows = _step_rows(comparisons, provenance(run), one_scale=False)
+    model = {"label": "least time (model)", "color": "white", "edgecolor": BLUE, "hatch": "//"}
+    for axes, part in rows:
+        steps = [c.measurement for c in part]
+        low = [m.latency_ms.median - m.latency_ms.low for m in steps]
+        high = [m.latency_ms.high - m.latency_ms.median for m in steps]
+        measured = [1000 * c.measured for c in part]
+        least = [1000 * c.limit.seconds for c in part]
+        places = range(len(part))
+        axes.bar([x - 0.2 for x in places], least, 0.4, **model)
+        axes.bar([x + 0.2 for x in places], measured, 0.4, label="measured", color=BLUE, yerr=[low, high], capsize=3)
+        for x, c in enumerate(part):
+            share = f"{c.limit.seconds / c.measured:.0%}"
+            axes.annotate(share, (x - 0.2, least[x]), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+        _label_steps(axes, steps)
+        axes.set_ylabel("ms\n(median, 10th to 90th percentile)")
+        axes.set_ylim(0, 1.15 * max(measured))
+    rows[0][0].legend(frameon=False, loc="upper right")
     return figure
 
 

@@ -6,9 +6,10 @@ again: without the rest a sample depends on which kernel ran before it; with it,
 A load that goes on for long may therefore run slower than what is measured here.
 
 A short spin on the GPU goes in front, so that the host has queued the launches before the first one starts and its own
-time is not measured. Samples of all contenders are taken in turn, round after round, in an order shuffled anew for
-every round: what was measured minutes apart, or always behind the same neighbour, cannot be compared. Ratios are
-taken inside a round. Whoever else measures on this machine meanwhile waits for a turn (``hardware.gpu_turn``).
+time is not measured. Where the host was held up, and the spin over too early, the sample is taken again. Samples of
+all contenders are taken in turn, round after round, in an order shuffled anew for every round: what was measured
+minutes apart, or always behind the same neighbour, cannot be compared. Ratios are taken inside a round. Whoever else
+measures on this machine meanwhile waits for a turn (``hardware.gpu_turn``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tutorial_lib.hardware import GpuState, gpu_state
 
 SAMPLE_MS = 40.0
 REST_MS = 150.0
+ATTEMPTS = 3  # at a sample
 MAX_LAUNCHES = 1000  # the driver's launch queue holds about this many
 NOISE = 0.02  # medians of the very same instructions differ by almost this much: results/, steps 3 and 4, 13 and 14
 CEILING_SIZE = 8192  # a square matrix product this large is what the tensor cores reach in practice
@@ -94,27 +96,34 @@ def plan_sample(call: Callable[[int], object]) -> Plan:
     end.synchronize()
     gpu_ms = start.elapsed_time(end) / 5
     launches = int(min(MAX_LAUNCHES, max(1, SAMPLE_MS / gpu_ms)))
-    # Where the host takes longer to launch than the GPU to run, the spin covers all of the queueing.
-    return Plan(launches, spin_ms=0.3 + (launches * host_ms if host_ms > gpu_ms / 2 else 0.0))
+    return Plan(launches, spin_ms=0.3 + 1.5 * launches * host_ms)
 
 
 def take_sample(call: Callable[[int], object], plan: Plan) -> Sample:
-    """Time ``call(i)`` once as planned, on a rested GPU; the host polls its clock and power while it waits."""
+    """Time ``call(i)`` once as planned, on a rested GPU; the host polls its clock and power while it waits.
+
+    Taken again, with a longer spin, where the GPU began before the last launch was queued and so may have waited for
+    the host; after ``ATTEMPTS`` what was measured stands.
+    """
     import torch
 
-    torch.cuda.synchronize()
-    time.sleep(REST_MS / 1000)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(plan.spin_ms * 2e6))  # cycles: at 2 GHz, or a little longer at a lower clock
-    start.record()
-    for i in range(plan.launches):
-        call(i)
-    end.record()
-    state = None
-    while not end.query():
-        state = gpu_state()
-        time.sleep(0.001)
-    end.synchronize()  # raises what went wrong on the GPU
+    for attempt in range(ATTEMPTS):
+        torch.cuda.synchronize()
+        time.sleep(REST_MS / 1000)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(2**attempt * plan.spin_ms * 2e6))  # cycles: at 2 GHz, or a little longer at a lower clock
+        start.record()
+        for i in range(plan.launches):
+            call(i)
+        end.record()
+        queued_in_time = not start.query()  # the spin is still running
+        state = None
+        while not end.query():
+            state = gpu_state()
+            time.sleep(0.001)
+        end.synchronize()  # raises what went wrong on the GPU
+        if queued_in_time:
+            break
     return Sample(start.elapsed_time(end) / plan.launches, state or gpu_state())
 
 
