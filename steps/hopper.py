@@ -675,7 +675,7 @@ def attend_overlapped(
     """As ``attend``, with two products begun together, the softmax behind them, and then the wait for the second.
 
     Every turn issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. Only
-    then comes the softmax of tile j, and at its end the wait for the second.
+    then comes the softmax of tile j, and at its end, or where late_wait holds it, the wait for the second.
 
     scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
 

@@ -215,7 +215,7 @@ class Lesson:
         return Page(table(headers, rows), note, same, self._remarks())
 
     def order(self, **changes) -> Page:
-        """In which order a warp begins products, takes exponentials and waits for products; with holes filled so."""
+        """In which order a warp begins products, waits for them, takes maxima and exponentials; holes filled so."""
         step = self._varied(changes) if changes else self.step
         if isinstance(step, Page):
             return step
@@ -226,7 +226,9 @@ class Lesson:
             compiled = step.compile(self.problem, self.arch)
         except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
-        order = " → ".join(name if name == "wait" else f"{count} {name}" for name, count in compiled.hot_order)
+        order = " → ".join(
+            name if (name, count) == ("wait", 1) else f"{count} {name}" for name, count in compiled.hot_order
+        )
         where = f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:"
         return Page(where, f"`{order}`" if order else "no loop over tiles of keys was found.")
 

@@ -1,8 +1,8 @@
 """Step 41: the tile of keys that the mask cuts comes first.
 
 The first tile of keys is computed in front of the loop. Visited from the last tile to the first, that is the one on the
-diagonal, and none in the loop needs the mask: its branch goes, and ptxas has straight code to order. FlashAttention
-walks this way, too. At head_dim 256 with a causal mask.
+diagonal, and none in the loop needs the mask or the branch around it. FlashAttention walks this way, too. At head_dim
+256 with a causal mask.
 """
 
 from steps import step40_at_maxima

@@ -121,7 +121,7 @@ class Compiled:
 
     @property
     def hot_order(self) -> list[tuple[str, int]]:
-        """Products begun, exponentials and waits for products in a turn of the hot loop, as one warp executes them."""
+        """Products begun, waits, maxima and exponentials in a turn of the hot loop: ``sass.order_of_work``."""
         return sass_reader.order_of_work(self._hot.get("compute", []))
 
     @property

@@ -120,21 +120,29 @@ def count_kinds(instructions: list[Instruction]) -> dict[str, int]:
 
 
 def order_of_work(body: list[Instruction]) -> list[tuple[str, int]]:
-    """Matrix products begun, exponentials, and waits for products, in the order of the code: (what, how many)."""
+    """Matrix products begun, waits for products, maxima and exponentials: (what, how many), in the order of the code.
+
+    Between one product or wait and the next, maxima and exponentials, which mix, are counted together.
+    """
     found: list[tuple[str, int]] = []
+    between = dict.fromkeys(("FMNMX", "EX2"), 0)
+
+    def add(*counts: tuple[str, int]) -> None:
+        for what, count in counts:
+            if count and found and found[-1][0] == what:
+                found[-1] = (what, found[-1][1] + count)
+            elif count:
+                found.append((what, count))
+
     for i in body:
-        if i.kind == "tensor core":
-            what = i.opcode
+        if i.opcode.startswith("FMNMX"):
+            between["FMNMX"] += 1
         elif i.takes("EX2"):
-            what = "EX2"
-        elif i.opcode == "WARPGROUP" and i.operands.startswith(".DEPBAR"):
-            what = "wait"
-        else:
-            continue
-        if found and found[-1][0] == what:
-            found[-1] = (what, found[-1][1] + 1)
-        else:
-            found.append((what, 1))
+            between["EX2"] += 1
+        elif i.kind == "tensor core" or (i.opcode == "WARPGROUP" and i.operands.startswith(".DEPBAR")):
+            add(*between.items(), (i.opcode if i.kind == "tensor core" else "wait", 1))
+            between = dict.fromkeys(between, 0)
+    add(*between.items())
     return found
 
 
