@@ -25,7 +25,7 @@ SAMPLE_MS = 40.0
 REST_MS = 150.0
 ATTEMPTS = 3  # at a sample
 MAX_LAUNCHES = 1000  # the driver's launch queue holds about this many
-NOISE = 0.02  # medians of the very same instructions differ by almost this much: results/, steps 3 and 4, 13 and 14
+NOISE = 0.02  # medians of the very same instructions seldom differ by more: results/, steps 3 and 4, 23 and 24
 CEILING_SIZE = 8192  # a square matrix product this large is what the tensor cores reach in practice
 
 
