@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steps import MODULES, STEPS
-from tutorial_lib import plots, timing
+from tutorial_lib import limits, plots, timing
 from tutorial_lib.files import write_whole
 from tutorial_lib.report import (
     BEGIN,
@@ -77,6 +77,22 @@ def test_identical_machine_code_is_called_the_same():
     pairs = [m for d, m in found if m.name == "load_order" or (m.name == "fine_grained" and d <= 128)]
     assert {m.name for m in pairs} == {"load_order", "fine_grained"}
     assert {m.speedup_vs_previous.verdict for m in pairs} == {"same"}
+
+
+def test_bars_break_into_rows_that_can_be_read(run):
+    """No more bars side by side than a page shows, and none left out."""
+    gains = [m for m in run.steps if m.speedup_vs_previous]
+    compared = [m for m in gains if 1 / plots.LEAP < m.speedup_vs_previous.median < plots.LEAP]
+    drawn = {
+        plots.tflops_by_step(run): [m for m in run.steps if m.tflops],
+        plots.gain_by_step(run): compared,
+        plots.hot_loop_by_kind(run): [m for m in run.steps if m.resources and m.resources["hot_loop"]],
+        plots.predicted_and_measured(limits.compare(run), run): [c.measurement for c in limits.compare(run)],
+    }
+    for figure, expected in drawn.items():
+        rows = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
+        assert max(map(len, rows)) <= plots.STEPS_A_ROW and len(expected) > plots.STEPS_A_ROW
+        assert [label.split("\n")[0] for row in rows for label in row] == [str(m.number) for m in expected]
 
 
 def test_step_7_is_near_cudnn(run):

@@ -102,14 +102,25 @@ class FakeGpu:
         return Event()
 
 
-def test_a_sample_in_which_the_gpu_waited_for_the_host_is_taken_again(monkeypatch):
-    """Launches of 0.1 ms, queued in 0.05 ms each; in the first sample the host is held up once, for 30 ms."""
+@pytest.mark.parametrize(
+    ("held_up_ms", "launch_ms", "spin_ms", "expected"),
+    [
+        (0, 0.05, 31, 0.1),
+        (300, 0.05, 31, 0.1),  # held up once, for longer than spin and queue last: the next sample is good
+        (0, 0.2, 30, 0.1),  # the spin is too short for this host, and four times as long it is not
+        (0, 0.2, 1, 0.19),  # nor is this one ever long enough: what was measured stands
+    ],
+)
+def test_a_sample_in_which_the_gpu_waited_for_the_host_is_taken_again(
+    held_up_ms, launch_ms, spin_ms, expected, monkeypatch
+):
+    """400 launches of 0.1 ms, each queued by the host in launch_ms."""
     import torch
 
-    gpu, held_up = FakeGpu(), [30.0]
+    gpu, stalls = FakeGpu(), [held_up_ms]
 
     def call(i):
-        gpu.host += 0.05 + (held_up.pop() if i == 200 and held_up else 0.0)
+        gpu.host += launch_ms + (stalls.pop() if i == 200 and stalls else 0)
         gpu.queue(0.1)
 
     def sleep(seconds):
@@ -119,14 +130,5 @@ def test_a_sample_in_which_the_gpu_waited_for_the_host_is_taken_again(monkeypatc
     monkeypatch.setattr(timing.time, "sleep", sleep)
     for name in ("synchronize", "_sleep", "Event"):
         monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
-    plan = Plan(launches=400, spin_ms=0.3 + 1.5 * 400 * 0.05)
-    assert timing.take_sample(call, plan).milliseconds == pytest.approx(0.1)
-    assert not held_up
-
-    def slow(i):
-        gpu.host += 0.2
-        gpu.queue(0.1)
-
-    began = gpu.host
-    assert timing.take_sample(slow, Plan(launches=400, spin_ms=0.3)).milliseconds == pytest.approx(0.2, rel=0.02)
-    assert gpu.host - began > timing.ATTEMPTS * 400 * 0.2  # no spin was long enough; what was measured stands
+    sample = timing.take_sample(call, Plan(launches=400, spin_ms=spin_ms))
+    assert sample.milliseconds == pytest.approx(expected, rel=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 
 # What an opcode is for, by prefix; the longest that fits decides. Names as in the CUDA binary utilities' manual,
 # https://docs.nvidia.com/cuda/cuda-binary-utilities/#instruction-set-reference
@@ -124,26 +125,19 @@ def order_of_work(body: list[Instruction]) -> list[tuple[str, int]]:
 
     Between one product or wait and the next, maxima and exponentials, which mix, are counted together.
     """
-    found: list[tuple[str, int]] = []
-    between = dict.fromkeys(("FMNMX", "EX2"), 0)
-
-    def add(*counts: tuple[str, int]) -> None:
-        for what, count in counts:
-            if count and found and found[-1][0] == what:
-                found[-1] = (what, found[-1][1] + count)
-            elif count:
-                found.append((what, count))
-
+    order: list[str] = []
+    maxima: list[str] = []  # since the last product or wait
+    exponentials: list[str] = []
     for i in body:
         if i.opcode.startswith("FMNMX"):
-            between["FMNMX"] += 1
+            maxima.append("FMNMX")
         elif i.takes("EX2"):
-            between["EX2"] += 1
+            exponentials.append("EX2")
         elif i.kind == "tensor core" or (i.opcode == "WARPGROUP" and i.operands.startswith(".DEPBAR")):
-            add(*between.items(), (i.opcode if i.kind == "tensor core" else "wait", 1))
-            between = dict.fromkeys(between, 0)
-    add(*between.items())
-    return found
+            order += [*maxima, *exponentials, i.opcode if i.kind == "tensor core" else "wait"]
+            maxima, exponentials = [], []
+    order += [*maxima, *exponentials]
+    return [(what, len(list(alike))) for what, alike in groupby(order)]
 
 
 def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
