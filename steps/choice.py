@@ -41,8 +41,7 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
     arch = _architecture(device)
     runs = recorded_runs(results) if isinstance(results, Path) else list(results)
     for run in sorted(runs, key=lambda run: _distance(problem, arch, run)):
-        fastest = sorted((m for m in run.steps if m.number and m.tflops and m.correct), key=lambda m: -m.tflops)
-        for m in fastest:
+        for m in run.by_speed():
             step = get_step(m.name)
             if step.unsupported(problem, arch) is None:
                 return Choice(step, _word(problem, arch, run, m))

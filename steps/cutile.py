@@ -54,6 +54,7 @@ class Variant:
     ahead: bool
     alternating: bool
     one_loop: bool
+    apart: bool
 
     @property
     def lists(self) -> int:
@@ -76,9 +77,10 @@ class CuTileStep(FusedStep):
     searched: tile, warps, cluster and occupancy are what a search found, where one is recorded.
     one_loop: blocks that stay go through the tiles of keys of all their tiles of queries in one loop.
 
-    Two that no step fills, because they were tried and do harm (``steps/trials.py``): ahead: the QK product of the next
-    tile of keys is written before the softmax of this one. alternating: blocks that stay walk over K and V forwards and
-    backwards in turn, where there is no mask.
+    Three that no step fills, two because they were tried and do harm (``steps/trials.py``), one because it is not
+    measured yet: ahead: the QK product of the next tile of keys is written before the softmax of this one. alternating:
+    blocks that stay walk over K and V forwards and backwards in turn, where there is no mask. apart (not measured): the
+    output does not leave through Q's place in shared memory.
 
     Raises ValueError for holes that do not go together.
     """
@@ -96,6 +98,7 @@ class CuTileStep(FusedStep):
     one_loop: bool = hole(default=False, switches=("one_loop",))
     ahead: bool = hole(default=False, switches=("ahead",))
     alternating: bool = hole(default=False, switches=("alternating",))
+    apart: bool = hole(default=False, switches=("apart",))
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
@@ -134,6 +137,7 @@ class CuTileStep(FusedStep):
             ahead=self.ahead,
             alternating=self.alternating and self.order.persistent and not problem.causal and not ragged,
             one_loop=self.one_loop,
+            apart=self.apart,
         )
 
     def kernel_function(self, variant: Variant):
@@ -258,7 +262,7 @@ def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | N
 def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Variant):
     tile, head_dim, group_size = variant.tile, variant.head_dim, variant.group_size
     causal, ragged = variant.causal, variant.ragged
-    ahead, alternating = variant.ahead, variant.alternating
+    ahead, alternating, apart = variant.ahead, variant.alternating, variant.apart
 
     def position(number, Q):
         """Tile of queries, head and batch of the tile of this number."""
@@ -325,9 +329,11 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
         return row_max, row_sum, accumulator
 
-    def finish(Out, i, head, batch, row_sum, accumulator):
+    def finish(Out, i, head, batch, q, row_sum, accumulator, scale):
         """Normalise and store; rows past the end are dropped."""
         o = ct.astype(divide(accumulator, row_sum), Out.dtype)
+        if apart:  # never true, as the scale is not negative; but Q is read once more, and its place is not free for o
+            o = ct.where(scale < 0, q, o)
         ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
 
     def attend(i, head, batch, Q, K, V, Out, scale, backwards=0):
@@ -353,7 +359,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             if (causal or ragged) and j >= unmasked:  # the compiler splits the loop here: whole tiles never ask
                 scores = hide(scores, query_index, j, seq_len_kv)
             row_max, row_sum, accumulator = absorb(scores, V, batch, kv_head, at, row_max, row_sum, accumulator, scale)
-        finish(Out, i, head, batch, row_sum, accumulator)
+        finish(Out, i, head, batch, q, row_sum, accumulator, scale)
 
     if variant.one_loop:
 
@@ -377,7 +383,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
                 )
                 j += 1
                 if j == end:
-                    finish(Out, i, head, batch, row_sum, accumulator)
+                    finish(Out, i, head, batch, q, row_sum, accumulator, scale)
                     n = min(n + 1, last)  # behind the last tile it is read once more, for nothing
                     i, head, batch = position(ct.load(order, (n,), ()), Q)
                     q = load_query(Q, i, head, batch)

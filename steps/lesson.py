@@ -19,7 +19,7 @@ from steps.run import RESULTS, find_recorded
 from steps.step import Step, TorchStep, Unsupported
 from steps.tiles import recorded_search
 from steps.trials import get_trial, recorded_trial
-from tutorial_lib import limits, pictures, plots, tables, timing
+from tutorial_lib import limits, pictures, plots, report, tables, timing
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
@@ -260,24 +260,12 @@ class Lesson:
 
     def why(self) -> Page:
         """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
-        rows, where = [], set()
-        for run in recorded_runs(self.results):
-            now = run.measurement(self.step.name)
-            if now and now.speedup_vs_previous:
-                before = run.measurement(now.previous)
-                where.add(f"{run.machine['name']}, {run.day}")
-                cells = [tables.tflops(before), tables.tflops(now), tables.vs_previous(now)]
-                rows.append((run.the_problem().order, [run.the_problem().describe(), *cells]))
+        found = [(run, now) for run in recorded_runs(self.results) if (now := run.measurement(self.step.name))]
+        cells = [(run, tables.vs_previous_marked(now)) for run, now in found if now.speedup_vs_previous]
         parts = []
-        if rows:
-            headers = [
-                "problem",
-                f"{self.previous.label}, TFLOPS",
-                f"{self.step.label}, TFLOPS",
-                "vs previous (p10–p90)",
-            ]
-            rows.sort()
-            parts += [f"Recorded on {' and '.join(sorted(where))}:", table(headers, [row[-1] for row in rows])]
+        if cells:
+            told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
+            parts += [told, tables.by_problem(cells)]
         return Page(*parts, *self._architectures())
 
     def _architectures(self) -> list[str]:
@@ -444,6 +432,11 @@ def ladder(problem: Problem) -> Page:
         plots.tflops_by_step(run),
         tables.markdown([header for header, _ in columns], cells),
     )
+
+
+def fastest() -> Page:
+    """The fastest recorded step of every problem."""
+    return Page(report.fastest(recorded_runs(RESULTS), "{number:02}_{name}.ipynb"))  # the step's chapter
 
 
 def lengths(causal: bool = True) -> Page:

@@ -178,6 +178,15 @@ def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_til
     assert (before.count("HGMMA") == 1 and len(order) == 6) == (not overlaps)
 
 
+def test_an_output_apart_takes_shared_memory_of_its_own():
+    """What the summary says: the output of step 27 leaves through Q's place, unless Q is wanted once more."""
+    stay, full = get_step("stay"), dataclasses.replace(EVEN, head_dim=128, causal=False)
+    shared, apart = (dataclasses.replace(stay, apart=value).compile(full) for value in (False, True))
+    output = stay.variant(full, "sm_90").tile.query * full.head_dim * 2  # bytes
+    assert apart.shared_bytes - shared.shared_bytes == pytest.approx(output, rel=0.01)  # and a barrier less
+    assert apart.hot_order == shared.hot_order and apart.spill_instructions == 0
+
+
 def test_code_is_the_same_whatever_its_addresses():
     moved = TEXT.replace("/*0", "/*1")
     assert sass.without_addresses(TEXT) == sass.without_addresses(moved)

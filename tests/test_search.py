@@ -19,6 +19,7 @@ TRIED = [
     problem(causal=False, seq_len_q=300, seq_len_kv=384),  # whole tiles of 128 keys, of which a block has several
     problem(causal=False, seq_len_q=129, seq_len_kv=129, head_dim=128, dtype="bfloat16"),
     problem(kv_heads=2, seq_len_q=200, seq_len_kv=77),
+    problem(scale=-0.3, causal=False, seq_len_q=90, seq_len_kv=90),
 ]
 PROBLEM = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=64)
 
@@ -94,9 +95,11 @@ def test_a_trial_begins_with_the_step_as_it_is(trial):
 
 
 @pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
-@pytest.mark.parametrize("hole", ["ahead", "alternating"])
-def test_what_was_tried_in_cutile_is_right(hole, shape):
-    step = dataclasses.replace(get_step("stay"), **{hole: True})
+@pytest.mark.parametrize(
+    ("name", "hole"), [("stay", "ahead"), ("stay", "alternating"), ("stay", "apart"), ("one_loop", "apart")]
+)
+def test_what_was_tried_in_cutile_is_right(name, hole, shape):
+    step = dataclasses.replace(get_step(name), **{hole: True})
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
 

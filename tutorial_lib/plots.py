@@ -144,7 +144,7 @@ def _by_skeleton(steps: Sequence[Measurement]) -> list[list[Measurement]]:
     where: dict[str, list[Measurement]] = {}
     for m in steps:
         panel = where.get(m.previous)
-        if panel is None or (m.begins_a_skeleton and any(other.begins_a_skeleton for other in panel)):
+        if panel is None or (m.begins_a_skeleton and any(other.resources for other in panel)):
             panel = begun.setdefault(m.name, [])
         panel.append(m)
         where[m.name] = panel

@@ -6,6 +6,7 @@ beside their folders. With ``--readme FILE``, the tables between FILE's markers 
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,8 +16,6 @@ from tutorial_lib import plots, tables, timing
 from tutorial_lib.command import OneLineParser
 from tutorial_lib.files import write_whole
 from tutorial_lib.results import Measurement, ResultsError, Run, read_run
-
-BEGIN, END = "<!-- ladder: made by `make report` from results/ -->", "<!-- end of ladder -->"
 
 
 def write_report(run: Run, folder: Path, recorded: Run | None = None) -> None:
@@ -190,7 +189,8 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
 def ladder(runs: Sequence[Run], root: str = "", families: int | None = None) -> str:
     """Tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
 
-    One table for each machine and family of problems, most lengths first; families: how many of them, None for all.
+    One table for each machine and family of problems, most lengths, then most steps first; families: how many of them,
+    None for all.
     root: the way from the document to the repository's root, for links to the steps.
     """
     groups: dict[tuple, list[Run]] = defaultdict(list)
@@ -198,7 +198,7 @@ def ladder(runs: Sequence[Run], root: str = "", families: int | None = None) -> 
         if run.timed:
             groups[run.machine["name"], run.the_problem().family].append(run)
     parts = []
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), -sum(len(run.steps) for run in item[1]), item[0]))
     for (machine, family), members in ordered[:families]:
         members.sort(key=lambda run: run.problem["seq_len_q"])
         days = sorted({run.day for run in members})
@@ -216,10 +216,40 @@ def ladder(runs: Sequence[Run], root: str = "", families: int | None = None) -> 
     return "\n".join(parts).rstrip()
 
 
+STEP_FILE = "steps/step{number:02}_{name}.py"
+RIVAL = "flash_attn_4"  # the peer that the fastest steps are set beside, next to SDPA
+
+
+def fastest(runs: Sequence[Run], link: str = STEP_FILE) -> str:
+    """The fastest step of every problem, and the geometric mean of what it gains over SDPA and flash-attn-4.
+
+    A cell holds the step, its TFLOPS and its speed relative to SDPA and to flash-attn-4. Runs that did not measure the
+    newest step, or not flash-attn-4, do not know the fastest and are left out. link: where a step is found.
+    """
+    newest = max((m.number for run in runs for m in run.steps), default=None)
+    cells, over_sdpa, over_rival = [], [], []
+    for run in runs:
+        rival, ranked = run.measurement(RIVAL), run.by_speed()
+        if rival and rival.tflops and any(m.number == newest for m in ranked):
+            best = ranked[0]
+            ahead = timing.speedup(*([x.latency_ms[name] for x in run.rounds] for name in (RIVAL, best.name))).median
+            over_sdpa.append(best.speedup_vs_baseline.median)
+            over_rival.append(ahead)
+            step = f"[{best.number}]({link.format(number=best.number, name=best.name)})"
+            cells.append((run, f"{step}: {tables.tflops(best)} ({over_sdpa[-1]:.2f}×, {ahead:.2f}×)"))
+    if not cells:
+        return "No record holds both the newest step and flash-attn-4."
+    means = [statistics.geometric_mean(ratios) for ratios in (over_sdpa, over_rival)]
+    return (
+        f"{tables.by_problem(cells)}\n\nIn the geometric mean over these {len(cells)} problems the fastest step is "
+        f"{means[0]:.2f} times as fast as SDPA and {means[1]:.2f} times as fast as flash-attn-4."
+    )
+
+
 def _ladder_label(m: Measurement, root: str) -> tuple[str, str]:
     if m.number is None:
         return "", m.title
-    return str(m.number), f"[{m.title}]({root}steps/step{m.number:02}_{m.name}.py)"
+    return str(m.number), f"[{m.title}]({root}{STEP_FILE.format(number=m.number, name=m.name)})"
 
 
 def _ladder_cell(m: Measurement | None) -> str:
@@ -241,6 +271,12 @@ def teaching_report(runs: Sequence[Run], folder: Path) -> str:
         "TFLOPS, and in brackets the speed relative to SDPA.",
         "",
         ladder(timed, "../"),
+        "",
+        "## The fastest step",
+        "",
+        "TFLOPS, and in brackets the speed relative to SDPA and to flash-attn-4.",
+        "",
+        fastest(timed, f"../{STEP_FILE}"),
         "",
     ]
     for figure in sorted(folder.glob("*/by_length-*.png")):
@@ -279,16 +315,26 @@ def write_teaching_report(runs: Sequence[Run], folder: Path) -> list[Path]:
     return paths
 
 
-def update_readme(path: Path, runs: Sequence[Run]) -> None:
-    """Replace what stands between the README's markers by the ladder over most lengths.
+README_PARTS = {  # what stands between which markers of the README
+    ("<!-- ladder: made by `make report` from results/ -->", "<!-- end of ladder -->"): lambda runs: ladder(
+        runs, families=1
+    ),
+    ("<!-- fastest: made by `make report` from results/ -->", "<!-- end of fastest -->"): fastest,
+}
 
-    Raises ValueError when the markers are missing.
+
+def update_readme(path: Path, runs: Sequence[Run]) -> None:
+    """Replace what stands between the README's markers: the ladder over most lengths, and the fastest steps.
+
+    Raises ValueError when markers are missing.
     """
     text = Path(path).read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path} must hold the lines '{BEGIN}' and '{END}', between which the tables go")
-    head, rest = text.split(BEGIN, 1)
-    write_whole(path, f"{head}{BEGIN}\n\n{ladder(runs, families=1)}\n\n{END}{rest.split(END, 1)[1]}")
+    for (begin, end), made in README_PARTS.items():
+        if begin not in text or end not in text:
+            raise ValueError(f"{path} must hold the lines '{begin}' and '{end}', between which the tables go")
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n\n{made(runs)}\n\n{end}{rest.split(end, 1)[1]}"
+    write_whole(path, text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

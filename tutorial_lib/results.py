@@ -129,6 +129,10 @@ class Run(_Record):
         """The step or peer of this name, or None."""
         return next((m for m in [*self.steps, *self.peers] if m.name == name), None)
 
+    def by_speed(self) -> list[Measurement]:
+        """The steps that were timed and right, the fastest first; not step 0, which the others are compared with."""
+        return sorted((m for m in self.steps if m.number and m.tflops and m.correct), key=lambda m: -m.tflops)
+
     @property
     def day(self) -> str:
         return self.date[:10]

@@ -39,6 +39,11 @@ def vs_previous(m: Measurement) -> str:
     return NOTHING if speedup is None else f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {m.verdict}"
 
 
+def vs_previous_marked(m: Measurement) -> str:
+    """As ``vs_previous``, in bold where it is not the same."""
+    return vs_previous(m) if m.speedup_vs_previous.verdict == "same" else f"**{vs_previous(m)}**"
+
+
 def compact_vs_previous(m: Measurement) -> str:
     return NOTHING if m.speedup_vs_previous is None else f"{m.speedup_vs_previous.median:.2f}× {m.verdict}"
 
@@ -163,6 +168,25 @@ def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [headers, ["---"] * len(headers), *cells]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
+    """Markdown: a table for each machine, with a row for each family of problems and a column for each length."""
+    machines: dict[str, list[tuple[Run, str]]] = {}
+    for run, cell in sorted(cells, key=lambda item: item[0].the_problem().order):
+        machines.setdefault(run.machine["name"], []).append((run, cell))
+    made = []
+    for machine, found in machines.items():
+        lengths = sorted({run.problem["seq_len_q"] for run, _ in found})
+        rows: dict[str, dict[int, str]] = {}
+        for run, cell in found:
+            row = rows.setdefault(run.the_problem().family, dict.fromkeys(lengths, NOTHING))
+            row[run.problem["seq_len_q"]] = cell
+        days = sorted({run.day for run, _ in found})
+        corner = f"{machine}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
+        headers = [corner, *(f"S={length}" for length in lengths)]
+        made.append(markdown(headers, [[family, *row.values()] for family, row in rows.items()]))
+    return "\n\n".join(made)
 
 
 def provenance(run: Run) -> str:
