@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steps import MODULES, STEPS
-from tutorial_lib import limits, plots, timing
+from tutorial_lib import limits, plots, tables, timing
 from tutorial_lib.files import write_whole
 from tutorial_lib.report import (
     README_PARTS,
@@ -234,6 +234,22 @@ def test_the_fastest_step_is_told_only_where_it_is_known(run):
     assert fastest([run, *incomplete], "{number}-{name}") == table
     wrong = [m.model_copy(update={"correct": False}) if m.name == best.name else m for m in run.steps]
     assert run.model_copy(update={"steps": wrong}).by_speed() == others
+
+
+def test_a_table_by_problem_has_a_cell_for_each_run_and_a_dash_for_none(run):
+    def like(**changes):
+        return run.model_copy(update={"problem": run.problem | changes})
+
+    elsewhere = run.model_copy(update={"machine": run.machine | {"name": "Another"}})
+    runs = [like(seq_len_q=512), run, like(head_dim=64), like(seq_len_q=512, seq_len_kv=512), elsewhere]
+    first, second = tables.by_problem([(r, f"cell {n}") for n, r in enumerate(runs)]).split("\n\n")
+    assert first.splitlines() == [
+        f"| {run.machine['name']}, {run.day} | S=512 | S=512x4096 | S=4096 |",
+        "| --- | --- | --- | --- |",
+        "| b4_h32_d64_fp16_causal | – | – | cell 2 |",
+        "| b4_h32_d128_fp16_causal | cell 3 | cell 0 | cell 1 |",
+    ]
+    assert second.startswith("| Another") and second.endswith("| b4_h32_d128_fp16_causal | cell 4 |")
 
 
 def test_a_readme_without_markers_is_refused(tmp_path):

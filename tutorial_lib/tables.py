@@ -177,16 +177,19 @@ def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
         machines.setdefault(run.machine["name"], []).append((run, cell))
     made = []
     for machine, found in machines.items():
-        lengths = sorted({run.problem["seq_len_q"] for run, _ in found})
-        rows: dict[str, dict[int, str]] = {}
+        lengths = sorted({_lengths(run) for run, _ in found})
+        rows: dict[str, dict[tuple[int, int], str]] = {}
         for run, cell in found:
-            row = rows.setdefault(run.the_problem().family, dict.fromkeys(lengths, NOTHING))
-            row[run.problem["seq_len_q"]] = cell
+            rows.setdefault(run.the_problem().family, dict.fromkeys(lengths, NOTHING))[_lengths(run)] = cell
         days = sorted({run.day for run, _ in found})
         corner = f"{machine}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
-        headers = [corner, *(f"S={length}" for length in lengths)]
+        headers = [corner, *(f"S={q}" if q == kv else f"S={q}x{kv}" for q, kv in lengths)]
         made.append(markdown(headers, [[family, *row.values()] for family, row in rows.items()]))
     return "\n\n".join(made)
+
+
+def _lengths(run: Run) -> tuple[int, int]:
+    return run.problem["seq_len_q"], run.problem["seq_len_kv"]
 
 
 def provenance(run: Run) -> str:
