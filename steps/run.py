@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -54,14 +55,16 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--batch", help="batch size (4; on the CPU 1)", **number)
     problem.add_argument("--heads", help="query heads (32; on the CPU 2)", **number)
     problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
-    problem.add_argument("--head-dim", default=128, help="head dimension (128)", **number)
-    problem.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
+    problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
+    dtypes = ("float16", "bfloat16")
+    problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
     measuring = parser.add_argument_group("what to measure, and how")
     measuring.add_argument("--steps", default="all", help="all; best, by what is recorded; or 0,3-5,exp2 (all)")
     measuring.add_argument("--peers", action="store_true", help="also SDPA's backends, FlexAttention and others")
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
+    measuring.add_argument("--missing", action="store_true", help="leave out problems already recorded on this machine")
     measuring.add_argument("--iterations", default=15, help="rounds of timing (15)", **number)
     measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
     measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
@@ -122,7 +125,7 @@ def choose_device(asked: str) -> str:
 
 
 def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
-    """(problem to run here, the problem asked for) for every sequence length; raises BadRequest.
+    """(problem to run here, the problem asked for) for every head_dim, dtype and sequence length; raises BadRequest.
 
     They differ on the CPU alone, where batch and heads default to less.
     """
@@ -130,31 +133,44 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     from tutorial_lib.problem import Problem
 
     known = sorted({dim for step in STEPS for dim in step.head_dims or ()})
-    if options.head_dim not in known:
-        raise BadRequest(f"argument --head-dim: must be one of {', '.join(map(str, known))}, got {options.head_dim}")
+    if unknown := [head_dim for head_dim in options.head_dim if head_dim not in known]:
+        raise BadRequest(f"argument --head-dim: must be one of {', '.join(map(str, known))}, got {unknown[0]}")
 
-    def build(seq_len: int, batch: int, heads: int) -> Problem:
+    def build(head_dim: int, dtype: str, seq_len: int, batch: int, heads: int) -> Problem:
         return Problem(
             batch=options.batch or batch,
             heads=options.heads or heads,
             kv_heads=options.kv_heads,
             seq_len_q=seq_len,
             seq_len_kv=options.seq_len_kv or seq_len,
-            head_dim=options.head_dim,
-            dtype=options.dtype,
+            head_dim=head_dim,
+            dtype=dtype,
             causal=options.causal,
         )
 
     problems = []
-    for seq_len in dict.fromkeys(options.seq_len):
+    for which in dict.fromkeys(itertools.product(options.head_dim, options.dtype, options.seq_len)):
         try:
-            asked = build(seq_len, **GPU_DEFAULTS)
+            asked = build(*which, **GPU_DEFAULTS)
             few = max(CPU_DEFAULTS["heads"], 2 * options.kv_heads if options.kv_heads else 0)
-            here = asked if device == "cuda" else build(seq_len, CPU_DEFAULTS["batch"], few)
+            here = asked if device == "cuda" else build(*which, CPU_DEFAULTS["batch"], few)
         except ValueError as error:
             raise BadRequest(str(error)) from None
         problems.append((here, asked))
     return problems
+
+
+def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) -> bool:
+    """Whether ``output_dir`` holds a record on this machine in which none of these is missing or failed."""
+    from tutorial_lib.hardware import describe_machine
+    from tutorial_lib.results import ResultsError, read_run
+
+    try:
+        run = read_run(output_dir / describe_machine(device)["slug"] / problem.slug / "results.json")
+    except ResultsError:
+        return False
+    found = [run.measurement(contender.name) for contender in contenders]
+    return all(m and m.status != "failed" for m in found)
 
 
 def list_steps() -> None:
@@ -289,9 +305,13 @@ def run(options: argparse.Namespace) -> int:
             )
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):
+        peers = PEERS if options.peers else ()
+        if options.missing and is_recorded(here, [*steps, *peers], device, options.output_dir):
+            console.print(f"Already recorded: {here.describe()}.", soft_wrap=True)
+            continue
         bar, listener = _progress(console)
         with bar:
-            result, interrupted, output = measure(here, steps, PEERS if options.peers else (), settings, listener)
+            result, interrupted, output = measure(here, steps, peers, settings, listener)
         if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.steps):
             print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
             break

@@ -107,7 +107,7 @@ def test_list_names_every_step():
 
 def test_defaults():
     options = make_parser().parse_args([])
-    assert (options.seq_len, options.head_dim, options.dtype, options.causal) == ([2048], 128, "float16", True)
+    assert (options.seq_len, options.head_dim, options.dtype, options.causal) == ([2048], [128], ["float16"], True)
     assert options.check and options.device == "auto" and options.output_dir == RESULTS
 
 
@@ -131,6 +131,26 @@ def test_a_run_on_the_cpu(tmp_path):
         assert data["settings"]["seed"] == 5
         report = (folder / "report.md").read_text()
         assert "Nothing was timed here" in report and "divide: " not in report.split("### 2")[0]
+
+
+def test_several_problems_and_of_them_only_what_is_missing(tmp_path):
+    def run(steps, *head_dims):
+        few = ["--seq-len", 64, "--device", "cpu", "--no-check", "--missing", "--output-dir", tmp_path]
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/results.json")}
+        status, out, err = call(*few, "--dtype", "float16", "bfloat16", "--steps", steps, "--head-dim", *head_dims)
+        assert status == 0, err
+        after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/results.json")}
+        written = sorted(path.parent.name for path in after if before.get(path) != after[path])
+        assert out.count("Already recorded: B=1 H=2 S=64") == 2 * len(head_dims) - len(written)
+        return written
+
+    names = {d: [f"b1_h2_s64_d{d}_{dtype}_causal" for dtype in ("bf16", "fp16")] for d in (32, 64)}
+    assert run("0", 64) == names[64]
+    assert run("0", 32, 64) == names[32]
+    assert run("0,1", 64) == names[64]  # a step more
+    [path] = tmp_path.glob(f"*/{names[64][0]}/results.json")
+    path.write_text(path.read_text().replace('"skipped"', '"failed"', 1))
+    assert run("0,1", 64) == names[64][:1]
 
 
 def test_what_only_compiles_here_is_never_called_correct(tmp_path):
