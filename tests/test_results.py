@@ -95,6 +95,15 @@ def test_bars_break_into_rows_that_can_be_read(run):
         assert [label.split("\n")[0] for row in rows for label in row] == [str(m.number) for m in expected]
 
 
+def test_nothing_is_drawn_outside_of_the_axes(run):
+    """Also where a later panel's lines rise above those of the first."""
+    steps = [m.model_copy(update={"tflops": 10 * m.tflops}) if m.name == "linked" else m for m in run.steps]
+    figure = plots.tflops_by_length([run.model_copy(update={"steps": steps})])
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low == 0 and all(0 < y <= high for line in axes.lines for y in line.get_ydata())
+
+
 def test_step_7_is_near_cudnn(run):
     """0.85 of SDPA's cuDNN backend, in the same rounds."""
     fused = [x.latency_ms["approx_division"] for x in run.rounds]

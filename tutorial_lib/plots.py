@@ -208,9 +208,9 @@ def tflops_by_length(runs: Sequence[Run]):
             )
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set_ylim(bottom=0)
         axes.set_ylabel("TFLOPS (median)")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    grid[-1, 0].set_ylim(bottom=0)  # shared, and fixed from here on
     grid[-1, 0].set_xlabel("sequence length")
     first = runs[0]
     figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
