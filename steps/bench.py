@@ -55,6 +55,21 @@ class Bench:
                 step.attention, self.inputs, self.exact, self.sdpa_error, problem.causal, problem.scale
             )
 
+    def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
+        """Names of the steps whose kernels are not on disk yet."""
+        from tutorial_lib.compiler import NotOnDisk, from_disk_only
+
+        names = []
+        with from_disk_only():
+            for step in steps:
+                try:
+                    step.compile(self.problem, arch)
+                except NotOnDisk:
+                    names.append(step.name)
+                except Exception:  # told when it is compiled
+                    continue
+        return names
+
     def compile(self, step: Step, arch: str) -> dict:
         """What the compiler makes of the step's kernel, as results.json holds it."""
         return step.compile(self.problem, arch).as_dict()

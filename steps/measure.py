@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from steps import once
+from steps.ahead import compile_ahead
 from steps.bench import Bench
 from steps.step import Step
 from steps.step00_sdpa import STEP as BASELINE
@@ -99,6 +100,8 @@ def measure(
                     contender.reason = f"the problem needs {needs / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
             else:
                 arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
+                if settings.isolated:
+                    _compile_ahead(worker, problem, contenders, arch, settings, progress)
                 for contender in contenders:
                     notes += _qualify(worker, problem, contender, arch, settings, progress)
                 if on_gpu:
@@ -122,6 +125,19 @@ def measure(
 def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
     """The steps, and SDPA in front when they are timed: every speedup is one over it."""
     return [BASELINE, *steps] if on_gpu and BASELINE not in steps else list(steps)
+
+
+def _compile_ahead(
+    worker: Worker, problem: Problem, contenders: list[_Contender], arch: str, settings: Settings, progress: Progress
+) -> None:
+    """Compile what is not compiled yet side by side; what then goes wrong is told in each step's own turn."""
+    kernels = [c.step for c in contenders if c.step.backend not in ("torch", "peer")]
+    kernels = [step for step in kernels if step.unsupported(problem, arch) is None]
+    try:
+        names = worker.call("not_compiled", kernels, arch, timeout=settings.timeout)
+    except WorkerFailure:
+        return
+    compile_ahead(problem, [s for s in kernels if s.name in names], arch, settings.timeout, progress.doing)
 
 
 def _qualify(

@@ -50,3 +50,10 @@ def faults_later(q, k, v, causal, scale):
 
 def make(function, number=90):
     return TorchStep(name=function.__name__, title=function.__name__, change="", number=number, function=function)
+
+
+class CompilesBadly(TorchStep):
+    """Its function is called in place of a compiler."""
+
+    def compile(self, problem, arch="sm_90"):
+        return self.function(None, None, None, None, None)

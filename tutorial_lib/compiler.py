@@ -15,7 +15,8 @@ import os
 import re
 import subprocess
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -209,6 +210,23 @@ def compile_cutile(
     return replace(compiled, compute_threads=32 * compute_warps)
 
 
+class NotOnDisk(Exception):
+    """The kernel would have to be compiled."""
+
+
+_from_disk_only: ContextVar[bool] = ContextVar("from_disk_only", default=False)
+
+
+@contextmanager
+def from_disk_only():
+    """Inside, a kernel that is not on disk raises NotOnDisk and is not compiled."""
+    token = _from_disk_only.set(True)
+    try:
+        yield
+    finally:
+        _from_disk_only.reset(token)
+
+
 def _kept(identity: bytes, make) -> Compiled:
     """What is on disk for this identity, or what ``make`` returns, which is then kept."""
     path = cache_folder() / f"{hashlib.sha256(identity).hexdigest()}.json"
@@ -218,6 +236,8 @@ def _kept(identity: bytes, make) -> Compiled:
         return Compiled(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         pass  # not there, or not ours
+    if _from_disk_only.get():
+        raise NotOnDisk(path)
     compiled = make()
     _keep(path, compiled)
     return compiled

@@ -1,0 +1,61 @@
+"""Kernels compiled side by side: all of them, kept on disk, whatever becomes of one."""
+
+import time
+
+import pytest
+
+from steps import get_step
+from steps.ahead import KERNELS_A_PROCESS, compile_ahead
+from steps.bench import Bench
+from steps.measure import Settings, measure
+from tests import faulty
+from tests.shapes import problem
+
+NAMES = ["mma", "exp2", "load_order", "explicit", "swizzle", "split_q"]
+SMALL = problem(head_dim=64, seq_len_q=64, seq_len_kv=64)
+
+
+@pytest.fixture(autouse=True)
+def nothing_on_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+
+def cold(steps) -> list[str]:
+    return Bench(SMALL, "cpu", 0, check=False).not_compiled(steps, "sm_90")
+
+
+def test_a_run_compiles_what_is_missing_before_the_first_step_has_its_turn(tmp_path):
+    steps = [get_step(name) for name in NAMES]
+    assert cold(steps) == NAMES
+    told = []
+
+    class Listener:
+        def total(self, actions): ...
+        def done(self, what): ...
+        def doing(self, what):
+            told.append(what)
+
+    for expected in (["compiling 6 kernels, 2 at a time: 6 done"], []):  # the second time all is there
+        run, _, _ = measure(SMALL, steps, [], Settings(device="cpu", seed=0, check=False), Listener())
+        assert [m.status for m in run.steps] == ["compiled"] * 6
+        first = told.index("checking 2 mma")
+        assert told[:first][-1:] == expected
+        told.clear()
+    assert cold(steps) == []
+
+
+def test_what_fails_or_dies_is_left_to_its_own_turn():
+    """Nobody waits for it longer than the timeout, and the others are compiled."""
+    bad = [faulty.CompilesBadly(**vars(faulty.make(f, 90 + n))) for n, f in enumerate([faulty.raises, faulty.dies])]
+    steps = [*bad, *map(get_step, NAMES[:4])]
+    began = time.monotonic()
+    compile_ahead(SMALL, steps, "sm_90", 20.0, lambda what: None)
+    assert cold(steps[2:]) == [] and time.monotonic() - began < 90
+
+
+def test_a_few_kernels_are_not_worth_a_process():
+    steps = [get_step(name) for name in NAMES[: 2 * KERNELS_A_PROCESS - 1]]
+    compile_ahead(SMALL, steps, "sm_90", 20.0, pytest.fail)
+    assert cold(steps) == [step.name for step in steps]
