@@ -61,7 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
     measuring = parser.add_argument_group("what to measure, and how")
     measuring.add_argument("--steps", default="all", help="all; best, by what is recorded; or 0,3-5,exp2 (all)")
-    measuring.add_argument("--peers", action="store_true", help="also SDPA's backends, FlexAttention and others")
+    peers = "also SDPA's backends, FlexAttention and others: all, or names such as sdpa_cudnn,flash_attn_4"
+    measuring.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
     measuring.add_argument("--missing", action="store_true", help="leave out problems already recorded on this machine")
@@ -95,6 +96,19 @@ def select_steps(text: str) -> list:
         except ValueError as error:
             raise BadRequest(f"argument --steps: {error}") from None
     return [step for step in STEPS if step.number in chosen]
+
+
+def select_peers(text: str | None) -> list:
+    """The peers that ``all`` or ``sdpa_cudnn,flash_attn_4`` names, None for none; raises BadRequest."""
+    from steps.peers import PEERS
+
+    if text in (None, "all"):
+        return list(PEERS if text else ())
+    names = [name.strip() for name in text.split(",")]
+    if unknown := set(names) - {peer.name for peer in PEERS}:
+        known = ", ".join(peer.name for peer in PEERS)
+        raise BadRequest(f"argument --peers: must be all or some of {known}, got {min(unknown)!r}")
+    return [peer for peer in PEERS if peer.name in names]
 
 
 def choose_best(problem, device: str):
@@ -277,12 +291,12 @@ def run(options: argparse.Namespace) -> int:
     from tutorial_lib.report import write_length_plots
 
     steps = None if options.steps == "best" else select_steps(options.steps)
+    peers = select_peers(options.peers)
     device = choose_device(options.device)
     problems = make_problems(options, device)
     chosen = [steps if steps is not None else [choose_best(asked, device)] for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
     from steps.measure import DEFAULT_ARCH, Settings, measure
-    from steps.peers import PEERS
 
     settings = Settings(
         device=device,
@@ -305,7 +319,6 @@ def run(options: argparse.Namespace) -> int:
             )
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):
-        peers = PEERS if options.peers else ()
         if options.missing and is_recorded(here, [*steps, *peers], device, options.output_dir):
             console.print(f"Already recorded: {here.describe()}.", soft_wrap=True)
             continue

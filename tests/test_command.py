@@ -15,7 +15,8 @@ import pytest
 
 from steps import STEPS, get_step
 from steps.measure import Progress, Settings, _Contender, _summarise, _time, measure
-from steps.run import RESULTS, find_recorded, main, make_parser, select_steps
+from steps.peers import PEERS
+from steps.run import RESULTS, find_recorded, main, make_parser, select_peers, select_steps
 from tests import faulty
 from tests.shapes import problem
 from tutorial_lib.hardware import has_gpu
@@ -49,6 +50,9 @@ BAD = [
     (["--steps", "99"], "got '99'"),
     (["--steps", "5-3"], "--steps: a range must not run backwards, got '5-3'"),
     (["--steps", ""], "--steps: step must be one of"),
+    (["--peers", "sdpa_cudnn,tensorrt"], "--peers: must be all or some of sdpa_cudnn, sdpa_flash, "),
+    (["--peers", "tensorrt"], "tilegym, got 'tensorrt'"),
+    (["--peers", ""], "tilegym, got ''"),
     (["--dtype", "float32"], "--dtype: invalid choice: 'float32' (choose from 'float16', 'bfloat16')"),
     (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
     (["--iterations", "0"], "--iterations: must be a whole number"),
@@ -97,6 +101,15 @@ def test_steps_are_chosen_by_number_range_and_name():
     assert select_steps("all") == list(STEPS)
     assert [s.number for s in select_steps("2-4")] == [2, 3, 4]
     assert [s.number for s in select_steps("exp2, 0,3,5-6")] == [0, 3, 5, 6]
+
+
+def test_peers_are_chosen_by_name():
+    def chosen(*arguments):
+        return [peer.name for peer in select_peers(make_parser().parse_args(arguments).peers)]
+
+    assert chosen() == []
+    assert chosen("--peers") == chosen("--peers", "all") == [peer.name for peer in PEERS]
+    assert chosen("--peers", "flash_attn_4, sdpa_cudnn") == ["sdpa_cudnn", "flash_attn_4"]
 
 
 def test_list_names_every_step():
