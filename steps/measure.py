@@ -232,15 +232,30 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
         find_ncu()
     except CountersError as error:
         return [f"{error}."]
+    measured = [c for c in contenders if c.status == "measured" and c.step.backend not in ("torch", "peer")]
+    measured.sort(key=lambda contender: contender.step.number)  # the order in which steps.once runs them
+    if not measured:
+        return []
+
+    def read(group: list[_Contender]) -> None:
+        names = ",".join(c.step.name for c in group)
+        kernels = read_counters(once.command(names, problem), "fmha", len(group) * settings.timeout)
+        if len(kernels) != len(group):
+            raise CountersError(f"{len(kernels)} kernels ran, of which ncu should have read {len(group)}")
+        for contender, counters in zip(group, kernels):
+            contender.counters = counters
+
     notes = []
-    for contender in contenders:
-        step = contender.step
-        if contender.status == "measured" and step.backend not in ("torch", "peer"):
-            progress.doing(f"profiling {step.label}")
+    progress.doing(f"profiling {len(measured)} steps")
+    try:
+        read(measured)  # in one process: to start one takes longer than to read
+    except CountersError:  # somebody's fault, or there is nobody
+        for contender in measured:
+            progress.doing(f"profiling {contender.step.label}")
             try:
-                contender.counters = read_counters(once.command(step.name, problem), "fmha", settings.timeout)
+                read([contender])
             except CountersError as error:
-                notes.append(f"{step.label}: {error}")
+                notes.append(f"{contender.step.label}: {error}")
     return notes
 
 

@@ -10,9 +10,9 @@ import json
 import sys
 
 
-def command(step_name: str, problem) -> list[str]:
-    """The command line that runs this step once."""
-    return [sys.executable, "-m", "steps.once", step_name, json.dumps(problem.as_dict())]
+def command(steps: str, problem) -> list[str]:
+    """The command line that runs these steps, such as ``exp2,stay``, once each."""
+    return [sys.executable, "-m", "steps.once", steps, json.dumps(problem.as_dict())]
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steps import STEPS, get_step
-from steps.measure import Progress, Settings, _Contender, _summarise, _time, measure
+from steps.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.peers import PEERS
 from steps.run import RESULTS, find_recorded, main, make_parser, select_peers, select_steps
 from tests import faulty
@@ -281,6 +281,38 @@ def test_killed_at_any_moment_the_earlier_result_stays(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert len(read_run(path).steps) == 2
+
+
+NCU = """#!{python}
+import sys
+numbers = {numbers}
+names = sys.argv[sys.argv.index("steps.once") + 1].split(",")
+print("called for", *names, file=open({log!r}, "a"))
+if {broken!r} in names:
+    sys.exit("==ERROR== broken")
+print('"ID","Metric Name","Metric Unit","Metric Value"')
+for n, number in enumerate(sorted(numbers[name] for name in names)):
+    print(f'"{{n}}","gpu__time_duration.sum","us","{{number}}"')
+"""
+
+
+@pytest.mark.parametrize("broken", ["nothing", "exp2"])
+def test_counters_are_read_in_one_go_and_one_by_one_where_that_fails(broken, monkeypatch, tmp_path):
+    steps = [STEPS[n] for n in (7, 2, 0, 3)]
+    log, numbers = tmp_path / "log", {s.name: s.number for s in steps}
+    (tmp_path / "ncu").write_text(NCU.format(python=sys.executable, numbers=numbers, log=str(log), broken=broken))
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    contenders = [_Contender(step, status="measured") for step in steps] + [_Contender(STEPS[4], status="failed")]
+    notes = _profile(problem(), contenders, cpu_settings(), Progress())
+    read = {c.step.number: c.counters and c.counters["time_us"] for c in contenders}
+    called = log.read_text().splitlines()
+    if broken == "nothing":
+        assert notes == [] and read == {7: 7, 2: 2, 0: None, 3: 3, 4: None}
+        assert called == ["called for mma exp2 approx_division"]
+    else:
+        assert notes == ["3 exp2: ncu failed: ==ERROR== broken"] and read == {7: 7, 2: 2, 0: None, 3: None, 4: None}
+        assert len(called) == 4
 
 
 class FakeWorker:

@@ -97,11 +97,9 @@ def test_recorded_steps_are_compared_with_the_model():
     for c in compared:
         assert c.limit.seconds < c.measured
         assert c.explanation
-        if c.measurement.number > 15:  # of some none were read
-            continue
         assert set(c.measurement.counters) == set(METRICS)
         # What ran at once stays below what the resources allow, and is most of it.
-        assert 0.6 < c.measurement.counters["achieved_occupancy_pct"] / c.measurement.resources["occupancy_pct"] < 1
+        assert 0.6 < c.measurement.counters["achieved_occupancy_pct"] / c.measurement.resources["occupancy_pct"] < 1.01
         assert c.measurement.counters["time_us"] == pytest.approx(1e6 * c.measured, rel=0.1)
 
 
@@ -118,8 +116,10 @@ def test_counters_are_read_from_ncu_output():
         '"0","501","fmha","gpu__time_duration.sum","ns","1,045,536"',
         '"0","501","fmha","lts__t_sector_hit_rate.pct","%","91.47"',
         '"0","501","fmha","something_else","%","1"',
+        '"1","501","fmha","gpu__time_duration.sum","ms","2"',
     ]
-    assert parse("\n".join(lines)) == {"time_us": pytest.approx(1045.536), "l2_hit_pct": 91.47}
+    first, second = parse("\n".join(lines))
+    assert first == {"time_us": pytest.approx(1045.536), "l2_hit_pct": 91.47} and second == {"time_us": 2000}
     with pytest.raises(CountersError, match="read no counters"):
         parse("==PROF== Disconnected")
 

@@ -36,12 +36,12 @@ def find_ncu() -> str:
     raise CountersError("ncu, Nsight Compute's command, was not found, so no counters were read")
 
 
-def read_counters(command: list[str], kernel: str, timeout: float) -> dict[str, float]:
-    """Counters of the first kernel whose name matches ``kernel`` (a regular expression) that ``command`` launches.
+def read_counters(command: list[str], kernel: str, timeout: float) -> list[dict[str, float]]:
+    """Counters of the kernels whose names match ``kernel`` (a regular expression), as ``command`` launches them.
 
     The GPU's clock is left alone (ncu would hold it down otherwise). Raises CountersError.
     """
-    options = ["--clock-control", "none", "--kernel-name", f"regex:{kernel}", "--launch-count", "1", "--csv"]
+    options = ["--clock-control", "none", "--kernel-name", f"regex:{kernel}", "--csv"]
     options += ["--metrics", ",".join(METRICS.values())]
     try:
         done = subprocess.run([find_ncu(), *options, *command], capture_output=True, text=True, timeout=timeout)
@@ -53,17 +53,18 @@ def read_counters(command: list[str], kernel: str, timeout: float) -> dict[str, 
     return parse(done.stdout)
 
 
-def parse(output: str) -> dict[str, float]:
-    """ncu's CSV, which stands behind its own messages, as counters; raises CountersError when it holds none."""
+def parse(output: str) -> list[dict[str, float]]:
+    """ncu's CSV, which stands behind its own messages, as counters of every kernel; raises CountersError for none."""
     table = output[output.find('"ID"') :] if '"ID"' in output else ""
     names = {metric: name for name, metric in METRICS.items()}
-    counters = {}
+    kernels: dict[int, dict[str, float]] = {}
     for row in csv.DictReader(io.StringIO(table)):
         name = names.get(row["Metric Name"])
         if name is None:
             continue
         value = float(row["Metric Value"].replace(",", ""))
+        counters = kernels.setdefault(int(row["ID"]), {})
         counters[name] = value * TO_MICROSECONDS[row["Metric Unit"]] if name == "time_us" else value
-    if not counters:
+    if not kernels:
         raise CountersError("ncu read no counters: no kernel matched, or this user may not read them")
-    return {name: counters[name] for name in METRICS if name in counters}
+    return [{name: counters[name] for name in METRICS if name in counters} for _, counters in sorted(kernels.items())]
