@@ -249,7 +249,7 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
     progress.doing(f"profiling {len(measured)} steps")
     try:
         read(measured)  # in one process: to start one takes longer than to read
-    except CountersError:  # somebody's fault, or there is nobody
+    except CountersError:  # whose fault it is shows when everybody runs alone
         for contender in measured:
             progress.doing(f"profiling {contender.step.label}")
             try:
