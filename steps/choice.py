@@ -32,7 +32,8 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     Of the recorded problems the nearest counts: same architecture before head_dim, mask, dtype, length and the number
-    of heads. Step 0, which is SDPA, is no candidate: it is what the choice is compared with.
+    of heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
+    head_dim. Step 0, which is SDPA, is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
@@ -44,7 +45,8 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
         for m in run.by_speed():
             step = get_step(m.name)
             if step.unsupported(problem, arch) is None:
-                return Choice(step, _word(problem, arch, run, m))
+                tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
+                return Choice(step, _word(problem, arch, run, m, tried))
     raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
 
@@ -74,6 +76,7 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
     return (
         run.machine["arch"] != arch,
         apart(problem.head_dim, recorded.head_dim),
+        not _has_every_kind(run),
         problem.causal != recorded.causal,
         problem.dtype != recorded.dtype,
         apart(problem.seq_len_kv, recorded.seq_len_kv) + apart(problem.seq_len_q, recorded.seq_len_q),
@@ -81,10 +84,20 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
     )
 
 
-def _word(problem: Problem, arch: str, run: Run, m) -> str:
+def _has_every_kind(run: Run) -> bool:
+    """Whether of every skeleton that takes the run's problem there, some step was measured."""
+    from steps import STEPS, get_step
+
+    problem, arch = run.the_problem(), run.machine["arch"]
+    kinds = {step.backend for step in STEPS if step.backend != "torch" and step.unsupported(problem, arch) is None}
+    return kinds <= {get_step(m.name).backend for m in run.by_speed()}
+
+
+def _word(problem: Problem, arch: str, run: Run, m, tried: bool) -> str:
     recorded = run.the_problem()
     asked = f"{problem.describe()} on {arch}"
     told = f"{m.label} is the fastest step that was measured: {m.tflops:.0f} TFLOPS, {provenance(run)}"
     if recorded == problem and run.machine["arch"] == arch:
         return f"{told}."
-    return f"{told}. That is the nearest record to {asked}, which was not measured."
+    lacking = "of which only some kinds of kernels were measured" if tried else "which was not measured"
+    return f"{told}. That is the nearest record to {asked}, {lacking}."

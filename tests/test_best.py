@@ -13,12 +13,28 @@ from tutorial_lib.problem import Problem
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
 
-@pytest.mark.parametrize("run", RECORDED, ids=lambda r: r.the_problem().slug)
+# In some records, made for the chapters of step 8 to 16, Hopper's kernels are missing; beyond 256 they take nothing.
+WHOLE = [r for r in RECORDED if r.measurement("linked") or r.the_problem().head_dim > 256]
+
+
+@pytest.mark.parametrize("run", WHOLE, ids=lambda r: r.the_problem().slug)
 def test_what_is_recorded_is_answered_by_its_own_record(run):
     choice = best(run.the_problem(), run.machine["arch"], RECORDED)
     fastest = max((m for m in run.steps if m.number and m.tflops), key=lambda m: m.tflops)
     assert choice.step.name == fastest.name
     assert f"{fastest.tflops:.0f} TFLOPS" in choice.why and "not measured" not in choice.why
+
+
+def test_a_record_without_some_kind_of_kernel_does_not_know_the_fastest():
+    [run] = [r for r in RECORDED if r not in WHOLE and r.the_problem().head_dim == 128]
+    choice = best(run.the_problem(), run.machine["arch"], RECORDED)
+    assert choice.step.backend == "hopper" and "S=8192 D=128 fp16 full" in choice.why
+    assert choice.why.endswith(
+        f"to {run.the_problem().describe()} on sm_90, of which only some kinds of kernels were measured."
+    )
+    assert (
+        best(run.the_problem(), run.machine["arch"], [run]).step.name == run.by_speed()[0].name
+    )  # nothing else is there
 
 
 def test_unknown_territory_falls_back_with_a_word():
