@@ -57,6 +57,9 @@ MODULES = (
     "step39_late_wait",
     "step40_at_maxima",
     "step41_diagonal_first",
+    "step42_mask_loop",
+    "step43_apart",
+    "step44_counted",
 )
 
 

@@ -41,6 +41,17 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class MaskLoop:
+    """A loop of its own for the keys that the mask cuts.
+
+    key: keys of a tile there. latency: hints for the loop over whole tiles, in place of the step's.
+    """
+
+    key: int
+    latency: Latency
+
+
+@dataclass(frozen=True)
 class Variant:
     """What a kernel is compiled for. Everything here is a constant in the compiled code."""
 
@@ -54,12 +65,14 @@ class Variant:
     ahead: bool
     alternating: bool
     one_loop: bool
+    mask_loop: MaskLoop | None
     apart: bool
+    counted: bool
 
     @property
     def lists(self) -> int:
         """How many lists of ``steps.order`` the kernel reads: order, starts, turns."""
-        return self.persistent * (2 + self.one_loop)
+        return 2 + self.one_loop if self.persistent and not self.counted else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +89,12 @@ class CuTileStep(FusedStep):
     tile: query rows and keys a block works on; None takes what ``steps.tiles`` has for the architecture.
     searched: tile, warps, cluster and occupancy are what a search found, where one is recorded.
     one_loop: blocks that stay go through the tiles of keys of all their tiles of queries in one loop.
+    mask_loop: at head_dim 128, what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
+    apart: where there is no such loop, the output does not leave through Q's place in shared memory.
 
-    Three that no step fills, two because they were tried and do harm (``steps/trials.py``), one because it is not
-    measured yet: ahead: the QK product of the next tile of keys is written before the softmax of this one. alternating:
-    blocks that stay walk over K and V forwards and backwards in turn, where there is no mask. apart (not measured): the
-    output does not leave through Q's place in shared memory.
+    Two that no step fills, because they were tried and do harm (``steps/trials.py``): ahead: the QK product of the next
+    tile of keys is written before the softmax of this one. alternating: blocks that stay walk over K and V forwards and
+    backwards in turn, where there is no mask.
 
     Raises ValueError for holes that do not go together.
     """
@@ -92,22 +106,27 @@ class CuTileStep(FusedStep):
     occupancy: int | None = hole(default=None)
     warps: int | None = hole(default=None)
     cluster: int | None = hole(default=None)
-    order: Order = hole(default=NATURAL, switches=("persistent", "section"))
+    order: Order = hole(default=NATURAL, switches=("persistent", "section", "counted"))
     tile: Tile | None = hole(default=None)
     searched: bool = hole(default=False)
     one_loop: bool = hole(default=False, switches=("one_loop",))
+    mask_loop: MaskLoop | None = hole(default=None, switches=("mask_loop",))
+    apart: bool = hole(default=False, switches=("apart",))
     ahead: bool = hole(default=False, switches=("ahead",))
     alternating: bool = hole(default=False, switches=("alternating",))
-    apart: bool = hole(default=False, switches=("apart",))
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def __post_init__(self):
+        if (self.one_loop or self.alternating) and self.order.counted:
+            raise ValueError("one_loop and alternating are written for blocks with lists, order=DEALT")
         if self.one_loop and not self.order.persistent:
             raise ValueError("one_loop is for blocks that stay, order=DEALT")
-        if self.one_loop and (self.ahead or self.alternating):
-            raise ValueError("ahead and alternating are written for a loop of its own for every tile of queries")
+        if self.one_loop and (self.ahead or self.alternating or self.mask_loop):
+            raise ValueError("ahead, alternating and mask_loop are written for a loop for every tile of queries")
+        if self.mask_loop and (self.ahead or self.alternating):
+            raise ValueError("ahead and alternating are written for one loop over whole tiles and those the mask cuts")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -126,6 +145,7 @@ class CuTileStep(FusedStep):
         """The constants that ``problem`` is compiled with on ``arch``."""
         tile = self.tile or tile_for(arch, problem.head_dim)
         ragged = problem.seq_len_kv % tile.key != 0
+        mask_loop = self.mask_loop if problem.head_dim == 128 and (problem.causal or ragged) else None
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,
@@ -137,7 +157,9 @@ class CuTileStep(FusedStep):
             ahead=self.ahead,
             alternating=self.alternating and self.order.persistent and not problem.causal and not ragged,
             one_loop=self.one_loop,
-            apart=self.apart,
+            mask_loop=mask_loop,
+            apart=self.apart and mask_loop is None,  # with two loops there is no room for it
+            counted=self.order.counts(problem),
         )
 
     def kernel_function(self, variant: Variant):
@@ -262,7 +284,8 @@ def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | N
 def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Variant):
     tile, head_dim, group_size = variant.tile, variant.head_dim, variant.group_size
     causal, ragged = variant.causal, variant.ragged
-    ahead, alternating, apart = variant.ahead, variant.alternating, variant.apart
+    ahead, alternating = variant.ahead, variant.alternating
+    narrow = Tile(tile.query, variant.mask_loop.key) if variant.mask_loop else None
 
     def position(number, Q):
         """Tile of queries, head and batch of the tile of this number."""
@@ -280,7 +303,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
         row_sum = ct.zeros((tile.query, 1), ct.float32)
         return row_max, row_sum, ct.zeros((tile.query, head_dim), ct.float32)
 
-    def tiles_to_visit(i, seq_len_kv):
+    def tiles_to_visit(i, seq_len_kv, tile):
         """Which keys a tile of queries sees: tiles [0, unmasked) whole, tiles [unmasked, end) in part."""
         unmasked = seq_len_kv // tile.key
         end = ct.cdiv(seq_len_kv, tile.key)
@@ -289,7 +312,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
         return unmasked, end
 
-    def product(q, K, batch, kv_head, j):
+    def product(q, K, batch, kv_head, j, tile, latency):
         """QK product: scores [query, key]."""
         k = load_key(K, batch, kv_head, j, tile, head_dim, latency.key)  # [head_dim, key]
         return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
@@ -297,7 +320,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
     def query_indices(i):
         return i * tile.query + ct.arange(tile.query, dtype=ct.int32)[:, None]
 
-    def hide(scores, query_index, j, seq_len_kv):
+    def hide(scores, query_index, j, tile, seq_len_kv):
         """Minus infinity for keys that a query does not see."""
         key_index = j * tile.key + ct.arange(tile.key, dtype=ct.int32)[None, :]
         if causal:
@@ -306,7 +329,7 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             scores = ct.where(key_index < seq_len_kv, scores, -math.inf)
         return scores
 
-    def absorb(scores, V, batch, kv_head, j, row_max, row_sum, accumulator, scale):
+    def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumulator, scale):
         """Online softmax and PV product: maxima, sums and output with one more tile of keys."""
         weights, correction, row_max = softmax(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
         pieces = ct.static_eval(weights if isinstance(weights, tuple) else (weights,))  # [query, key / pieces] each
@@ -332,33 +355,56 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
     def finish(Out, i, head, batch, q, row_sum, accumulator, scale):
         """Normalise and store; rows past the end are dropped."""
         o = ct.astype(divide(accumulator, row_sum), Out.dtype)
-        if apart:  # never true, as the scale is not negative; but Q is read once more, and its place is not free for o
-            o = ct.where(scale < 0, q, o)
-        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
+        if variant.apart:
+            half = (tile.query, head_dim // 2)
+            left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
+            # The scale is never negative. But so Q is read once more, and its place is not free for the output.
+            left = ct.where(scale < 0, ct.extract(q, (0, 0), half), left)
+            ct.store(Out, (batch, head, i, 0), ct.reshape(left, (1, 1, *half)))
+            ct.store(Out, (batch, head, i, 1), ct.reshape(right, (1, 1, *half)))
+        else:
+            ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, tile.query, head_dim)))
 
     def attend(i, head, batch, Q, K, V, Out, scale, backwards=0):
         kv_head = head // group_size
         seq_len_kv = K.shape[2]
         q = load_query(Q, i, head, batch)
         row_max, row_sum, accumulator = begin()
-        unmasked, end = tiles_to_visit(i, seq_len_kv)
+        unmasked, end = tiles_to_visit(i, seq_len_kv, tile)
         query_index = query_indices(i)
 
         if ahead:
-            following = product(q, K, batch, kv_head, 0)
+            following = product(q, K, batch, kv_head, 0, tile, latency)
 
-        for j in range(end):
-            at = j
-            if alternating:
-                at = j + backwards * (end - 1 - 2 * j)
-            if ahead:
-                scores = following
-                following = product(q, K, batch, kv_head, min(j + 1, end - 1))
-            else:
-                scores = product(q, K, batch, kv_head, at)
-            if (causal or ragged) and j >= unmasked:  # the compiler splits the loop here: whole tiles never ask
-                scores = hide(scores, query_index, j, seq_len_kv)
-            row_max, row_sum, accumulator = absorb(scores, V, batch, kv_head, at, row_max, row_sum, accumulator, scale)
+        if variant.mask_loop:
+            hints = variant.mask_loop.latency
+            for j in range(unmasked):
+                scores = product(q, K, batch, kv_head, j, tile, hints)
+                row_max, row_sum, accumulator = absorb(
+                    scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale
+                )
+            _, end = tiles_to_visit(i, seq_len_kv, narrow)
+            for j in range(unmasked * (tile.key // narrow.key), end):
+                scores = product(q, K, batch, kv_head, j, narrow, latency)
+                scores = hide(scores, query_index, j, narrow, seq_len_kv)
+                row_max, row_sum, accumulator = absorb(
+                    scores, V, batch, kv_head, j, narrow, latency, row_max, row_sum, accumulator, scale
+                )
+        else:
+            for j in range(end):
+                at = j
+                if alternating:
+                    at = j + backwards * (end - 1 - 2 * j)
+                if ahead:
+                    scores = following
+                    following = product(q, K, batch, kv_head, min(j + 1, end - 1), tile, latency)
+                else:
+                    scores = product(q, K, batch, kv_head, at, tile, latency)
+                if (causal or ragged) and j >= unmasked:  # the compiler splits the loop here: whole tiles never ask
+                    scores = hide(scores, query_index, j, tile, seq_len_kv)
+                row_max, row_sum, accumulator = absorb(
+                    scores, V, batch, kv_head, at, tile, latency, row_max, row_sum, accumulator, scale
+                )
         finish(Out, i, head, batch, q, row_sum, accumulator, scale)
 
     if variant.one_loop:
@@ -371,15 +417,15 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
             i, head, batch = position(ct.load(order, (n,), ()), Q)
             q = load_query(Q, i, head, batch)
             row_max, row_sum, accumulator = begin()
-            unmasked, end = tiles_to_visit(i, seq_len_kv)
+            unmasked, end = tiles_to_visit(i, seq_len_kv, tile)
             j = 0
             for _turn in range(ct.load(turns, (block,), ())):
                 kv_head = head // group_size
-                scores = product(q, K, batch, kv_head, j)
+                scores = product(q, K, batch, kv_head, j, tile, latency)
                 if (causal or ragged) and j >= unmasked:
-                    scores = hide(scores, query_indices(i), j, seq_len_kv)
+                    scores = hide(scores, query_indices(i), j, tile, seq_len_kv)
                 row_max, row_sum, accumulator = absorb(
-                    scores, V, batch, kv_head, j, row_max, row_sum, accumulator, scale
+                    scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumulator, scale
                 )
                 j += 1
                 if j == end:
@@ -388,8 +434,16 @@ def _kernel_function(load_key, softmax, divide, latency: Latency, variant: Varia
                     i, head, batch = position(ct.load(order, (n,), ()), Q)
                     q = load_query(Q, i, head, batch)
                     row_max, row_sum, accumulator = begin()
-                    unmasked, end = tiles_to_visit(i, seq_len_kv)
+                    unmasked, end = tiles_to_visit(i, seq_len_kv, tile)
                     j = 0
+
+    elif variant.counted:
+
+        def fmha(Q, K, V, Out, scale):
+            tiles = ct.cdiv(Q.shape[2], tile.query) * Q.shape[1] * Q.shape[0]
+            for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
+                i, head, batch = position(n, Q)
+                attend(i, head, batch, Q, K, V, Out, scale)
 
     elif variant.persistent:
 

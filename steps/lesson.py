@@ -435,7 +435,7 @@ def ladder(problem: Problem) -> Page:
 
 
 def fastest() -> Page:
-    """The fastest step of every problem on which the newest was measured."""
+    """The fastest step of every problem on which all were measured that are the fastest somewhere."""
     return Page(report.fastest(recorded_runs(RESULTS), "{number:02}_{name}.ipynb"))  # the step's chapter
 
 

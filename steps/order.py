@@ -27,16 +27,26 @@ class Order:
     """persistent: as many blocks as the SMs hold, each with its list of tiles; else a block a tile.
 
     section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
-    head after head.
+    head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
+    computes every n-th tile.
     """
 
     persistent: bool
     section_bytes: int | None
+    counted: bool = False
 
     def __str__(self) -> str:
         if self.persistent:
-            return "dealt to blocks that stay"
+            return (
+                "counted by blocks that stay, under a mask dealt to them"
+                if self.counted
+                else "dealt to blocks that stay"
+            )
         return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
+
+    def counts(self, problem: Problem) -> bool:
+        """Whether blocks count through the tiles of ``problem``, and read no list."""
+        return self.persistent and self.counted and not problem.causal
 
     def section(self, problem: Problem) -> int:
         """Heads of a section, where a block's number tells its tile: they divide all heads evenly. 0: no sections."""
@@ -47,7 +57,7 @@ class Order:
 
     def lengths(self, problem: Problem, tile: Tile, arch: str) -> tuple[int, ...]:
         """Lengths of the lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
-        if not self.persistent:
+        if not self.persistent or self.counts(problem):
             return ()
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         gpu = REFERENCE_GPUS.get(arch)
@@ -58,11 +68,14 @@ class Order:
         """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
-        (batch * heads + head) * tiles_a_head + tile. Without ``persistent`` nobody reads them. a_processor: blocks that
-        an SM holds.
+        (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
+        a_processor: blocks that an SM holds.
         """
+        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         if not self.persistent:
-            return tiles_a_head(problem, tile) * problem.heads * problem.batch, _nothing(device)
+            return number, _nothing(device)
+        if self.counts(problem):
+            return min(number, a_processor * processors(device)), _nothing(device)
         tensors = _on_device(problem, tile, a_processor * processors(device), self.section_bytes, device)
         return len(tensors[2]), tensors
 
@@ -70,6 +83,7 @@ class Order:
 NATURAL = Order(persistent=False, section_bytes=None)
 SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
 DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
+COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
 
 
 def processors(device) -> int:

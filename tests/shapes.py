@@ -30,6 +30,8 @@ SHAPES = [
     problem(seq_len_q=200, seq_len_kv=77, causal=False, dtype="bfloat16"),
     problem(seq_len_q=64, seq_len_kv=320, head_dim=128),
     problem(seq_len_q=320, seq_len_kv=64, head_dim=128),
+    problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128),
+    problem(batch=1, heads=2, seq_len_q=77, seq_len_kv=200, head_dim=128, causal=False),
     problem(kv_heads=2),
     problem(kv_heads=1, seq_len_q=100, seq_len_kv=150, causal=False, dtype="bfloat16"),
     problem(heads=6, kv_heads=2, head_dim=128, seq_len_q=65, seq_len_kv=65),

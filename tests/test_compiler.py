@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from steps import STEPS, Unsupported, get_step
+from steps.cutile import Latency, MaskLoop
 from steps.hopper import ALWAYS, GROUP_WARPS
 from steps.inspect import difference, main
 from tests.test_one_change import CUTILE, EVEN, FUSED
@@ -179,12 +180,47 @@ def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_til
 
 
 def test_an_output_apart_takes_shared_memory_of_its_own():
-    """What the summary says: the output of step 27 leaves through Q's place, unless Q is wanted once more."""
-    stay, full = get_step("stay"), dataclasses.replace(EVEN, head_dim=128, causal=False)
-    shared, apart = (dataclasses.replace(stay, apart=value).compile(full) for value in (False, True))
-    output = stay.variant(full, "sm_90").tile.query * full.head_dim * 2  # bytes
+    """Chapter 43: the output of step 27 leaves through Q's place, unless Q is wanted once more."""
+    full = dataclasses.replace(EVEN, head_dim=128, causal=False)
+    shared, apart = (get_step(name).compile(full) for name in ("mask_loop", "apart"))
+    output = get_step("apart").variant(full, "sm_90").tile.query * full.head_dim * 2  # bytes
     assert apart.shared_bytes - shared.shared_bytes == pytest.approx(output, rel=0.01)  # and a barrier less
     assert apart.hot_order == shared.hot_order and apart.spill_instructions == 0
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"seq_len_q": 1024, "seq_len_kv": 1024}, {"seq_len_kv": 4095, "causal": False}, {"dtype": "bfloat16"}],
+    ids=str,
+)
+def test_hints_bring_the_overlap_back_under_a_mask(shape):
+    """Chapter 42: with the loop for the mask, and the hints, and not without them."""
+    shape = dataclasses.replace(EVEN, **({"head_dim": 128, "causal": True} | shape))
+    overlapped = get_step("mask_loop")
+    without_hints = dataclasses.replace(overlapped, mask_loop=MaskLoop(overlapped.mask_loop.key, Latency()))
+
+    def products_before_exponentials(step):
+        order = step.compile(shape).hot_order
+        return sum(what == "HGMMA" for what, _ in order[: [what for what, _ in order].index("EX2")])
+
+    assert products_before_exponentials(overlapped) >= 2
+    assert products_before_exponentials(without_hints) == products_before_exponentials(overlapped.previous) == 1
+    assert overlapped.compile(shape).spill_instructions == 0
+
+
+def test_what_takes_no_loop_for_the_mask_is_the_code_of_the_step_before():
+    """Chapters 42 to 44: no mask or another head_dim; no room beside the loop for an output; under a mask as dealt."""
+    for name, shape in [
+        ("mask_loop", dataclasses.replace(EVEN, head_dim=128, causal=False)),
+        ("mask_loop", dataclasses.replace(EVEN, head_dim=64, causal=True)),
+        ("mask_loop", dataclasses.replace(EVEN, head_dim=256, causal=True)),
+        ("apart", dataclasses.replace(EVEN, head_dim=128, causal=True)),
+        ("counted", dataclasses.replace(EVEN, head_dim=128, causal=True)),
+        ("counted", dataclasses.replace(EVEN, head_dim=64, causal=True)),
+    ]:
+        step = get_step(name)
+        before, now = (sass.without_addresses(one.compile(shape).sass) for one in (step.previous, step))
+        assert before == now, (name, shape)
 
 
 def test_code_is_the_same_whatever_its_addresses():
@@ -356,7 +392,7 @@ def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_no_harm(monkeypatch):
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", "/proc/nowhere")
-    assert CUTILE[-1].compile(EVEN, "sm_90").registers == 128
+    assert get_step("halves").compile(EVEN, "sm_90").registers == 128
 
 
 def test_occupancy_by_hand():

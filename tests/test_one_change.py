@@ -32,8 +32,8 @@ FLAT = {
 def test_every_step_knows_its_predecessor(step):
     # Step 15 stands on step 11, not on the steps between that save shared memory; step 21 not on ping-pong. Steps 25
     # and 28 are two ways on from cuTile's step 7 and 25, step 31 goes on in Hopper's ladder; 37 and
-    # 38 go on from cuTile's 27 and 30, and 39 from Hopper's 36.
-    elsewhere = {15: 11, 21: 19, 25: 7, 28: 25, 31: 24, 37: 27, 38: 30, 39: 36}
+    # 38 go on from cuTile's 27 and 30, 39 from Hopper's 36, and 42 from 27 again.
+    elsewhere = {15: 11, 21: 19, 25: 7, 28: 25, 31: 24, 37: 27, 38: 30, 39: 36, 42: 27}
     assert step.previous is STEPS[elsewhere.get(step.number, step.number - 1)]
 
 

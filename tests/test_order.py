@@ -90,6 +90,22 @@ def test_turns_are_the_tiles_of_keys_that_a_block_visits(problem):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_blocks_count_where_all_tiles_are_as_long_and_else_are_dealt(problem):
+    import torch
+
+    asked = problem, TILE, torch.device("cpu")
+    number, lists = order.COUNTED.blocks(*asked)
+    assert number == order.DEALT.blocks(*asked)[0] == len(order.deal(problem, TILE, number))
+    if problem.causal:
+        assert lists is order.DEALT.blocks(*asked)[1]
+        assert order.COUNTED.lengths(problem, TILE, "sm_90") == order.DEALT.lengths(problem, TILE, "sm_90")
+    else:
+        assert order.COUNTED.lengths(problem, TILE, "sm_90") == ()
+        lengths = {order.length(problem, TILE, i) for i in range(order.tiles_a_head(problem, TILE))}
+        assert len(lengths) == 1  # so counting is fair
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
 def test_blocks_handed_out_are_all_the_work(problem):
     shown = order.handed_out(problem, TILE, 132)
     total = sum(order.shares(problem, TILE, 132)["dealt"])

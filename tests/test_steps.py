@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from steps import MODULES, STEPS, get_step
-from steps.cutile import CuTileStep
+from steps.cutile import CuTileStep, Latency, MaskLoop
 from steps.gluon import GluonStep
 from steps.hopper import ALWAYS, HopperStep
-from steps.order import DEALT, NATURAL, SECTIONS
+from steps.order import COUNTED, DEALT, NATURAL, SECTIONS
 from steps.step import Unsupported
 from tests.shapes import SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, measure_accuracy, rounding_step
@@ -159,7 +159,15 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         ("early_query", {"late_wait": "sometimes"}, "late_wait must be None, .* got 'sometimes'"),
         ("turns", {"diagonal_first": True}, "diagonal_first is written for own_end=True and blocks that stay"),
         ("eight_warps", {"one_loop": True}, "one_loop is for blocks that stay"),
-        ("one_loop", {"ahead": True}, "ahead and alternating are written for a loop of its own"),
+        ("one_loop", {"ahead": True}, "ahead, alternating and mask_loop are written for a loop for every tile"),
+        (
+            "one_loop",
+            {"mask_loop": MaskLoop(64, Latency())},
+            "ahead, alternating and mask_loop are written for a loop for every tile",
+        ),
+        ("one_loop", {"order": COUNTED}, "one_loop and alternating are written for blocks with lists"),
+        ("counted", {"alternating": True}, "one_loop and alternating are written for blocks with lists"),
+        ("mask_loop", {"ahead": True}, "ahead and alternating are written for one loop over whole tiles"),
         ("lean_sum", {"polynomial": 9}, "polynomial must be from 0 to 8, got 9"),
         ("lean_sum", {"lazy": 16.0}, "lazy must be from 0 to 15, for 16-bit weights to hold 2\\^lazy, got 16"),
     ],

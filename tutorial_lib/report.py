@@ -223,15 +223,18 @@ RIVAL = "flash_attn_4"  # the peer that the fastest steps are set beside, next t
 def fastest(runs: Sequence[Run], link: str = STEP_FILE) -> str:
     """The fastest step of every problem, and the geometric mean of what it gains over SDPA and flash-attn-4.
 
-    A cell holds the step, its TFLOPS and its speed relative to SDPA and to flash-attn-4. Runs that did not measure the
-    newest step, or not flash-attn-4, do not know the fastest and are left out. link: where a step is found.
+    A cell holds the step, its TFLOPS and its speed relative to SDPA and to flash-attn-4. Left out are runs that do not
+    know the fastest: without flash-attn-4, or without one of the steps that are the fastest in some run of the newest.
+    link: where a step is found.
     """
+    runs = [run for run in runs if (rival := run.measurement(RIVAL)) and rival.tflops]
     newest = max((m.number for run in runs for m in run.steps), default=None)
+    ranked = [(run, run.by_speed()) for run in runs]
+    candidates = {steps[0].name for _, steps in ranked if any(m.number == newest for m in steps)}
     cells, over_sdpa, over_rival = [], [], []
-    for run in runs:
-        rival, ranked = run.measurement(RIVAL), run.by_speed()
-        if rival and rival.tflops and any(m.number == newest for m in ranked):
-            best = ranked[0]
+    for run, steps in ranked:
+        if candidates and candidates <= {m.name for m in steps}:
+            best = steps[0]
             ahead = timing.speedup(*([x.latency_ms[name] for x in run.rounds] for name in (RIVAL, best.name))).median
             over_sdpa.append(best.speedup_vs_baseline.median)
             over_rival.append(ahead)

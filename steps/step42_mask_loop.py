@@ -1,0 +1,17 @@
+"""Step 42: a loop of its own for what the mask cuts.
+
+Without a mask tileiras lays the softmax of one tile under the products of the next (step 27). With one it finds two
+loops, over whole tiles of keys and over those that the mask cuts, and in shared memory there is no room to do so in
+both. Half tiles in the second loop, and a hint for the first, leave room for the one in which the time goes.
+"""
+
+from steps import step27_stay
+from steps.cutile import Latency, MaskLoop
+
+STEP = step27_stay.STEP.evolve(
+    number=42,
+    name="mask_loop",
+    title="A loop for the mask",
+    change="At head_dim 128 what the mask cuts is computed in half tiles of keys, in a loop of their own.",
+    mask_loop=MaskLoop(key=64, latency=Latency(key=4, value=8)),
+)
