@@ -146,12 +146,12 @@ class Lesson:
 
     # --- the run ---
 
-    def check(self) -> Page:
+    def check(self, *also: Problem) -> Page:
         """Against attention in float64, on fresh random inputs: here where this machine can run the kernel."""
         if not self.on_gpu and not self.step.runs_on_cpu:
             reason = self.step.unsupported(CHECKED[0], "cpu")
             return Page(f"Not run here, and so not checked: {reason}. `make test-gpu` checks it on a GPU.")
-        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in CHECKED]
+        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in (*CHECKED, *also)]
         by = "in the interpreter" if isinstance(self.step, FusedStep) else "by PyTorch"
         where = "on this GPU" if self.on_gpu else f"{by}, on the CPU"
         return Page(

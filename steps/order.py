@@ -4,7 +4,7 @@ Two things are worth an order of one's own. Tiles of a causal mask differ in len
 short. And K and V of the heads that are computed at the same time should fit in the L2 cache together: heads come in
 sections, of which L2 holds one. A GPU that is given a block a tile hands the blocks out by their numbers, each to the
 SM that is free first; there it is enough to number them well. Blocks that stay, as many as the SMs hold, must know
-their tiles: these are dealt out here, before the launch, as the GPU would.
+their tiles: these are dealt out here, before the launch, as the GPU would; or, where all are as long, they count.
 """
 
 from __future__ import annotations

@@ -167,6 +167,8 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         ),
         ("one_loop", {"order": COUNTED}, "one_loop and alternating are written for blocks with lists"),
         ("counted", {"alternating": True}, "one_loop and alternating are written for blocks with lists"),
+        ("mask_loop", {"mask_loop": MaskLoop(256, Latency())}, "mask_loop takes a tile whose keys its key divides"),
+        ("exp2", {"mask_loop": MaskLoop(64, Latency())}, "mask_loop takes a tile whose keys its key divides"),
         ("mask_loop", {"ahead": True}, "ahead and alternating are written for one loop over whole tiles"),
         ("lean_sum", {"polynomial": 9}, "polynomial must be from 0 to 8, got 9"),
         ("lean_sum", {"lazy": 16.0}, "lazy must be from 0 to 15, for 16-bit weights to hold 2\\^lazy, got 16"),
