@@ -125,7 +125,7 @@ class CuTileStep(FusedStep):
             raise ValueError("one_loop is for blocks that stay, order=DEALT")
         if self.one_loop and (self.ahead or self.alternating or self.mask_loop):
             raise ValueError("ahead, alternating and mask_loop are written for a loop for every tile of queries")
-        if self.mask_loop and (self.tile is None or self.tile.key % self.mask_loop.key):
+        if self.mask_loop and (self.tile is None or self.mask_loop.key < 1 or self.tile.key % self.mask_loop.key):
             raise ValueError(f"mask_loop takes a tile whose keys its key divides, got {self.mask_loop} and {self.tile}")
         if self.mask_loop and (self.ahead or self.alternating):
             raise ValueError("ahead and alternating are written for one loop over whole tiles and those the mask cuts")

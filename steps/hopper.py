@@ -212,7 +212,7 @@ class HopperStep(FusedStep):
             raise ValueError("half_query and early_query are written for overlap=True, half_output=True")
         if self.diagonal_first and not (self.own_end and self.order.persistent):
             raise ValueError("diagonal_first is written for own_end=True and blocks that stay, order=DEALT")
-        if self.order.section_bytes and not self.order.persistent:
+        if self.order.counted or (self.order.section_bytes and not self.order.persistent):
             raise ValueError("this skeleton numbers its blocks by themselves: order must be NATURAL or DEALT")
         if self.linked and not (self.overlap and self.order.persistent):
             raise ValueError("linked takes overlap=True and blocks that stay, order=DEALT")

@@ -147,7 +147,10 @@ class Lesson:
     # --- the run ---
 
     def check(self, *also: Problem) -> Page:
-        """Against attention in float64, on fresh random inputs: here where this machine can run the kernel."""
+        """Against attention in float64, on fresh random inputs: here where this machine can run the kernel.
+
+        also: problems besides those that every chapter checks.
+        """
         if not self.on_gpu and not self.step.runs_on_cpu:
             reason = self.step.unsupported(CHECKED[0], "cpu")
             return Page(f"Not run here, and so not checked: {reason}. `make test-gpu` checks it on a GPU.")

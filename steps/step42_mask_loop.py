@@ -1,8 +1,8 @@
 """Step 42: a loop of its own for what the mask cuts.
 
 Without a mask tileiras lays the softmax of one tile under the products of the next (step 27). With one it finds two
-loops, over whole tiles of keys and over those that the mask cuts, and in shared memory there is no room to do so in
-both. Half tiles in the second loop, and a hint for the first, leave room for the one in which the time goes.
+loops, over whole tiles of keys and over those that the mask cuts, and does not; what seems to be in its way is room in
+shared memory for the tiles of both. With half tiles in the second loop, and hints for the first, it does so again.
 """
 
 from steps import step27_stay
