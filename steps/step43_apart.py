@@ -2,8 +2,8 @@
 
 Behind the last tile of keys nobody reads Q any more, so tileiras lets the output leave through Q's place in shared
 memory, and the warp that fetches must wait until it has left before it asks for the next Q. Whoever reads Q once more,
-behind the loop, makes the compiler find the output a place of its own. The output goes in two halves, and only the
-first waits for Q: under the second the next Q is on its way.
+behind the loop, makes the compiler find the output a place of its own. The output goes in two halves, and Q is held
+for the first only: under the second the next Q is on its way.
 """
 
 from steps import step42_mask_loop
