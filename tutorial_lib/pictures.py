@@ -12,8 +12,8 @@ from tutorial_lib.problem import Problem
 SKY = "#56B4E9"
 
 
-def tiles_of(problem: Problem, query: int, key: int):
-    """Which tiles of the score matrix are computed whole, which with a mask, and which never."""
+def tiles_of(problem: Problem, query: int, key: int, owner: str = "block"):
+    """Which tiles of the score matrix are computed whole, which with a mask, which never. owner: of a row of tiles."""
     from matplotlib.patches import Patch, Rectangle
 
     rows, columns = -(-problem.seq_len_q // query), -(-problem.seq_len_kv // key)
@@ -32,7 +32,7 @@ def tiles_of(problem: Problem, query: int, key: int):
     axes.set_yticks(range(0, rows * query + 1, query))
     handles = [Patch(facecolor=c, hatch=h, edgecolor=GREY, label=name) for name, (c, h) in looks.items()]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.set_title(f"{query} × {key} tiles; a block owns a row of them", fontsize=9)
+    axes.set_title(f"{query} × {key} tiles; a {owner} owns a row of them", fontsize=9)
     return figure
 
 
@@ -164,8 +164,9 @@ def shares(dealings: Mapping[str, Sequence[int]], ylabel: str):
         look = {"color": f"C{n}", "linestyle": STYLES[n % len(STYLES)]}
         axes.step(range(len(loads)), sorted(loads, reverse=True), where="mid", label=label, **look)
     axes.set(xlabel="block, from the one with most to do", ylabel=ylabel)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    most = max(max(loads) for loads in dealings.values())
+    axes.set_ylim(0, 1.1 * most)  # room above the highest line, which else lies on the frame
+    axes.legend(loc="lower left", frameon=False, fontsize=8)
     return figure
 
 
