@@ -21,8 +21,7 @@ def tiles_of(problem: Problem, query: int, key: int, owner: str = "block"):
     looks = {"whole": (SKY, ""), "masked": ("white", "//"), "never computed": ("#eeeeee", "")}
     for i in range(rows):
         for j in range(columns):
-            last_query = min((i + 1) * query, problem.seq_len_q) - 1
-            hidden = problem.causal and j * key > last_query
+            hidden = problem.causal and j * key >= (i + 1) * query
             cut = (problem.causal and (j + 1) * key - 1 > i * query) or (j + 1) * key > problem.seq_len_kv
             colour, hatch = looks["never computed" if hidden else "masked" if cut else "whole"]
             style = {"facecolor": colour, "hatch": hatch, "edgecolor": GREY, "linewidth": 0.8}
