@@ -234,7 +234,7 @@ def difference(before, now) -> str:
         return ""
     if not before:
         return "appeared"
-    return "vanished" if not now else f"{100 * (now / before - 1):+.0f} %"
+    return "vanished" if not now else f"{100 * (now / before - 1):+z.0f} %"
 
 
 def show_limit(console, compiled, problem) -> None:

@@ -586,6 +586,7 @@ def test_differences_are_put_in_words():
     assert difference(0, 5) == "appeared"
     assert difference(5, 0) == "vanished"
     assert difference(200, 150) == "-25 %"
+    assert difference(1000, 999) == "+0 %"  # not "-0 %"
     assert difference(None, 5) == ""
 
 

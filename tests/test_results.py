@@ -95,6 +95,17 @@ def test_bars_break_into_rows_that_can_be_read(run):
         assert [label.split("\n")[0] for row in rows for label in row] == [str(m.number) for m in expected]
 
 
+def test_a_gain_of_nothing_has_no_minus(run):
+    """A hundredth of a percent below 0 is rounded to +0.0 %."""
+    ratio = run.measurement("latency").speedup_vs_previous
+    nothing = ratio.model_copy(update={"median": 0.9999, "low": 0.999, "high": 1.001})
+    update = {"speedup_vs_previous": nothing}
+    steps = [m.model_copy(update=update) if m.name == "latency" else m for m in run.steps]
+    figure = plots.gain_by_step(run.model_copy(update={"steps": steps}))
+    texts = [text.get_text().split("\n")[0] for axes in figure.axes for text in axes.texts]
+    assert "+0.0 %" in texts and "-0.0 %" not in texts
+
+
 def test_nothing_is_drawn_outside_of_the_axes(run):
     """Also where a later panel's lines rise above those of the first."""
     steps = [m.model_copy(update={"tflops": 10 * m.tflops}) if m.name == "linked" else m for m in run.steps]

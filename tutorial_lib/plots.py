@@ -129,7 +129,7 @@ def gain_by_step(run: Run):
             colour, hatch = looks[m.speedup_vs_previous.verdict]
             bar.set(facecolor=colour, hatch=hatch, edgecolor=BLUE if colour == "white" else "black")
             at = (bar.get_x() + bar.get_width() / 2, max(gain + above, 0))
-            text = f"{gain:+.1f} %\n{m.verdict}".replace(" than ", "\nthan ").replace(" as ", "\nas ")
+            text = f"{gain:+z.1f} %\n{m.verdict}".replace(" than ", "\nthan ").replace(" as ", "\nas ")
             axes.annotate(text, at, (0, 3), textcoords="offset points", ha="center", fontsize=8)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.margins(y=0.25)
