@@ -1,5 +1,6 @@
 """results.json, the reports drawn from it, and the README's tables."""
 
+import io
 import json
 import os
 import re
@@ -113,6 +114,20 @@ def test_nothing_is_drawn_outside_of_the_axes(run):
     for axes in figure.axes:
         low, high = axes.get_ylim()
         assert low == 0 and all(0 < y <= high for line in axes.lines for y in line.get_ydata())
+
+
+def test_every_line_keeps_its_colour_in_a_png():
+    """Its palette has few colours: a thin line must not take that of another."""
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    figure = plots.tflops_by_length([r for r in RECORDED if r.the_problem().slug.endswith("_d64_fp16_causal")])
+    drawn = {to_rgb(line.get_color()) for axes in figure.axes for line in axes.lines}
+    picture = Image.open(io.BytesIO(plots.png(figure))).convert("RGB")
+    kept = [colour for _, colour in picture.getcolors(picture.width * picture.height)]
+    assert len(drawn) > 10 and len(kept) <= 128
+    for colour in drawn:
+        assert min(max(abs(255 * a - b) for a, b in zip(colour, other)) for other in kept) < 8, colour
 
 
 def test_step_7_is_near_cudnn(run):
