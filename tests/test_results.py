@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from steps import MODULES, STEPS
-from tutorial_lib import limits, plots, tables, timing
+from tutorial_lib import limits, pictures, plots, tables, timing
 from tutorial_lib.files import write_whole
+from tutorial_lib.problem import Problem
 from tutorial_lib.report import (
     README_PARTS,
     RIVAL,
@@ -116,18 +117,25 @@ def test_nothing_is_drawn_outside_of_the_axes(run):
         assert low == 0 and all(0 < y <= high for line in axes.lines for y in line.get_ydata())
 
 
-def test_every_line_keeps_its_colour_in_a_png():
-    """Its palette has few colours: a thin line must not take that of another."""
+@pytest.mark.parametrize("dpi", [80, 110])
+def test_every_colour_of_a_figure_is_kept_in_its_png(dpi):
+    """A thin line does not take the colour of another, nor a light tile that of the paper."""
     from matplotlib.colors import to_rgb
     from PIL import Image
 
-    figure = plots.tflops_by_length([r for r in RECORDED if r.the_problem().slug.endswith("_d64_fp16_causal")])
-    drawn = {to_rgb(line.get_color()) for axes in figure.axes for line in axes.lines}
-    picture = Image.open(io.BytesIO(plots.png(figure))).convert("RGB")
-    kept = [colour for _, colour in picture.getcolors(picture.width * picture.height)]
-    assert len(drawn) > 10 and len(kept) <= 128
-    for colour in drawn:
-        assert min(max(abs(255 * a - b) for a, b in zip(colour, other)) for other in kept) < 8, colour
+    lengths = plots.tflops_by_length([r for r in RECORDED if r.the_problem().slug.endswith("_d64_fp16_causal")])
+    small = Problem(batch=1, heads=1, seq_len_q=256, seq_len_kv=256, head_dim=64, causal=True)
+    tiles = pictures.tiles_of(small, 64, 64)
+    drawn = {
+        lengths: {to_rgb(line.get_color()) for axes in lengths.axes for line in axes.lines} | {(1, 1, 1)},
+        tiles: {patch.get_facecolor()[:3] for axes in tiles.axes for patch in axes.patches} | {(1, 1, 1)},
+    }
+    for figure, colours in drawn.items():
+        picture = Image.open(io.BytesIO(plots.png(figure, dpi))).convert("RGB")
+        kept = [colour for _, colour in picture.getcolors(picture.width * picture.height)]
+        assert len(kept) <= 256 and len(colours) > 2
+        for colour in colours:
+            assert min(max(abs(255 * a - b) for a, b in zip(colour, other)) for other in kept) <= 4, colour
 
 
 def test_step_7_is_near_cudnn(run):

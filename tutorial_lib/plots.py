@@ -43,15 +43,28 @@ def png(figure, dpi: int = 110) -> bytes:
 
 
 def _with_few_colours(png: io.BytesIO) -> bytes:
-    """The same picture from a palette of 128 colours: a quarter of the bytes, and these figures need no more.
+    """The same picture from 64 of its own colours, each pixel the nearest: a fraction of the bytes.
 
-    By octree, which keeps a colour that few pixels have; by median cut a line may take the colour of another.
+    The next colour taken is the one that lacks most, over all its pixels: those of lines and areas come before the
+    blends at their edges. Pillow's ways make new colours of several, and a line took that of another.
     """
+    import numpy as np
     from PIL import Image
 
+    red, green, blue = np.moveaxis(np.asarray(Image.open(png).convert("RGB"), dtype=np.int32), -1, 0)
+    found, where, counts = np.unique(red << 16 | green << 8 | blue, return_inverse=True, return_counts=True)
+    colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=1)
+    taken, nearest = [], np.zeros(len(found), dtype=np.uint8)
+    lacks = np.full(len(found), 1 << 20)  # squared distance to the nearest one taken; more than any before there is one
+    while len(taken) < 64 and lacks.any():
+        taken.append(np.argmax(lacks * counts))
+        away = np.square(colours - colours[taken[-1]]).sum(axis=1)
+        nearest[away < lacks] = len(taken) - 1
+        lacks = np.minimum(lacks, away)
+    picture = Image.fromarray(nearest[where].reshape(red.shape), mode="P")
+    picture.putpalette(colours[taken].astype(np.uint8).tobytes())
     smaller = io.BytesIO()
-    few = Image.open(png).convert("RGB").quantize(128, method=Image.Quantize.FASTOCTREE)
-    few.save(smaller, format="png", optimize=True)
+    picture.save(smaller, format="png", optimize=True)
     return smaller.getvalue()
 
 
