@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     from steps import STEPS, get_step
-    from steps.step import Unsupported
+    from steps.core.step import Unsupported
     from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError, compiler_version
     from tutorial_lib.problem import Problem
 
@@ -103,7 +103,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from rich.progress import track
     from rich.table import Table
 
-    from steps.step import Unsupported
+    from steps.core.step import Unsupported
     from tutorial_lib import plots
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 
 from steps import STEPS, get_step
-from steps.fused import FusedStep
+from steps.core.fused import FusedStep
 from steps.gluon import Schedule
-from steps.measure import DEFAULT_ARCH, Settings, measure
+from steps.measuring.measure import DEFAULT_ARCH, Settings, measure
 from steps.run import RESULTS, find_recorded
-from steps.step import Step, TorchStep, Unsupported
-from steps.tiles import recorded_search
+from steps.core.step import Step, TorchStep, Unsupported
+from steps.core.tiles import recorded_search
 from steps.trials import get_trial, recorded_trial
 from tutorial_lib import limits, pictures, plots, report, tables, timing
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -395,7 +395,7 @@ def baseline(problem: Problem = PROBLEMS["cutile"]) -> Run | None:
     """SDPA, its backends and the ceiling on a problem: measured here on a GPU, else recorded."""
     if not has_gpu():
         return recorded(problem)
-    from steps.peers import PEERS
+    from steps.reference.peers import PEERS
 
     backends = [peer for peer in PEERS if peer.name.startswith("sdpa_")]
     run, _, _ = measure(problem, [STEPS[0]], backends, Settings(device="cuda", seed=0, rounds=ROUNDS))

@@ -1,4 +1,4 @@
-"""``python -m steps.races 18-24 PROBLEM``: races between warps with roles; arguments as for ``steps.once``.
+"""``python -m steps.races hopper PROBLEM``: races between warps with roles; arguments as for ``steps.once``.
 
 compute-sanitizer's racecheck takes one thing for a race that is none. To hand out roles, Triton writes them into shared
 memory, all warps meet at a barrier, and each reads its own; but those that write and those that read meet from two
@@ -12,6 +12,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 OPTIONS = ["--tool", "racecheck", "--racecheck-report", "hazard", "--print-limit", "100000", "--show-backtrace", "no"]
 HAZARD = re.compile(r"hazard detected at (?P<where>.*)\n=+ +(?P<first>.* Thread .*)\n=+ +(?P<second>.* Thread .*)")
@@ -19,14 +20,15 @@ HAZARD = re.compile(r"hazard detected at (?P<where>.*)\n=+ +(?P<first>.* Thread 
 
 def hazards(output: str) -> tuple[list[str], int]:
     """(what racecheck found, a text each; how many more are roles being read)."""
-    from steps import hopper
+    from steps.hopper.kernel import fmha
 
-    lines, first = inspect.getsourcelines(hopper.fmha.fn)
+    lines, first = inspect.getsourcelines(fmha.fn)
+    file = Path(inspect.getsourcefile(fmha.fn)).name
     definition = first + next(n for n, line in enumerate(lines) if line.startswith("def "))
     found, set_aside = [], 0
     for match in HAZARD.finditer(output):
         accesses = match["first"], match["second"]
-        if any(access.startswith("Read") and access.endswith(f"hopper.py:{definition}") for access in accesses):
+        if any(access.startswith("Read") and access.endswith(f"{file}:{definition}") for access in accesses):
             set_aside += 1
         else:
             found.append("\n  ".join(["hazard at " + match["where"].rstrip(" :"), *accesses]))
@@ -35,7 +37,7 @@ def hazards(output: str) -> tuple[list[str], int]:
 
 def main() -> int:
     if len(sys.argv) != 3:
-        print("steps.races: expected two arguments, STEPS and PROBLEM, such as 18-24 '{...}'", file=sys.stderr)
+        print("steps.races: expected two arguments, STEPS and PROBLEM, such as hopper '{...}'", file=sys.stderr)
         return 2
     try:
         done = subprocess.run(

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
-
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+from tutorial_lib.files import RESULTS
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter is far slower than a GPU
@@ -60,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
     measuring = parser.add_argument_group("what to measure, and how")
-    measuring.add_argument("--steps", default="all", help="all; best, by what is recorded; or 0,3-5,exp2 (all)")
+    measuring.add_argument("--steps", default="all", help="all; best, by what is recorded; or numbers, names and parts: 0,3-5,exp2,hopper (all)")
     peers = "also SDPA's backends, FlexAttention and others: all, or names such as sdpa_cudnn,flash_attn_4"
     measuring.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
@@ -76,31 +75,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def select_steps(text: str) -> list:
-    """The steps that ``all``, ``2-7`` or ``0,3,exp2`` name, in the ladder's order; raises BadRequest."""
-    from steps import STEPS, get_step
+    """The steps that ``all``, ``2-7``, ``hopper`` or ``0,exp2`` names, in the ladder's order; raises BadRequest."""
+    from steps.core.ladder import select
 
-    if text == "all":
-        return list(STEPS)
-    chosen = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        try:
-            if dash and first.isdecimal() and last.isdecimal():
-                if int(first) > int(last):
-                    raise BadRequest(f"argument --steps: a range must not run backwards, got {part.strip()!r}")
-                chosen |= {get_step(number).number for number in range(int(first), int(last) + 1)}
-            else:
-                chosen.add(get_step(part.strip()).number)
-        except BadRequest:
-            raise
-        except ValueError as error:
-            raise BadRequest(f"argument --steps: {error}") from None
-    return [step for step in STEPS if step.number in chosen]
+    try:
+        return select(text)
+    except ValueError as error:
+        raise BadRequest(f"argument --steps: {error}") from None
 
 
 def select_peers(text: str | None) -> list:
     """The peers that ``all`` or ``sdpa_cudnn,flash_attn_4`` names, None for none; raises BadRequest."""
-    from steps.peers import PEERS
+    from steps.reference.peers import PEERS
 
     if text in (None, "all"):
         return list(PEERS if text else ())
@@ -113,9 +99,8 @@ def select_peers(text: str | None) -> list:
 
 def choose_best(problem, device: str):
     """The fastest recorded step for the problem; says why. Raises BadRequest where none is recorded."""
-    from steps.choice import best
-    from steps.measure import DEFAULT_ARCH
-    from steps.step import Unsupported
+    from steps.core.choice import best
+    from steps.core.step import DEFAULT_ARCH, Unsupported
 
     try:
         choice = best(problem, device if device == "cuda" else DEFAULT_ARCH)
@@ -188,17 +173,38 @@ def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) ->
 
 
 def list_steps() -> None:
+    """The ladder, part by part; what a step was put together from stands below it."""
     from rich.console import Console
     from rich.table import Table
 
-    from steps import STEPS
+    from steps import INSIDE, PARTS, STEPS
 
     table = Table(title="The ladder", title_justify="left")
-    for header in ("step", "name", "backend", "what changes"):
+    for header in ("step", "name", "stands on", "what changes"):
         table.add_column(header)
-    for step in STEPS:
-        table.add_row(str(step.number), step.name, step.backend, step.change)
+    for part in PARTS:
+        table.add_section()
+        table.add_row("", f"[bold]{part.name}[/bold]", "", f"[bold]{part.title}[/bold]")
+        for step in (step for step in STEPS if step.number in part.numbers):
+            on = step.previous.name if step.previous else ""
+            table.add_row(str(step.number), step.name, f"{on}, a fork" if step.fork else on, step.change)
+            for piece in (piece for piece in INSIDE if piece.inside == step.name):
+                table.add_row("", f"  {piece.name}", piece.previous.name, piece.change)
     Console().print(table)
+
+
+def check_memory(problems: Sequence, check: bool, device: str) -> None:
+    """Raises BadRequest for a problem whose tensors alone do not fit into the device's memory."""
+    from tutorial_lib.hardware import available_bytes
+    from tutorial_lib.passes import FORWARD
+
+    free = available_bytes(device)
+    for problem in problems:
+        if (needs := FORWARD.needed_bytes(problem, check)) > free:
+            raise BadRequest(
+                f"{problem.describe()} needs {needs / 1e9:,.1f} GB of memory and {free / 1e9:,.1f} GB are free here: "
+                "ask for a smaller --seq-len, --batch or --heads"
+            )
 
 
 def show_run(console, run, recorded) -> None:
@@ -258,7 +264,7 @@ def _progress(console):
     """A bar on the terminal, and the object that ``measure`` tells how far it is."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from steps.measure import Progress as Listener
+    from steps.measuring.measure import Progress as Listener
 
     bar = Progress(
         SpinnerColumn(),
@@ -296,7 +302,10 @@ def run(options: argparse.Namespace) -> int:
     problems = make_problems(options, device)
     chosen = [steps if steps is not None else [choose_best(asked, device)] for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
-    from steps.measure import DEFAULT_ARCH, Settings, measure
+    check_memory([here for here, _ in problems], options.check, device)
+    from steps.core.ladder import asked_by_number, renumbered
+    from steps.core.step import DEFAULT_ARCH
+    from steps.measuring.measure import Settings, measure
 
     settings = Settings(
         device=device,
@@ -317,6 +326,9 @@ def run(options: argparse.Namespace) -> int:
                 f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
+    if meaning := renumbered(asked_by_number(options.steps)):
+        now = ", ".join(step.label for step in chosen[0])
+        console.print(f"--steps {options.steps}: {now}. {meaning}", soft_wrap=True)
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):
         if options.missing and is_recorded(here, [*steps, *peers], device, options.output_dir):

@@ -61,7 +61,7 @@ def compile_one(configuration: Configuration, problem: Problem) -> dict | str:
     """What the compiler makes of a configuration, or why nothing; and cuTile's cache has the code from then on."""
     import torch
 
-    from steps.step import target_of
+    from steps.core.step import target_of
 
     try:
         step = configured(configuration)
@@ -87,8 +87,8 @@ def search(problem: Problem, made: dict, console) -> Searched:
     import cuda.tile as ct
     import torch
 
-    from steps.fused import grid
-    from steps.step import target_of
+    from steps.core.fused import grid
+    from steps.core.step import target_of
 
     arch = target_of(torch.device("cuda"))
     failed = {c: reason for c, reason in made.items() if isinstance(reason, str)}

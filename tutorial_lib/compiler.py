@@ -157,10 +157,16 @@ class Compiled:
             return None
         return 100 * self.occupancy[0] * -(-self.threads // 32) / ARCHITECTURES[self.arch].max_warps
 
+    @cached_property
+    def code(self) -> str | None:
+        """A fingerprint of the instructions: kernels with the same one are the same code."""
+        if not self.sass:
+            return None
+        return hashlib.sha256("\n".join(sass_reader.without_addresses(self.sass)).encode()).hexdigest()[:16]
+
     def same_code(self, other: Compiled) -> bool:
         """Whether both are the same instructions."""
-        codes = [compiled.sass and sass_reader.without_addresses(compiled.sass) for compiled in (self, other)]
-        return bool(codes[0]) and codes[0] == codes[1]
+        return self.code is not None and self.code == other.code
 
     def as_dict(self) -> dict:
         """What results.json keeps: the figures, without the texts."""
@@ -168,6 +174,7 @@ class Compiled:
         return {
             "arch": self.arch,
             "compiler": self.compiler,
+            "code": self.code,
             "threads": self.threads,
             "compute_threads": self.compute_threads,
             "compute_groups": self.compute_groups,

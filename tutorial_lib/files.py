@@ -1,10 +1,12 @@
-"""Writing a file whole or not at all."""
+"""Where results are, and how a file is written: whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"  # what is recorded, and where commands write
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from tutorial_lib.architectures import ARCHITECTURES, ISSUE, REFERENCE_GPUS, Gpu
 from tutorial_lib.compiler import compute_threads
+from tutorial_lib.passes import FORWARD, Pass
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run
 
@@ -69,22 +70,22 @@ def _rates(gpu: Gpu):
     return architecture
 
 
-def floor(problem: Problem, gpu: Gpu) -> Limit:
+def floor(problem: Problem, gpu: Gpu, kind: Pass = FORWARD) -> Limit:
     """What any kernel needs at least for ``problem`` on ``gpu``, whatever its code."""
     rates = _rates(gpu)
     clocks = gpu.multiprocessors * gpu.clock  # SM clocks a second
     exponentials = problem.batch * problem.heads * problem.visible_pairs
     return Limit(
         {
-            "tensor cores": problem.flops / (rates.tensor_flops * clocks),
+            "tensor cores": kind.operations(problem) / (rates.tensor_flops * clocks),
             "exponentials": exponentials / (rates.mufu * clocks),
-            "memory": problem.least_bytes / gpu.bandwidth,
+            "memory": kind.least_bytes(problem) / gpu.bandwidth,
         },
         overlapped=True,
     )
 
 
-def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
+def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> Limit | None:
     """What a kernel needs at least, from ``Compiled.as_dict()``; None where its hot loop or occupancy is not known."""
     hot, blocks = resources.get("hot_loop"), resources.get("blocks_per_sm")
     tiles, scores_per_tile = resources.get("kv_tiles"), resources.get("scores_per_tile")
@@ -102,7 +103,7 @@ def limit(problem: Problem, resources: dict, gpu: Gpu) -> Limit | None:
         clocks_per_tile["shared memory"] = resources["shared_clocks_per_tile"]
     seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)
     units = {unit: clocks * seconds_per_clock for unit, clocks in clocks_per_tile.items()}
-    units["memory"] = problem.least_bytes / gpu.bandwidth
+    units["memory"] = kind.least_bytes(problem) / gpu.bandwidth
     return Limit(units, overlapped=blocks * resources.get("compute_groups", 1) > 1)
 
 

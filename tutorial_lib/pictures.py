@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tutorial_lib import layouts
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
 
@@ -232,7 +233,7 @@ def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
     for head_dim in head_dims:
         problem = Problem(batch=1, heads=1, seq_len_q=4096, seq_len_kv=4096, head_dim=head_dim)
         least = floor(problem, gpu).units
-        tera = problem.flops / 1e12
+        tera = FORWARD.operations(problem) / 1e12
         walls["tensor cores alone"].append((head_dim, tera / least["tensor cores"]))
         walls["exponentials alone"].append((head_dim, tera / least["exponentials"]))
         walls["one after the other"].append((head_dim, tera / (least["tensor cores"] + least["exponentials"])))

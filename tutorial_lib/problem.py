@@ -1,4 +1,4 @@
-"""The problem: which attention is computed, how much work that is, and inputs to compute it on."""
+"""The problem: which attention is computed. What a pass over it takes, gives and costs is in ``tutorial_lib.passes``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYTES_PER_ELEMENT = 2  # both dtypes have 16 bits
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One forward pass of attention: ``softmax(scale * q @ k^T, masked) @ v`` for every batch and head.
+    """Attention, ``softmax(scale * q @ k^T, masked) @ v`` for every batch and head, of one shape.
 
     Shapes: q and o ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]``.
     Query heads share key/value heads in groups of ``heads // kv_heads`` (grouped-query attention). ``causal``
@@ -115,24 +115,6 @@ class Problem:
         return square**2 / 2 + (self.seq_len_q - square) * self.seq_len_kv
 
     @property
-    def flops(self) -> float:
-        """Floating-point operations of the two matrix products (4 a pair and head dimension)."""
-        return 4 * self.batch * self.heads * self.head_dim * self.visible_pairs
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that must cross device memory: q, k and v read once, o written once."""
-        keys = min(self.seq_len_q, self.seq_len_kv) if self.causal else self.seq_len_kv
-        rows = 2 * self.heads * self.seq_len_q + 2 * self.kv_heads * keys
-        return self.batch * rows * self.head_dim * BYTES_PER_ELEMENT
-
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes that q, k, v and o occupy together."""
-        rows = 2 * self.heads * self.seq_len_q + 2 * self.kv_heads * self.seq_len_kv
-        return self.batch * rows * self.head_dim * BYTES_PER_ELEMENT
-
-    @property
     def family(self) -> str:
         """A name for this problem without its sequence lengths, such as ``b4_h32_d128_fp16_causal``."""
         return "_".join(self._name_parts(lengths=False))
@@ -171,28 +153,6 @@ class Problem:
     def as_dict(self) -> dict:
         """The fields, as results.json holds them."""
         return asdict(self)
-
-    def inputs(self, seed: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Random q, k, v on ``device``, the same for the same seed and device.
-
-        q and k are standard normal. v is standard normal plus 1/2: the mean of the output is then not zero, so
-        that a lost tile or a wrong normalisation shows even where a long average hides the noise.
-        """
-        import torch
-
-        generator = torch.Generator(device=device).manual_seed(seed)
-        dtype = getattr(torch, self.dtype)
-
-        def normal(heads: int, seq_len: int, mean: float) -> torch.Tensor:
-            # Drawn in the 16-bit type itself: a float32 copy of a long problem would not fit beside naive attention.
-            tensor = torch.empty(self.batch, heads, seq_len, self.head_dim, dtype=dtype, device=device)
-            return tensor.normal_(mean, 1.0, generator=generator)
-
-        return (
-            normal(self.heads, self.seq_len_q, 0.0),
-            normal(self.kv_heads, self.seq_len_kv, 0.0),
-            normal(self.kv_heads, self.seq_len_kv, 0.5),
-        )
 
 
 def fold_sign(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:

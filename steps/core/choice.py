@@ -1,0 +1,103 @@
+"""The front door: which step to use for a problem, from what was measured.
+
+``steps.best(problem, "cuda").step.attention(q, k, v, causal=True)`` runs the fastest recorded step; ``.why`` says in
+one line which record the choice stands on, and whether that is what was asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from steps.run import RESULTS
+from steps.core.step import Step, Unsupported, target_of
+from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Run, recorded_runs
+from tutorial_lib.tables import provenance
+
+
+@dataclass(frozen=True)
+class Choice:
+    """step: the one to use; why: one line on the record behind it."""
+
+    step: Step
+    why: str
+
+
+def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS) -> Choice:
+    """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
+
+    device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
+    Of the recorded problems the nearest counts: same architecture before head_dim, mask, dtype, length and the number
+    of heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
+    head_dim. Step 0, which is SDPA, is no candidate: it is what the choice is compared with.
+
+    Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
+    """
+    from steps import get_step
+
+    arch = _architecture(device)
+    runs = recorded_runs(results) if isinstance(results, Path) else list(results)
+    for run in sorted(runs, key=lambda run: _distance(problem, arch, run)):
+        for m in run.by_speed():
+            step = get_step(m.name)
+            if step.unsupported(problem, arch) is None:
+                tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
+                return Choice(step, _word(problem, arch, run, m, tried))
+    raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
+
+
+def _architecture(device: str) -> str:
+    if device in ARCHITECTURES:
+        return device
+    import torch
+
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        asked = None
+    if asked is None or asked.type != "cuda" or not torch.cuda.is_available():
+        raise ValueError(
+            f"device must be a CUDA device that is here, or one of {', '.join(ARCHITECTURES)}, got {device!r}"
+        )
+    return target_of(asked)
+
+
+def _distance(problem: Problem, arch: str, run: Run) -> tuple:
+    """What differs, most important first; lengths and heads as factors."""
+    recorded = run.the_problem()
+
+    def apart(a: float, b: float) -> float:
+        return abs(math.log2(a / b))
+
+    return (
+        run.machine["arch"] != arch,
+        apart(problem.head_dim, recorded.head_dim),
+        not _has_every_kind(run),
+        problem.causal != recorded.causal,
+        problem.dtype != recorded.dtype,
+        apart(problem.seq_len_kv, recorded.seq_len_kv) + apart(problem.seq_len_q, recorded.seq_len_q),
+        apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
+    )
+
+
+def _has_every_kind(run: Run) -> bool:
+    """Whether of every skeleton that takes the run's problem there, some step was measured."""
+    from steps import STEPS, get_step
+
+    problem, arch = run.the_problem(), run.machine["arch"]
+    kinds = {step.backend for step in STEPS if step.backend != "torch" and step.unsupported(problem, arch) is None}
+    return kinds <= {get_step(m.name).backend for m in run.by_speed()}
+
+
+def _word(problem: Problem, arch: str, run: Run, m, tried: bool) -> str:
+    recorded = run.the_problem()
+    asked = f"{problem.describe()} on {arch}"
+    told = f"{m.label} is the fastest step that was measured: {m.tflops:.0f} TFLOPS, {provenance(run)}"
+    if recorded == problem and run.machine["arch"] == arch:
+        return f"{told}."
+    lacking = "of which only some kinds of kernels were measured" if tried else "which was not measured"
+    return f"{told}. That is the nearest record to {asked}, {lacking}."

@@ -1,0 +1,98 @@
+"""What the steps with a kernel of their own share: a skeleton with holes, of which each step fills one otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from steps.core.step import Step
+from steps.core.tiles import Tile
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import NEW_KERNEL
+
+
+def hole(**kwargs):
+    """A field that a step may fill differently from its predecessor."""
+    return field(metadata={"hole": True}, kw_only=True, **kwargs)
+
+
+class Choices:
+    """A value that fills a hole and has choices of its own, its fields: steps are compared choice by choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedStep(Step):
+    """A step that runs a kernel of the tutorial's own; its skeleton is a subclass.
+
+    A skeleton offers, beside ``run`` and ``compile``: ``variant(problem, arch)``, the constants that a kernel is compiled
+    with; ``entry(problem, arch)``, the kernel's function and what of its parameters is constant, from which
+    ``steps.show`` writes it out; ``compile_kernel`` and ``launch``, which do with a kernel that is given what
+    ``compile`` and ``run`` do with the step's own.
+    """
+
+    def holes(self) -> dict[str, object]:
+        """What fills each hole of the skeleton."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("hole")}
+
+    @property
+    def begins_a_skeleton(self) -> bool:
+        """Whether this is the first step of its skeleton, which has no predecessor to differ from in a hole."""
+        return type(self.previous) is not type(self)
+
+    def changed_holes(self) -> dict[str, tuple[object, object]]:
+        """What the previous step fills otherwise: hole, or "hole.choice" inside one -> (before, now).
+
+        Empty for the first step of a skeleton.
+        """
+        if self.begins_a_skeleton:
+            return {}
+        before = self.previous.holes()
+        return {
+            where: pair for name, now in self.holes().items() for where, pair in _differences(name, before[name], now)
+        }
+
+    def key_changes(self) -> list[str]:
+        if self.begins_a_skeleton:
+            return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items()]
+        return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if max(problem.batch, problem.heads) > 65535:
+            return f"batch and heads must be at most 65535 (the grid's limit), got {problem.batch} and {problem.heads}"
+        return None
+
+
+def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:
+    """Blocks: query tiles fastest, so that blocks which run together share the keys and values of a head in L2."""
+    return (-(-problem.seq_len_q // tile.query), problem.heads, problem.batch)
+
+
+def tiles_visited(problem: Problem, tile: Tile) -> int:
+    """K/V tiles that all blocks together go through, counted as the kernels count them."""
+    tiles = range(-(-problem.seq_len_q // tile.query))
+    return problem.batch * problem.heads * sum(tiles_seen(problem, tile, i) for i in tiles)
+
+
+def tiles_seen(problem: Problem, tile: Tile, i: int) -> int:
+    """K/V tiles of which some query of the i-th tile of queries sees a key."""
+    keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
+    return -(-keys // tile.key)
+
+
+def _differences(where: str, before: object, now: object) -> Iterator[tuple[str, tuple[object, object]]]:
+    """What differs between two values of a hole, as deep as both are choices of the same kind."""
+    if isinstance(now, Choices) and type(before) is type(now):
+        for f in dataclasses.fields(now):
+            yield from _differences(f"{where}.{f.name}", getattr(before, f.name), getattr(now, f.name))
+    elif before != now:
+        yield where, (before, now)
+
+
+def _show(value: object) -> str:
+    if inspect.isfunction(value):
+        return value.__name__
+    return "left to the compiler" if value is None else str(value)

@@ -1,0 +1,171 @@
+"""The ladder: its parts, and the steps that stand in their folders.
+
+A step is found by its file: ``steps/<part>/stepNN_name.py`` holds ``STEP``, whose number is NN and whose name is
+``name``. ``INSIDE``, where a module has it, holds what the step was put together from: steps without a number, which
+are measured by name to show what each of them brings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = re.compile(r"step(?P<number>\d\d)_(?P<name>\w+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the course. numbers: of its steps; folders: where they stand."""
+
+    name: str
+    title: str
+    numbers: range
+    folders: tuple[str, ...]
+
+
+# 40 to 59 are kept for backward passes, 60 to 79 for other GPUs.
+PARTS = (
+    Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
+    Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(20, 30), ("gluon",)),
+    Part("hopper", "Hopper: TMA, wgmma and warps with roles, in Gluon", range(30, 40), ("hopper",)),
+    Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
+)
+
+# The names that had the numbers 0 to 44 until 2026-11-22: whoever asks for an old number is told what it means now.
+OLD_NUMBERS = (
+    "sdpa naive mma exp2 load_order latency occupancy approx_division explicit swizzle split_q stages shared_kv "
+    "q_registers fine_grained deferred_sum wide_block wgmma producer registers ping_pong overlap dealt linked "
+    "third_group large_tile eight_warps stay cluster sections found turns own_end half_output lean_sum half_query "
+    "early_query one_loop halves late_wait at_maxima diagonal_first mask_loop apart counted"
+).split()
+OLD_NAMES = {"turns": "three_groups", "early_query": "room"}  # the same code under another name
+
+
+def part_of(number: int) -> Part:
+    """The part that a step's number belongs to; raises ValueError for a number of no part."""
+    for part in PARTS:
+        if number in part.numbers:
+            return part
+    raise ValueError(f"a step's number must be one of a part ({', '.join(map(_span, PARTS))}), got {number}")
+
+
+def _span(part: Part) -> str:
+    return f"{part.name} {part.numbers[0]} to {part.numbers[-1]}"
+
+
+@cache
+def _load() -> tuple[tuple, tuple]:
+    """(all steps in the order of their numbers, what they were put together from)."""
+    found, inside = {}, []
+    for part in PARTS:
+        for folder in part.folders:
+            for path in sorted((ROOT / folder).glob("step*.py")):
+                named = FILE.fullmatch(path.stem)
+                if not named or int(named["number"]) not in part.numbers:
+                    raise ValueError(f"{path}: a step of this folder is stepNN_name.py with NN of {_span(part)}")
+                module = import_module(f"steps.{folder}.{path.stem}")
+                step = module.STEP
+                if (step.number, step.name) != (int(named["number"]), named["name"]):
+                    raise ValueError(f"{path} must hold the step of its file's name, got {step.label}")
+                if step.number in found:
+                    raise ValueError(f"step {step.number} must be there once, got {found[step.number].name}, {step.name}")
+                found[step.number] = step
+                inside += getattr(module, "INSIDE", ())
+    return tuple(found[number] for number in sorted(found)), tuple(inside)
+
+
+def __getattr__(name: str):
+    if name == "STEPS":
+        return _load()[0]
+    if name == "INSIDE":
+        return _load()[1]
+    raise AttributeError(f"module 'steps.core.ladder' has no attribute {name!r}")
+
+
+def get_step(key: int | str):
+    """The step with this name ("exp2") or number (3, "3"), or one that is inside another, by its name.
+
+    Raises ValueError that lists the steps there are.
+    """
+    steps, inside = _load()
+    asked = OLD_NAMES.get(str(key), str(key))
+    for step in (*steps, *inside):
+        if asked == step.name or asked == str(step.number):
+            return step
+    parts = [[step.name for step in steps if step.number in part.numbers] for part in PARTS]
+    known = "; ".join(f"{part.numbers[0]}-{part.numbers[-1]} {', '.join(names)}" for part, names in zip(PARTS, parts))
+    raise ValueError(f"step must be a number or name of the ladder ({known}), got {key!r}")
+
+
+def select(text: str) -> list:
+    """The steps that a text such as ``all``, ``2-7``, ``hopper`` or ``0,exp2,large_tile`` names, in the ladder's order.
+
+    Numbers, ranges of numbers, names of steps and of parts. Raises ValueError.
+    """
+    steps, inside = _load()
+    if text == "all":
+        return list(steps)
+    parts = {part.name: part for part in PARTS}
+    chosen = set()
+    for word in map(str.strip, text.split(",")):
+        if numbers := numbers_in(word):
+            found = {step.name for step in steps if step.number in numbers}
+            if not found:
+                raise ValueError(f"no step has a number of {word}: {_all_numbers(steps)}")
+            chosen |= found
+        elif word in parts:
+            chosen |= {step.name for step in steps if step.number in parts[word].numbers}
+        else:
+            chosen.add(get_step(word).name)
+    return [step for step in (*steps, *inside) if step.name in chosen]
+
+
+def numbers_in(word: str) -> range | None:
+    """The numbers that a range such as ``2-7`` names, or None for a word that is no range; raises ValueError."""
+    first, dash, last = word.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()):
+        return None
+    if int(first) > int(last):
+        raise ValueError(f"a range must not run backwards, got {word!r}")
+    return range(int(first), int(last) + 1)
+
+
+def _all_numbers(steps: tuple) -> str:
+    spans = [[step.number for step in steps if step.number in part.numbers] for part in PARTS]
+    return ", ".join(f"{part.name} has {span[0]} to {span[-1]}" for part, span in zip(PARTS, spans) if span)
+
+
+def asked_by_number(text: str) -> set[int]:
+    """The numbers that a text names, for ``renumbered``."""
+    words = [word.strip() for word in text.split(",")]
+    single = {int(word) for word in words if word.isdecimal()}
+    return single.union(*(numbers_in(word) or () for word in words)) if text != "all" else set()
+
+
+def renumbered(numbers: set[int]) -> str | None:
+    """What the steps that once had these numbers are called now, in one sentence; None where all kept theirs."""
+    moved = []
+    for number in sorted(numbers):
+        if number < len(OLD_NUMBERS):
+            step = get_step(OLD_NUMBERS[number])
+            if step.number != number:
+                where = f"now {step.number}" if step.number is not None else f"now inside {get_step(step.inside).label}"
+                moved.append(f"{number} {OLD_NUMBERS[number]}, {where}")
+    if not moved:
+        return None
+    return f"Steps have had other numbers since 2026-11-22. These were once: {'; '.join(moved)}."
+
+
+def module_file(step) -> str:
+    """The file of a step relative to the repository's root, such as ``steps/hopper/step31_producer.py``."""
+    owner = get_step(step.inside) if step.inside else step
+    [folder] = [
+        folder
+        for folder in part_of(owner.number).folders
+        if (ROOT / folder / f"step{owner.number:02}_{owner.name}.py").exists()
+    ]
+    return f"steps/{folder}/step{owner.number:02}_{owner.name}.py"

@@ -1,0 +1,194 @@
+"""Which block computes which tiles of queries, and in which order.
+
+Two things are worth an order of one's own. Tiles of a causal mask differ in length, and the last to begin should be
+short. And K and V of the heads that are computed at the same time should fit in the L2 cache together: heads come in
+sections, of which L2 holds one. A GPU that is given a block a tile hands the blocks out by their numbers, each to the
+SM that is free first; there it is enough to number them well. Blocks that stay, as many as the SMs hold, must know
+their tiles: these are dealt out here, before the launch, as the GPU would; or, where all are as long, they count.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import lru_cache
+
+from steps.core.fused import tiles_seen
+from steps.core.tiles import Tile
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+SECTION_BYTES = 8 * 2**20  # K and V of heads that run together; chosen in a short trial on an H100, not recorded
+START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
+
+
+@dataclass(frozen=True)
+class Order:
+    """persistent: as many blocks as the SMs hold, each with its list of tiles; else a block a tile.
+
+    section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
+    head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
+    computes every n-th tile. one_loop: a block goes through the tiles of keys of all its tiles of queries in one loop.
+
+    Raises ValueError for values that do not go together.
+    """
+
+    persistent: bool
+    section_bytes: int | None
+    counted: bool = False
+    one_loop: bool = False
+
+    def __post_init__(self):
+        if (self.counted or self.one_loop) and not self.persistent or self.counted and self.one_loop:
+            raise ValueError("an order is counted, or in one loop, for blocks that stay, and not both at once")
+
+    def __str__(self) -> str:
+        if self.counted:
+            return "counted by blocks that stay, under a mask dealt to them"
+        if self.one_loop:
+            return "dealt to blocks that stay, all in one loop"
+        if self.persistent:
+            return "dealt to blocks that stay"
+        return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
+
+    def counts(self, problem: Problem) -> bool:
+        """Whether blocks count through the tiles of ``problem``, and read no list."""
+        return self.persistent and self.counted and not problem.causal
+
+    def section(self, problem: Problem) -> int:
+        """Heads of a section, where a block's number tells its tile: they divide all heads evenly. 0: no sections."""
+        if self.persistent or self.section_bytes is None:
+            return 0
+        heads = problem.batch * problem.heads
+        return next(n for n in range(section_heads(problem, self.section_bytes), 0, -1) if heads % n == 0)
+
+    def lengths(self, problem: Problem, tile: Tile, arch: str) -> tuple[int, ...]:
+        """Lengths of the lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
+        if not self.persistent or self.counts(problem):
+            return ()
+        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
+        gpu = REFERENCE_GPUS.get(arch)
+        blocks = min(number, gpu.multiprocessors if gpu else number)
+        return number, blocks + 1, blocks
+
+    def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1) -> tuple[int, tuple]:
+        """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
+
+        They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
+        (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
+        a_processor: blocks that an SM holds.
+        """
+        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
+        if not self.persistent:
+            return number, _nothing(device)
+        if self.counts(problem):
+            return min(number, a_processor * processors(device)), _nothing(device)
+        tensors = _on_device(problem, tile, a_processor * processors(device), self.section_bytes, device)
+        return len(tensors[2]), tensors
+
+
+NATURAL = Order(persistent=False, section_bytes=None)
+SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
+DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
+COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
+IN_ONE_LOOP = Order(persistent=True, section_bytes=SECTION_BYTES, one_loop=True)
+
+
+def processors(device) -> int:
+    """SMs of a device; the CPU, on which the interpreter runs a block after the other, stands for a few."""
+    import torch
+
+    return 3 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tiles_a_head(problem: Problem, tile: Tile) -> int:
+    return -(-problem.seq_len_q // tile.query)
+
+
+def length(problem: Problem, tile: Tile, i: int) -> int:
+    """What the i-th tile of queries of a head costs, in tiles of keys."""
+    return START + tiles_seen(problem, tile, i)
+
+
+def deal(problem: Problem, tile: Tile, processors: int, section_bytes: int | None = SECTION_BYTES) -> list[list[int]]:
+    """The tiles of queries of every block, in order: each goes to the block that is free first, long ones early.
+
+    Heads come in sections whose K and V fit in L2 together; inside a section the longest tiles come first, those of
+    the same length head by head.
+    """
+    a_head = tiles_a_head(problem, tile)
+    heads = problem.batch * problem.heads
+    section = section_heads(problem, section_bytes)
+    lengths = [length(problem, tile, i) for i in range(a_head)]
+    longest_first = sorted(range(a_head), key=lambda i: -lengths[i])
+    free = [(0, block) for block in range(min(processors, a_head * heads))]  # (when, which)
+    dealt: list[list[int]] = [[] for _ in free]
+    for first in range(0, heads, section):
+        for i in longest_first:
+            for head in range(first, min(first + section, heads)):
+                when, block = heapq.heappop(free)
+                dealt[block].append(head * a_head + i)
+                heapq.heappush(free, (when + lengths[i], block))
+    return dealt
+
+
+def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]]:
+    """What every block has to do, in tiles of keys: dealt, and when blocks take the tiles by number, in turn."""
+    a_head = tiles_a_head(problem, tile)
+    total = a_head * problem.heads * problem.batch
+    ways = {
+        "by number, in turn": [range(block, total, processors) for block in range(min(processors, total))],
+        "dealt": deal(problem, tile, processors),
+    }
+    lengths = [length(problem, tile, i) for i in range(a_head)]
+    return {way: [sum(lengths[n % a_head] for n in tiles) for tiles in dealt] for way, dealt in ways.items()}
+
+
+def handed_out(problem: Problem, tile: Tile, slots: int) -> dict[str, list[int]]:
+    """What every slot of a GPU gets to do, in tiles of keys, when blocks are handed out by their numbers.
+
+    As numbered head after head, and longest first in sections. A slot runs a block at a time.
+    """
+    a_head = tiles_a_head(problem, tile)
+    heads = problem.batch * problem.heads
+    lengths = [length(problem, tile, i) for i in range(a_head)]
+    section = SECTIONS.section(problem)
+    in_sections = [n for _ in range(0, heads, section) for n in reversed(lengths) for _ in range(section)]
+    ways = {"head after head": lengths * heads, "longest first, in sections": in_sections}
+    shown = {}
+    for way, blocks in ways.items():
+        free = [0] * min(slots, len(blocks))
+        for block in blocks:
+            heapq.heapreplace(free, free[0] + block)
+        shown[way] = sorted(free)
+    return shown
+
+
+def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -> int:
+    """How many heads run together: as many as K and V of fit in a part of L2; with None one after the other."""
+    if section_bytes is None:
+        return 1
+    shared = 2 * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT / problem.group_size
+    return max(1, min(problem.batch * problem.heads, int(section_bytes / shared)))
+
+
+@lru_cache(maxsize=32)
+def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, device):
+    import torch
+
+    dealt = deal(problem, tile, processors, section_bytes)
+    starts = [0]
+    for tiles in dealt:
+        starts.append(starts[-1] + len(tiles))
+    order = [number for tiles in dealt for number in tiles]
+    a_head = tiles_a_head(problem, tile)
+    seen = [tiles_seen(problem, tile, i) for i in range(a_head)]
+    turns = [sum(seen[number % a_head] for number in tiles) for tiles in dealt]
+    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts, turns))
+
+
+@lru_cache(maxsize=32)
+def _nothing(device):
+    import torch
+
+    return (torch.zeros(1, dtype=torch.int32, device=device),) * 3

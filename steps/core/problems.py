@@ -1,0 +1,20 @@
+"""The problems that steps are for: each is recorded, and each step names the one that its chapter measures."""
+
+from __future__ import annotations
+
+from tutorial_lib.problem import Problem
+
+
+def standard(seq_len: int = 4096, head_dim: int = 128, causal: bool = False) -> Problem:
+    """Batch 4 and 32 heads, or 16 at head_dim 256, in float16: most of results/ is recorded on these."""
+    heads = 16 if head_dim == 256 else 32
+    return Problem(batch=4, heads=heads, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=head_dim, causal=causal)
+
+
+HEADLINE = standard(causal=True)
+FULL = standard()
+
+
+def few_heads(head_dim: int = 128) -> Problem:
+    """Batch 1, 8 heads, length 8192, no mask: on this the Gluon part is recorded with all counters."""
+    return Problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=head_dim)

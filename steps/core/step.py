@@ -1,0 +1,139 @@
+"""What a step is: a numbered way to compute attention, and the checks that every one of them shares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from tutorial_lib.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from tutorial_lib.compiler import Compiled
+
+
+DEFAULT_ARCH = "sm_90"  # compiled for where there is no GPU: the architecture that most of results/ was recorded on
+
+
+class Unsupported(ValueError):
+    """This step cannot compute this problem here; the message says why."""
+
+
+def target_of(device: torch.device) -> str:
+    """What code for this device is compiled for: "sm_90" and the like for a GPU, "cpu" for the CPU."""
+    if device.type == "cpu":
+        return "cpu"
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One way to compute attention.
+
+    name: one word for commands and files; title: a few words for tables; change: one sentence on what is new.
+    number: its place in the ladder; None for a peer, and for what is inside another step: the name of that is ``inside``.
+    fork: whether it stands beside the main path. default_problem: what it is for, and what its chapter measures.
+    """
+
+    name: str
+    title: str
+    change: str
+    number: int | None = None
+    previous: Step | None = field(default=None, repr=False)
+    inside: str | None = None
+    fork: bool = False
+    default_problem: Problem | None = field(default=None, repr=False)
+
+    backend: ClassVar[str]
+    direction: ClassVar[str] = "forward"  # which pass it computes: see ``tutorial_lib.passes``
+    head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
+    runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
+
+    @property
+    def label(self) -> str:
+        """The step's number and name, or a peer's name."""
+        return self.name if self.number is None else f"{self.number} {self.name}"
+
+    def evolve(self, **changes) -> Step:
+        """The next step: this one with ``changes``, and this one as its predecessor."""
+        return dataclasses.replace(self, previous=self, **{"number": None, "inside": None, **changes})
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        scale: float | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention: ``softmax(scale * q @ k^T, masked) @ v``.
+
+        q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float16 or bfloat16, any strides, on a CUDA device (runs
+        the kernel) or on the CPU (PyTorch, or the interpreter for a kernel). ``causal`` hides key j from query i
+        where j > i, as ``scaled_dot_product_attention`` does; ``scale`` None means 1 / sqrt(D). Returns o
+        ``[B, Hq, Sq, D]``, written to ``out`` when that is given.
+
+        Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
+        """
+        problem = Problem.of(q, k, v, causal, scale)
+        if reason := self.unsupported(problem, target_of(q.device)):
+            raise Unsupported(f"step {self.label}: {reason}")
+        if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.device != q.device):
+            raise ValueError(
+                f"out must have q's shape, dtype and device ({tuple(q.shape)}, {q.dtype}, {q.device}), "
+                f"got ({tuple(out.shape)}, {out.dtype}, {out.device})"
+            )
+        return self.run(problem, q, k, v, out)
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
+        if self.head_dims is not None and problem.head_dim not in self.head_dims:
+            return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        return None
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        """Device memory that the step needs at once besides q, k, v and o, in bytes."""
+        return 0
+
+    def run(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute ``problem``, which is checked, into ``out`` or, when that is None, into a new tensor."""
+        raise NotImplementedError
+
+    def compile(self, problem: Problem, arch: str = "sm_90") -> Compiled:
+        """What the compiler makes of this step for ``problem`` on ``arch``; raises Unsupported without a kernel."""
+        raise Unsupported(f"step {self.label} has no kernel of its own to compile: it calls PyTorch")
+
+    def key_changes(self) -> list[str]:
+        """What differs from the previous step, a line each, computed from the two steps."""
+        return [self.change]
+
+
+def no_scratch(problem: Problem) -> int:
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchStep(Step):
+    """A step made of PyTorch calls: ``function(q, k, v, causal, scale)`` returns o."""
+
+    function: Callable
+    scratch: Callable[[Problem], int] = no_scratch
+
+    backend: ClassVar[str] = "torch"
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        return self.scratch(problem)
+
+    def run(self, problem, q, k, v, out):
+        o = self.function(q, k, v, problem.causal, problem.effective_scale)
+        return o if out is None else out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy

@@ -1,0 +1,223 @@
+"""The skeleton of the cuTile steps: one fused attention kernel. Each step fills one of its holes otherwise.
+
+The algorithm is FlashAttention's (Dao et al. 2022, https://arxiv.org/abs/2205.14135, with the loop order of Dao
+2023, https://arxiv.org/abs/2307.08691): a block owns one tile of query rows, walks over the tiles of keys and
+values, and keeps for every row a running maximum, a running sum and an unnormalised output, so that the scores
+never leave the chip.
+
+``variant`` (``steps.cutile.variant``) is constant when a kernel is compiled, so the compiler drops the branches that are
+not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cuda.tile as ct
+
+
+def position(number, Q, variant):
+    """Tile of queries, head and batch of the tile of this number."""
+    tiles_a_head, heads = ct.cdiv(Q.shape[2], variant.tile.query), Q.shape[1]
+    head = number // tiles_a_head
+    return number % tiles_a_head, head % heads, head // heads
+
+
+def load_query(Q, i, head, batch, variant):
+    """The i-th tile of queries [query, head_dim]."""
+    q = ct.load(
+        Q, (batch, head, i, 0), (1, 1, variant.tile.query, variant.head_dim), padding_mode=ct.PaddingMode.ZERO
+    )
+    return ct.reshape(q, (variant.tile.query, variant.head_dim))
+
+
+def begin(variant):
+    """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised."""
+    row_max = ct.full((variant.tile.query, 1), -math.inf, ct.float32)
+    row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
+    return row_max, row_sum, ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+
+
+def tiles_to_visit(i, seq_len_kv, tile, variant):
+    """Which keys a tile of queries sees: tiles [0, unmasked) whole, tiles [unmasked, end) in part."""
+    unmasked = seq_len_kv // tile.key
+    end = ct.cdiv(seq_len_kv, tile.key)
+    if variant.causal:
+        unmasked = min(unmasked, (i * tile.query) // tile.key)
+        end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
+    return unmasked, end
+
+
+def product(q, K, batch, kv_head, j, tile, latency, variant):
+    """QK product: scores [query, key]."""
+    k = variant.load_key(K, batch, kv_head, j, tile, variant.head_dim, latency.key)  # [head_dim, key]
+    return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
+
+
+def query_indices(i, variant):
+    """Index of every query of the i-th tile, [query, 1]."""
+    return i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)[:, None]
+
+
+def hide(scores, query_index, j, tile, seq_len_kv, variant):
+    """Minus infinity for keys that a query does not see."""
+    key_index = j * tile.key + ct.arange(tile.key, dtype=ct.int32)[None, :]
+    if variant.causal:
+        scores = ct.where(key_index <= query_index, scores, -math.inf)
+    if variant.ragged:
+        scores = ct.where(key_index < seq_len_kv, scores, -math.inf)
+    return scores
+
+
+def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumulator, scale, variant):
+    """Online softmax and PV product: maxima, sums and output with one more tile of keys."""
+    weights, correction, row_max = variant.softmax(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
+    pieces = ct.static_eval(weights if isinstance(weights, tuple) else (weights,))  # [query, key / pieces] each
+    row_sum = row_sum * correction
+    for piece in ct.static_iter(pieces):
+        row_sum = row_sum + ct.sum(piece, axis=1, keepdims=True)
+    accumulator = accumulator * correction
+
+    # Values past the end must be zero: their weight is zero, but 0 * NaN is not.
+    v = ct.load(
+        V,
+        (batch, kv_head, j, 0),
+        (1, 1, tile.key, variant.head_dim),
+        padding_mode=ct.PaddingMode.ZERO,
+        latency=latency.value,
+    )
+    v = ct.reshape(v, (tile.key, variant.head_dim))
+    for n, piece in ct.static_iter(enumerate(pieces)):
+        values = ct.extract(v, (n, 0), (piece.shape[1], variant.head_dim))
+        accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
+    return row_max, row_sum, accumulator
+
+
+def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
+    """Normalise and store; rows past the end are dropped."""
+    o = ct.astype(variant.divide(accumulator, row_sum), Out.dtype)
+    if variant.apart:
+        half = (variant.tile.query, variant.head_dim // 2)
+        left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
+        # The scale is never negative. But so Q is read once more, and its place is not free for the output.
+        left = ct.where(scale < 0, ct.extract(q, (0, 0), half), left)
+        ct.store(Out, (batch, head, i, 0), ct.reshape(left, (1, 1, *half)))
+        ct.store(Out, (batch, head, i, 1), ct.reshape(right, (1, 1, *half)))
+    else:
+        ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, variant.tile.query, variant.head_dim)))
+
+
+def attend(i, head, batch, Q, K, V, Out, scale, variant):
+    """Attention of one tile of queries to all keys that it sees."""
+    kv_head = head // variant.group_size
+    seq_len_kv = K.shape[2]
+    q = load_query(Q, i, head, batch, variant)
+    row_max, row_sum, accumulator = begin(variant)
+    unmasked, end = tiles_to_visit(i, seq_len_kv, variant.tile, variant)
+    query_index = query_indices(i, variant)
+
+    if variant.mask_loop:
+        tile, hints = variant.tile, variant.mask_loop.latency
+        for j in range(unmasked):
+            scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+            row_max, row_sum, accumulator = absorb(
+                scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
+            )
+        narrow = variant.narrow
+        _, end = tiles_to_visit(i, seq_len_kv, narrow, variant)
+        for j in range(unmasked * (tile.key // narrow.key), end):
+            scores = product(q, K, batch, kv_head, j, narrow, variant.latency, variant)
+            scores = hide(scores, query_index, j, narrow, seq_len_kv, variant)
+            row_max, row_sum, accumulator = absorb(
+                scores, V, batch, kv_head, j, narrow, variant.latency, row_max, row_sum, accumulator, scale, variant
+            )
+    else:
+        tile, hints = variant.tile, variant.latency
+        for j in range(end):
+            scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+            # The compiler splits the loop here: whole tiles never ask.
+            if (variant.causal or variant.ragged) and j >= unmasked:
+                scores = hide(scores, query_index, j, tile, seq_len_kv, variant)
+            row_max, row_sum, accumulator = absorb(
+                scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
+            )
+    finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant)
+
+
+def attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant):
+    """Attention of all tiles of queries of a block, in one loop over the tiles of keys of all of them."""
+    tile, hints = variant.tile, variant.latency
+    seq_len_kv = K.shape[2]
+    block = ct.bid(0)
+    n = ct.load(starts, (block,), ())
+    last = ct.load(starts, (block + 1,), ()) - 1
+    i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
+    q = load_query(Q, i, head, batch, variant)
+    row_max, row_sum, accumulator = begin(variant)
+    unmasked, end = tiles_to_visit(i, seq_len_kv, tile, variant)
+    j = 0
+    for _turn in range(ct.load(turns, (block,), ())):
+        kv_head = head // variant.group_size
+        scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+        if (variant.causal or variant.ragged) and j >= unmasked:
+            scores = hide(scores, query_indices(i, variant), j, tile, seq_len_kv, variant)
+        row_max, row_sum, accumulator = absorb(
+            scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
+        )
+        j += 1
+        if j == end:
+            finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant)
+            n = min(n + 1, last)  # behind the last tile it is read once more, for nothing
+            i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
+            q = load_query(Q, i, head, batch, variant)
+            row_max, row_sum, accumulator = begin(variant)
+            unmasked, end = tiles_to_visit(i, seq_len_kv, tile, variant)
+            j = 0
+
+
+def make_kernel_function(variant):
+    """The skeleton as a plain Python function, for the interpreter and the compiler.
+
+    Its arguments: Q, K, V, Out, scale; for blocks that stay order, starts; in one loop turns (``steps.core.order``).
+    """
+    if variant.one_loop:
+
+        def fmha(Q, K, V, Out, scale, order, starts, turns):
+            attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant)
+
+    elif variant.counted:
+
+        def fmha(Q, K, V, Out, scale):
+            tiles = ct.cdiv(Q.shape[2], variant.tile.query) * Q.shape[1] * Q.shape[0]
+            for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
+                i, head, batch = position(n, Q, variant)
+                attend(i, head, batch, Q, K, V, Out, scale, variant)
+
+    elif variant.persistent:
+
+        def fmha(Q, K, V, Out, scale, order, starts):
+            block = ct.bid(0)
+            first = ct.load(starts, (block,), ())
+            for n in range(first, ct.load(starts, (block + 1,), ())):
+                i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
+                attend(i, head, batch, Q, K, V, Out, scale, variant)
+
+    elif variant.section:
+
+        def fmha(Q, K, V, Out, scale):
+            heads = Q.shape[1]
+            tiles_a_head = ct.cdiv(Q.shape[2], variant.tile.query)
+            tiles_a_section = variant.section * tiles_a_head
+            number = ct.bid(0) % tiles_a_section
+            i = number // variant.section
+            if variant.causal:
+                i = tiles_a_head - 1 - i  # the longest first
+            head = ct.bid(0) // tiles_a_section * variant.section + number % variant.section
+            attend(i, head % heads, head // heads, Q, K, V, Out, scale, variant)
+
+    else:
+
+        def fmha(Q, K, V, Out, scale):
+            attend(ct.bid(0), ct.bid(1), ct.bid(2), Q, K, V, Out, scale, variant)
+
+    return fmha

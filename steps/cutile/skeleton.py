@@ -1,0 +1,228 @@
+"""A step in cuTile: the holes of the skeleton, and how its kernel is launched and compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import cuda.tile as ct
+from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint
+
+from steps.core.fused import FusedStep, grid, hole, tiles_visited
+from steps.core.order import NATURAL, Order
+from steps.core.step import Unsupported, target_of
+from steps.core.tiles import FOUND, MASK_LOOP_HEAD_DIM, Found, Tile, tile_for
+from steps.cutile.kernel import make_kernel_function
+from steps.cutile.variant import Latency, MaskLoop, Variant
+from tutorial_lib.problem import Problem, fold_sign
+
+# Where tileiras 13.4 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
+CLUSTERS = ("sm_90", "sm_100", "sm_103", "sm_107", "sm_110")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuTileStep(FusedStep):
+    """A fused kernel in cuTile: the skeleton of ``steps.cutile.kernel`` with these holes filled.
+
+    load_key(K, batch, head, j, tile, head_dim, latency) -> [head_dim, tile.key]: the j-th tile of keys, transposed.
+    softmax(scores, row_max, scale) -> weights, correction, row_max: one step of the online softmax; weights may be a
+    tuple of equal pieces of the keys, and then the PV product is one of each.
+    divide(accumulator, row_sum) -> output rows: the normalisation at the end.
+    latency, occupancy: hints to the compiler; None leaves the choice to it. warps: as much, of those that compute.
+    cluster: blocks that share a tile of queries and fetch K and V for each other; None: no cluster.
+    order: which block computes which tiles of queries, and whether all of them in one loop.
+    tile: query rows and keys a block works on; None takes what ``steps.core.tiles`` has for the architecture.
+    searched: tile, warps, cluster and occupancy are what a search found, by ``steps.core.tiles.FOUND``.
+    mask_loop: at head_dim 128, what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
+    apart: where there is no such loop, the output does not leave through Q's place in shared memory.
+
+    Raises ValueError for a mask_loop that does not go with the tile or the order.
+    """
+
+    load_key: Callable = hole()
+    softmax: Callable = hole()
+    divide: Callable = hole()
+    latency: Latency = hole(default=Latency())
+    occupancy: int | None = hole(default=None)
+    warps: int | None = hole(default=None)
+    cluster: int | None = hole(default=None)
+    order: Order = hole(default=NATURAL)
+    tile: Tile | None = hole(default=None)
+    searched: bool = hole(default=False)
+    mask_loop: MaskLoop | None = hole(default=None)
+    apart: bool = hole(default=False)
+
+    backend: ClassVar[str] = "cutile"
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def __post_init__(self):
+        if self.mask_loop and (self.tile is None or self.mask_loop.key < 1 or self.tile.key % self.mask_loop.key):
+            raise ValueError(f"mask_loop takes a tile whose keys its key divides, got {self.mask_loop} and {self.tile}")
+        if self.mask_loop and self.order.one_loop:
+            raise ValueError("mask_loop takes a loop for every tile of queries, got an order with one loop for all")
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
+            return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
+        if self.cluster and target not in (*CLUSTERS, "cpu"):
+            return f"made of clusters that share what they fetch, which {', '.join(CLUSTERS)} have, not {target}"
+        return None
+
+    def configured(self, problem: Problem, arch: str) -> CuTileStep:
+        """This step with the holes that a search decides filled for ``problem`` on ``arch``."""
+        if not self.searched:
+            return self
+        return configured_as(self, FOUND.get((arch, problem.head_dim, problem.causal)))
+
+    def variant(self, problem: Problem, arch: str) -> Variant:
+        """The constants that ``problem`` is compiled with on ``arch``."""
+        tile = self.tile or tile_for(arch, problem.head_dim)
+        ragged = problem.seq_len_kv % tile.key != 0
+        cut = problem.head_dim == MASK_LOOP_HEAD_DIM and (problem.causal or ragged)
+        mask_loop = self.mask_loop if cut else None
+        return Variant(
+            load_key=self.load_key,
+            softmax=self.softmax,
+            divide=self.divide,
+            latency=self.latency,
+            tile=tile,
+            head_dim=problem.head_dim,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=ragged,
+            persistent=self.order.persistent,
+            section=self.order.section(problem),
+            one_loop=self.order.one_loop,
+            mask_loop=mask_loop,
+            apart=self.apart and mask_loop is None,  # with two loops there is no room for it
+            counted=self.order.counts(problem),
+        )
+
+    def kernel_function(self, variant: Variant):
+        """The kernel as a plain Python function, for the interpreter and the compiler."""
+        return _kernel_function(variant)
+
+    def kernel(self, variant: Variant) -> ct.kernel:
+        """The kernel, compiled when it is first launched."""
+        return _kernel(self.kernel_function(variant), self.occupancy, self.warps, self.cluster)
+
+    def run(self, problem, q, k, v, out):
+        import torch
+
+        target = target_of(q.device)
+        if self.searched:
+            return self.configured(problem, target).run(problem, q, k, v, out)
+        variant = self.variant(problem, target)
+        q, scale = fold_sign(q, problem.effective_scale)
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        blocks, args = grid(problem, variant.tile), (q, k, v, out, scale)
+        if variant.persistent or variant.section:
+            number, order = self.order.blocks(problem, variant.tile, q.device, self.occupancy or 1)
+            blocks, args = (number, 1, 1), (*args, *order[: variant.lists])
+        if target == "cpu":
+            from tutorial_lib import interpreter
+
+            interpreter.launch(blocks, self.kernel_function(variant), args)
+        else:
+            with torch.cuda.device(q.device):
+                ct.launch(torch.cuda.current_stream(), blocks, self.kernel(variant), args)
+        return out
+
+    def compile(self, problem, arch="sm_90"):
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        step = self.configured(problem, arch)
+        return step.compile_function(step.kernel_function(step.variant(problem, arch)), problem, arch)
+
+    def compile_function(self, function: Callable, problem: Problem, arch: str):
+        """As ``compile``, for a kernel function that is given: one that was written out, say."""
+        from tutorial_lib import compiler
+
+        variant = self.variant(problem, arch)
+        blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
+        compiled = compiler.compile_cutile(
+            _kernel(function, self.occupancy, self.warps, self.cluster),
+            signature(problem, self.order.lengths(problem, variant.tile, arch)[: variant.lists]),
+            arch,
+            variant.tile.scores // blocks,
+            self.warps or compiler.COMPUTE_WARPS,
+        )
+        return dataclasses.replace(compiled, kv_tiles=blocks * tiles_visited(problem, variant.tile))
+
+
+def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
+    """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for.
+
+    order: lengths of the arrays order, starts and turns, as far as the kernel reads them.
+    """
+    dtype = getattr(ct, problem.dtype)
+
+    def array(heads: int, seq_len: int) -> ArrayConstraint:
+        shape = (problem.batch, heads, seq_len, problem.head_dim)
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(4)]
+        return ArrayConstraint(
+            dtype,
+            4,
+            index_dtype=ct.int32,
+            stride_lower_bound_incl=0,
+            alias_groups=(),
+            may_alias_internally=False,
+            stride_constant=(None, None, None, 1),
+            stride_divisible_by=[8 if stride % 8 == 0 else 1 for stride in strides],  # 8 elements are 16 bytes
+            shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
+            base_addr_divisible_by=16,
+        )
+
+    queries = array(problem.heads, problem.seq_len_q)
+    keys = array(problem.kv_heads, problem.seq_len_kv)
+    scale = ScalarConstraint(ct.float32)
+
+    def numbers(length: int) -> ArrayConstraint:
+        return ArrayConstraint(
+            ct.int32,
+            1,
+            index_dtype=ct.int32,
+            stride_lower_bound_incl=0,
+            alias_groups=(),
+            may_alias_internally=False,
+            stride_constant=(1,),
+            stride_divisible_by=[1],
+            shape_divisible_by=[16 if length % 16 == 0 else 1],
+            base_addr_divisible_by=16,
+        )
+
+    parameters = [queries, keys, keys, queries, scale, *map(numbers, order)]
+    return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha")
+
+
+@cache
+def configured_as(step: CuTileStep, found: Found | None) -> CuTileStep:
+    """A step with tile, warps, cluster and occupancy as found, and no hints; None leaves it as it is."""
+    if found is None:
+        return dataclasses.replace(step, searched=False)
+    return dataclasses.replace(
+        step,
+        tile=found.tile,
+        warps=found.warps,
+        cluster=found.cluster,
+        occupancy=found.occupancy,
+        latency=Latency(),
+        searched=False,
+    )
+
+
+@cache
+def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | None) -> ct.kernel:
+    return ct.kernel(function, occupancy=occupancy, num_worker_warps=warps, num_ctas=cluster)
+
+
+@cache
+def _kernel_function(variant: Variant):
+    return make_kernel_function(variant)

@@ -1,0 +1,189 @@
+"""The skeleton of the Gluon steps: the same attention, with shared memory and warps in plain sight.
+
+cuTile decides by itself where a tile is kept and which warp computes what. Gluon, Triton's language with explicit
+layouts, leaves both to us: tiles are copied to shared memory with cp.async, read from there into registers in the
+layout that the tensor cores want (ldmatrix), and multiplied with mma.sync, which every GPU since sm_80 has. The
+ladder is the one of hand-written CUDA (FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691, section 3.3, for
+split-KV and split-Q), told in Python.
+
+``variant`` (``steps.gluon.variant``) is constant when a kernel is compiled, so the compiler drops the branches that are
+not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from steps.gluon.softmax import hide, softmax, sum_own, tiles_to_visit
+
+# Where Triton 3.6 and 3.7 differ: what waits for all warps of a block.
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@gluon.jit
+def copy_rows(shared, pointer, stride, first, limit, variant: gl.constexpr, guard: gl.constexpr):
+    """Begin to copy rows [first, first + tile) to shared memory; with guard, rows from limit on become zero."""
+    row = gl.arange(0, shared.shape[0], gl.SliceLayout(1, variant.copy))
+    column = gl.arange(0, shared.shape[1], gl.SliceLayout(0, variant.copy))
+    first = gl.to_tensor(first)
+    source = (pointer + first.to(gl.int64) * stride) + (row[:, None] * stride + column[None, :])
+    if guard:
+        async_copy.async_copy_global_to_shared(shared, source, mask=(row < limit - first)[:, None])
+    else:
+        async_copy.async_copy_global_to_shared(shared, source)
+
+
+@gluon.jit
+def to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant: gl.constexpr):
+    """The four pointers, moved to this block's head."""
+    head = gl.program_id(1).to(gl.int64)
+    batch = gl.program_id(2).to(gl.int64)
+    Q += batch * q_strides[0] + head * q_strides[1]
+    K += batch * k_strides[0] + head // variant.group_size * k_strides[1]
+    V += batch * v_strides[0] + head // variant.group_size * v_strides[1]
+    Out += batch * o_strides[0] + head * o_strides[1]
+    return Q, K, V, Out
+
+
+@gluon.jit
+def store_rows(pointer, o, row_stride, column_stride, first, limit, variant: gl.constexpr):
+    """Write o [query, columns] to rows [first, limit); through shared memory, so that a lane writes 16 bytes."""
+    o = gl.convert_layout(o.to(pointer.dtype.element_ty), variant.copy)
+    row = first + gl.arange(0, o.shape[0], gl.SliceLayout(1, variant.copy))
+    column = gl.arange(0, o.shape[1], gl.SliceLayout(0, variant.copy))
+    target = pointer + row.to(gl.int64)[:, None] * row_stride + column[None, :] * column_stride
+    gl.store(target, o, mask=(row < limit)[:, None])
+
+
+@gluon.jit
+def copy_panels(panels, stage, pointer, stride, tile_index, limit, variant: gl.constexpr, guard: gl.constexpr):
+    """Begin to copy the tile_index-th tile of keys or values, panel by panel, into a stage of its ring."""
+    for c in gl.static_range(variant.head_dim // variant.columns):
+        first = tile_index * variant.tile.key
+        copy_rows(panels[c].index(stage), pointer + c * variant.columns, stride, first, limit, variant, guard)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
+def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv, variant: gl.constexpr):
+    TILE_QUERY: gl.constexpr = variant.tile.query
+    TILE_KEY: gl.constexpr = variant.tile.key
+    COLUMNS: gl.constexpr = variant.columns
+    PANELS: gl.constexpr = variant.head_dim // COLUMNS
+    STAGES: gl.constexpr = variant.stages
+    MMA: gl.constexpr = variant.accumulator
+    ROWS: gl.constexpr = gl.SliceLayout(1, MMA)
+    dtype: gl.constexpr = Q.dtype.element_ty
+
+    # --- which queries are ours, and which keys they see ---
+    first_query = gl.program_id(0) * TILE_QUERY
+    Q, K, V, Out = to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant)
+    row_stride = k_strides[2]  # of K and of V: the launch sees to it that they agree, and copies share their offsets
+    whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
+
+    # --- shared memory, in panels of COLUMNS columns ---
+    BUFFERS: gl.constexpr = 1 if variant.share_keys_values else STAGES
+    keys = ()
+    values = ()
+    for _ in gl.static_range(PANELS):
+        keys = keys + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)
+        values = values + (gl.allocate_shared_memory(dtype, [BUFFERS, TILE_KEY, COLUMNS], variant.shared),)
+    query = ()
+    for c in gl.static_range(PANELS):
+        if variant.query_in_registers:
+            panel = keys[c].index(0)
+        else:
+            panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], variant.shared)
+        copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, variant, True)
+        query = query + (panel,)
+    if variant.query_in_registers:
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        barrier()
+        q = ()
+        for c in gl.static_range(PANELS):
+            q = q + (query[c].load(variant.left),)
+        barrier()  # all warps have read Q before K overwrites it
+
+    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
+    if variant.share_keys_values:
+        copy_panels(keys, 0, K, row_stride, 0, seq_len_kv, variant, variant.ragged)
+        async_copy.commit_group()
+    else:
+        for n in gl.static_range(STAGES):
+            copy_panels(keys, n, K, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
+            copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
+            async_copy.commit_group()
+
+    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    if variant.defer_sum:
+        row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
+    else:
+        row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    accumulators = ()  # not yet normalised
+    for _ in gl.static_range(PANELS):
+        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, MMA),)
+
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- wait for this tile ---
+            if variant.share_keys_values:
+                stage = 0
+                async_copy.wait_group(0)
+                barrier()
+                copy_panels(values, 0, V, row_stride, j, seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
+            else:
+                stage = j % STAGES
+                async_copy.wait_group(STAGES - 1)
+                barrier()
+
+            # --- scores: QK product ---
+            scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA)
+            for c in gl.static_range(PANELS):
+                k = keys[c].index(stage).permute((1, 0)).load(variant.right)
+                if variant.query_in_registers:
+                    scores = mma_v2(q[c], k, scores)
+                else:
+                    scores = mma_v2(query[c].load(variant.left), k, scores)
+            if masked:
+                scores = hide(scores, first_query, j * TILE_KEY, seq_len_kv, variant)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            if variant.defer_sum:
+                own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+                row_sum = row_sum * own[:, None] + sum_own(weights)
+            else:
+                row_sum = row_sum * correction + gl.sum(weights, 1)
+            weights = gl.convert_layout(weights.to(dtype), variant.left)
+
+            # --- output: PV product ---
+            if variant.share_keys_values:
+                async_copy.wait_group(0)
+                barrier()
+                copy_panels(keys, 0, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
+            updated = ()
+            for c in gl.static_range(PANELS):
+                v = values[c].index(stage).load(variant.right)
+                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
+            accumulators = updated
+
+            # --- all warps have read this tile: begin to copy a later one into its place ---
+            if not variant.share_keys_values:
+                barrier()
+                later = gl.minimum(j + STAGES, end - 1)
+                copy_panels(keys, stage, K, row_stride, later, seq_len_kv, variant, variant.ragged)
+                copy_panels(values, stage, V, row_stride, later, seq_len_kv, variant, variant.ragged)
+                async_copy.commit_group()
+
+    # --- normalise and store; rows past the end are dropped ---
+    async_copy.wait_group(0)
+    if variant.defer_sum:
+        row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
+    for c in gl.static_range(PANELS):
+        o = accumulators[c] * (1.0 / row_sum)[:, None]
+        store_rows(Out + c * COLUMNS * o_strides[3], o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

@@ -1,0 +1,180 @@
+"""A step in Gluon: the holes of the skeleton, and how its kernel is launched and compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from triton.experimental.gluon import language as gl
+
+from steps.core.fused import FusedStep, grid, hole, tiles_visited
+from steps.core.step import Unsupported
+from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
+from steps.gluon.kernel import fmha
+from steps.gluon.tensors import contiguous_copy, copyable, shapes
+from steps.gluon.variant import Schedule, Variant, Warps
+from tutorial_lib import compiler, layouts
+from tutorial_lib.architectures import ARCHITECTURES, KIB
+from tutorial_lib.compiler import GLUON_ARCHITECTURES
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
+
+LANES = 32
+PANEL = 64  # columns of 16 bits that span the 32 banks of shared memory: tiles are kept in panels of so many
+ACCUMULATORS = 128  # registers of a lane that the output may take; with 255 in all, twice as many would spill
+
+
+@dataclass(frozen=True, kw_only=True)
+class GluonStep(FusedStep):
+    """A fused kernel in Gluon: ``steps.gluon.kernel.fmha`` with these holes filled.
+
+    shared_layout(columns) -> where element [row, column] of a tile lies in shared memory.
+    warps: how the warps divide the scores; stages: tiles of K and of V that shared memory holds.
+    share_keys_values: K and V tiles have one buffer each, copied while the other's is used.
+    query_in_registers: Q goes through the buffer of K once, and stays in registers.
+    schedule: the kernel. defer_sum: every lane sums its own columns, and lanes are added up once, at the end.
+    """
+
+    shared_layout: Callable = hole()
+    warps: Warps = hole()
+    stages: int = hole()
+    share_keys_values: bool = hole(default=False)
+    query_in_registers: bool = hole(default=False)
+    schedule: Schedule = hole()
+    defer_sum: bool = hole(default=False)
+    tile: Tile = hole(default=Tile(64, 64))
+
+    backend: ClassVar[str] = "gluon"
+    runs_on_cpu: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if self.query_in_registers and self.tile.query != self.tile.key:
+            raise ValueError(f"query_in_registers takes a tile of as many queries as keys, got {self.tile}")
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        return self.schedule.head_dims
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target == "cpu":
+            return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
+        if target not in GLUON_ARCHITECTURES:
+            return f"Triton makes no code for {target}: it must be one of {', '.join(GLUON_ARCHITECTURES)}"
+        if (limits := ARCHITECTURES.get(target)) and limits.shared_bytes:
+            needs, holds = self.shared_bytes(problem), limits.shared_bytes - KIB  # 1 KiB a block is the system's
+            if needs > holds:
+                return f"needs {needs // KIB} KiB of shared memory a block; {target} has {holds // KIB} KiB"
+        return None
+
+    def shared_bytes(self, problem: Problem) -> int:
+        """Shared memory that the tiles of a block take, in bytes."""
+        v = self.variant(problem)
+        keys = (2 if v.share_keys_values else 2 * v.stages) * v.tile.key
+        if self.cuts(problem):
+            return (keys + 2 * v.tile.query) * v.columns * BYTES_PER_ELEMENT
+        return (keys + (0 if v.query_in_registers else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
+
+    def ldmatrix_conflicts(self, problem: Problem) -> int:
+        """Extra turns at shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
+        v = self.variant(problem)
+        queries, keys_values = self._matrices(v)
+        blocks = math.prod(grid(problem, v.tile))
+        tiles = tiles_visited(problem, v.tile)
+        loaded = tiles * keys_values + (blocks if v.query_in_registers else tiles) * queries
+        return (layouts.ldmatrix_turns(v.shared, v.columns) - 1) * loaded * v.warps.number
+
+    def shared_clocks(self, problem: Problem) -> float:
+        """Clocks a K/V tile that shared memory is busy at least: ldmatrix, with its conflicts, and the copies into it.
+
+        A matrix of 8 x 8 elements takes a clock a turn, and so do 128 bytes that are copied. What warps exchange
+        through shared memory is not counted.
+        """
+        v = self.variant(problem)
+        queries, keys_values = self._matrices(v)
+        copied = 2 * v.tile.key * v.head_dim
+        if self.cuts(problem):
+            copied += v.tile.query * v.head_dim
+        read = keys_values + (0 if v.query_in_registers and not self.cuts(problem) else queries)
+        clocks = read * v.warps.number * layouts.ldmatrix_turns(v.shared, v.columns)
+        return clocks + copied * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
+
+    @staticmethod
+    def _matrices(v: Variant) -> tuple[int, int]:
+        """8 x 8 matrices that a warp reads of a tile of Q, and of a tile of K and one of V."""
+        queries = layouts.matrices(v.left, [v.tile.query, v.head_dim])
+        keys = layouts.matrices(v.right, [v.head_dim, v.tile.key])
+        return queries, keys + layouts.matrices(v.right, [v.tile.key, v.head_dim])
+
+    def cuts(self, problem: Problem) -> bool:
+        """Whether shared memory keeps only pieces of head_dim; a head_dim that is one piece is not cut."""
+        return self.schedule.piece is not None and self.schedule.piece < problem.head_dim
+
+    def variant(self, problem: Problem) -> Variant:
+        """The constants that ``problem`` is compiled with."""
+        warps = self.warps if problem.head_dim <= GLUON_WIDE_HEAD_DIM else Warps(2, 4)
+        rows = ACCUMULATORS * warps.number * LANES // problem.head_dim
+        tile = Tile(min(self.tile.query, rows), self.tile.key)
+        columns = self.schedule.piece if self.cuts(problem) else min(PANEL, problem.head_dim)
+        return Variant(
+            tile=tile,
+            head_dim=problem.head_dim,
+            columns=columns,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=problem.seq_len_kv % tile.key != 0,
+            warps=warps,
+            stages=self.stages,
+            share_keys_values=self.share_keys_values,
+            query_in_registers=self.query_in_registers,
+            defer_sum=self.defer_sum,
+            shared=self.shared_layout(columns),
+        )
+
+    def kernel(self, problem: Problem) -> Callable:
+        """The schedule's function, or ``fmha`` where it has nothing to cut."""
+        return self.schedule.function if self.cuts(problem) else fmha
+
+    def run(self, problem, q, k, v, out):
+        import torch
+
+        variant = self.variant(problem)
+        q, scale = fold_sign(q, problem.effective_scale)
+        q, k, v = (copyable(x) for x in (q, k, v))
+        if k.stride(2) != v.stride(2):
+            k, v = (contiguous_copy(x) for x in (k, v))
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        with torch.cuda.device(q.device):
+            self.kernel(problem)[grid(problem, variant.tile)](
+                *arguments(q, k, v, out, problem, scale), variant, num_warps=variant.warps.number
+            )
+        return out
+
+    def compile(self, problem, arch="sm_90"):
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
+
+    def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
+        """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem)
+        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
+        compiled = compiler.compile_gluon(
+            kernel,
+            (*arguments(q, k, v, o, problem, problem.effective_scale), *constants),
+            variant.warps.number,
+            arch,
+            variant.tile.scores,
+        )
+        return replace(
+            compiled, kv_tiles=tiles_visited(problem, variant.tile), shared_clocks=self.shared_clocks(problem)
+        )
+
+
+def arguments(q, k, v, o, problem: Problem, scale: float) -> tuple:
+    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, because the hardware's exponential is."""
+    strides = [tuple(x.stride()) for x in (q, k, v, o)]
+    return (q, k, v, o, *strides, scale / math.log(2), problem.seq_len_q, problem.seq_len_kv)

@@ -1,0 +1,54 @@
+"""What all Gluon kernels do with scores: which tiles to visit, the mask, the online softmax.
+
+Functions take ``variant``, of which they need tile, causal, ragged and the layout accumulator; it is constant when a
+kernel is compiled.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def tiles_to_visit(first_query, seq_len_kv, variant: gl.constexpr):
+    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    if variant.causal:
+        whole = gl.minimum(whole, first_query // TILE_KEY)
+        end = gl.minimum(end, gl.cdiv(first_query + variant.tile.query, TILE_KEY))
+    return whole, end
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
+    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, variant.accumulator))
+    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, variant.accumulator))
+    if variant.causal:
+        scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
+    if variant.ragged:
+        scores = gl.where((key < seq_len_kv)[None, :], scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def softmax(scores, row_max, scale):
+    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
+
+
+@gluon.jit
+def sum_own(weights):
+    """Sums [query, 4] of what each of the four lanes that share a row holds of it; no lane asks another."""
+    eights = gl.reshape(weights, [weights.shape[0], weights.shape[1] // 8, 4, 2])  # of 8 columns a lane has 2
+    return gl.sum(gl.sum(eights, 3), 1)

@@ -1,0 +1,324 @@
+"""What the warps that compute do: wgmma, the softmax between products, and the output.
+
+The instructions are in the PTX ISA under "wgmma"; how products run under the softmax is FlashAttention-3's (Shah et al.
+2024, https://arxiv.org/abs/2407.08608).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from steps.gluon.kernel import barrier
+from steps.gluon.softmax import exp2, hide, softmax, sum_own, tiles_to_visit
+from steps.hopper.pipeline import (
+    Place,
+    await_tile,
+    fetch_both,
+    numbered,
+    own_tiles,
+    pass_turn,
+    position,
+    release,
+    take_turn,
+)
+from steps.hopper.softmax import add_up, by_row, hide_in_part, own_tiles_to_visit, raise_maxima, weigh
+
+
+@gluon.jit
+def issue_scores(query, keys, turn, variant: gl.constexpr):
+    """Begin the QK product [query, key]. K lies in shared memory, and so does Q, or what of it is not in registers."""
+    none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
+    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    if variant.half_query:
+        HALF: gl.constexpr = variant.head_dim // 2
+        held, rest = query
+        scores = warpgroup_mma(held, key.slice(0, HALF, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+        return warpgroup_mma(rest, key.slice(HALF, HALF, 1).permute((1, 0)), scores, is_async=True)
+    else:
+        return warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def issue_output(weights, values, turn, accumulator, variant: gl.constexpr):
+    """Begin to add the PV product to the output; V lies in shared memory."""
+    value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    return warpgroup_mma(weights, value, accumulator, is_async=True)
+
+
+@gluon.jit
+def attend(query, arrays, tiles, barriers, place, turn, scale, part: gl.constexpr, variant: gl.constexpr):
+    """Attention of a part's queries to the keys that they see, a tile after the other.
+
+    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    """
+    TILE_KEY: gl.constexpr = variant.tile.key
+    STAGES: gl.constexpr = variant.stages
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
+    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    first_query = place.row + part * variant.rows
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- scores: QK product ---
+            await_tile(barriers.key_ready, turn, STAGES)
+            take_turn(barriers, turn, part, variant)
+            scores = issue_scores(query, tiles.key, turn, variant)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            pass_turn(barriers, part, variant)
+            if variant.producer:
+                release(barriers.key_free, turn, STAGES)
+            if masked:
+                scores = hide(scores, first_query, j * TILE_KEY, place.seq_len_kv, variant)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            accumulator = accumulator * by_row(correction, variant)
+            weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+
+            # --- output: PV product ---
+            await_tile(barriers.value_ready, turn, STAGES)
+            accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            if variant.producer:
+                release(barriers.value_free, turn, STAGES)
+            else:
+                barrier()  # all warps have read this tile: fetch a later one into its place
+                if j + STAGES < end:
+                    fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES, variant)
+            turn += 1
+    return accumulator, row_sum, turn
+
+
+@gluon.jit
+def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
+    """If this product was the last that reads this part's Q, say so: its place is free."""
+    if variant.early_query:
+        mbarrier.arrive(barriers.query_free.index(query_turn % variant.query_stages), count=1, pred=last)
+
+
+@gluon.jit
+def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
+    """Pass over the first tile of keys, where only a later part sees it. Returns the turn of the next.
+
+    A place may be given back only once it was filled: two arrivals of one part must not count as those of two.
+    """
+    if variant.diagonal_first:
+        _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+        _, end = own_tiles_to_visit(place.row + part * variant.rows, place.seq_len_kv, block_end, variant)
+        if end < block_end:
+            await_tile(barriers.key_ready, turn, variant.stages)
+            release(barriers.key_free, turn, variant.stages)
+            await_tile(barriers.value_ready, turn, variant.stages)
+            release(barriers.value_free, turn, variant.stages)
+            turn += 1
+    return turn
+
+
+@gluon.jit
+def hold(barriers, turn, variant: gl.constexpr):
+    """Keep what follows behind what is in front: a second wait for a tile of values, which has long arrived.
+
+    ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing.
+    """
+    await_tile(barriers.value_ready, turn, variant.stages)
+
+
+@gluon.jit
+def attend_overlapped(
+    scores, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
+):
+    """Attention of a part's queries to the keys that they see, with two products begun together.
+
+    Every turn issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. The
+    softmax of tile j comes before the wait for the second.
+
+    scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
+
+    Returns (accumulator [query, head_dim], row_sum [query], turn, and the turn of the tile whose PV product was begun).
+    """
+    STAGES: gl.constexpr = variant.stages
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    first_query = place.row + part * variant.rows
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    block_end = end
+    if variant.own_end:
+        whole, end = own_tiles_to_visit(first_query, place.seq_len_kv, end, variant)
+
+    # --- the first tile ---
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    release(barriers.key_free, turn, STAGES)
+    all_scores_read(barriers, query_turn, end <= 1, variant)
+    if variant.diagonal_first:
+        scores = hide(scores, first_query, (end - 1) * variant.tile.key, place.seq_len_kv, variant)
+    else:
+        scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
+    row_max = raise_maxima(scores, row_max, scale)
+    weights = weigh(scores, row_max, scale)
+    row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
+    weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+
+    for j in range(1, end):
+        # --- issue: scores of this tile, output of the tile before ---
+        await_tile(barriers.key_ready, turn + 1, STAGES)
+        take_turn(barriers, turn - query_turn, part, variant)  # all tiles but the first of every tile of queries
+        scores = issue_scores(query, tiles.key, turn + 1, variant)
+        await_tile(barriers.value_ready, turn, STAGES)
+        accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+        pass_turn(barriers, part, variant)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        release(barriers.key_free, turn + 1, STAGES)
+        all_scores_read(barriers, query_turn, j == end - 1, variant)
+
+        # --- online softmax, while the output is computed ---
+        if not variant.diagonal_first:
+            scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
+        new_max = raise_maxima(scores, row_max, scale)
+        if variant.late_wait == "maxima":
+            hold(barriers, turn, variant)
+            accumulator, new_max = warpgroup_mma_wait(0, deps=[accumulator, new_max])
+        correction = exp2(row_max - new_max)
+        if variant.late_wait == "correction":
+            hold(barriers, turn, variant)
+            accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+        row_max = new_max
+        weights = weigh(scores, row_max, scale)
+        row_sum = add_up(row_sum, correction, weights, variant)
+        if variant.late_wait == "softmax":
+            hold(barriers, turn, variant)
+            accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
+        if not variant.late_wait:
+            # ptxas may move this wait: nothing holds it here.
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        release(barriers.value_free, turn, STAGES)
+        accumulator = accumulator * by_row(correction, variant)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+        turn += 1
+
+    # --- a tile that only later parts see: there is at most one ---
+    last_turn = turn
+    if variant.own_end and not variant.diagonal_first:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+        if end < block_end:
+            take_turn(barriers, turn - query_turn, part, variant)
+            pass_turn(barriers, part, variant)
+            turn += 1
+            await_tile(barriers.key_ready, turn, STAGES)
+            release(barriers.key_free, turn, STAGES)
+
+    # --- the last tile's output ---
+    await_tile(barriers.value_ready, last_turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
+    return accumulator, row_sum, turn, last_turn
+
+
+@gluon.jit
+def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
+    index = query_turn % variant.query_stages * variant.parts + part
+    return queries.index(index).reshape([variant.rows, variant.head_dim])
+
+
+@gluon.jit
+def to_multiply(query, variant: gl.constexpr):
+    """A part's queries as the QK product takes them: where they are, or half of head_dim of them in registers."""
+    if variant.half_query:
+        HALF: gl.constexpr = variant.head_dim // 2
+        held = query.slice(0, HALF, 1).load(gl.DotOperandLayout(0, variant.accumulator, 2))
+        return held, query.slice(HALF, HALF, 1)
+    else:
+        return query
+
+
+@gluon.jit
+def store(o, array, place, batch, head, row, column):
+    """Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free."""
+    tma.store_wait(0)
+    place.reshape(o.shape).store(o)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(array, [batch, head, row, column], place)
+
+
+@gluon.jit
+def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: gl.constexpr):
+    """Warps that compute: a part of every tile of queries that is this block's."""
+    STAGES: gl.constexpr = variant.stages
+    QUERY_STAGES: gl.constexpr = variant.query_stages
+    COLUMNS: gl.constexpr = variant.output_columns
+    output = tiles.output.index(part)
+    turn = 0  # tiles of keys so far
+    query_turn = 0
+    first, last = own_tiles(work, variant)
+    if variant.linked:
+        await_tile(barriers.query_ready, 0, QUERY_STAGES)
+        await_tile(barriers.key_ready, 0, STAGES)
+        scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
+    for n in range(first, last):
+        head, batch, i = position(numbered(work, n, variant), work)
+        place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+        query = part_of(tiles.query, query_turn, part, variant)
+        if not variant.linked:
+            await_tile(barriers.query_ready, query_turn, QUERY_STAGES)
+        query = to_multiply(query, variant)
+        if variant.overlap:
+            if not variant.linked:
+                turn = pass_over(barriers, place, turn, part, variant)
+                await_tile(barriers.key_ready, turn, STAGES)
+                scores = issue_scores(query, tiles.key, turn, variant)
+            accumulator, row_sum, turn, last_turn = attend_overlapped(
+                scores, query, tiles, barriers, place, turn, query_turn, scale, part, variant
+            )
+        else:
+            accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)
+        if variant.own_output and not variant.early_query:
+            release(barriers.query_free, query_turn, QUERY_STAGES)
+        if variant.overlap:
+            if variant.linked:
+                # The first product for the next queries is issued behind the last for these, and runs while these are
+                # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
+                if n + 1 < last:
+                    await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
+                    await_tile(barriers.key_ready, turn + 1, STAGES)
+                following = part_of(tiles.query, query_turn + 1, part, variant)
+                scores = issue_scores(following, tiles.key, turn + 1, variant)
+                accumulator = warpgroup_mma_wait(1, deps=[accumulator])
+            else:
+                accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            release(barriers.value_free, last_turn, STAGES)
+            if variant.own_end and not variant.diagonal_first:  # noqa: SIM102
+                if last_turn < turn:
+                    await_tile(barriers.value_ready, turn, STAGES)
+                    release(barriers.value_free, turn, STAGES)
+            turn += 1
+
+        # --- normalise and store; TMA drops rows past the end ---
+        if variant.lean_sum:
+            row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
+        o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
+        row = place.row + part * variant.rows
+        if variant.half_output:
+            left, right = o.reshape([variant.rows, 2, COLUMNS]).permute((0, 2, 1)).split()
+            store(left, arrays.output, output, batch, head, row, 0)
+            store(right, arrays.output, output, batch, head, row, COLUMNS)
+        else:
+            store(o, arrays.output, output, batch, head, row, 0)
+        if not variant.own_output:
+            tma.store_wait(0)
+            if variant.producer:
+                release(barriers.query_free, query_turn, QUERY_STAGES)
+        query_turn += 1  # noqa: SIM113
+    if variant.linked:
+        scores = warpgroup_mma_wait(0, deps=[scores])
+    tma.store_wait(0)

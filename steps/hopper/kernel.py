@@ -1,0 +1,78 @@
+"""The skeleton of the Hopper steps: TMA fetches tiles, and warp groups multiply straight from shared memory.
+
+A Hopper SM has two engines that the skeleton of ``steps/gluon`` cannot use. TMA copies a whole tile when one thread asks
+it to, and reports to an mbarrier in shared memory. ``wgmma`` lets four warps together multiply 64 rows by a tile that
+stays in shared memory, and returns at once: the result is waited for later. What follows from them, warps with roles,
+products that run under the softmax, blocks that never end, is FlashAttention-3's (Shah et al. 2024,
+https://arxiv.org/abs/2407.08608). No architecture but sm_90 has wgmma.
+
+``variant`` (``steps.hopper.variant``) is constant when a kernel is compiled, so the compiler drops the branches that are
+not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from steps.hopper.consumer import consume
+from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, begin, produce
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr):
+    PARTS: gl.constexpr = variant.parts
+    STAGES: gl.constexpr = variant.stages
+    QUERY_STAGES: gl.constexpr = variant.query_stages
+    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS, 1, 1, variant.rows, variant.head_dim]
+    KEYS: gl.constexpr = [STAGES, 1, 1, variant.tile.key, variant.head_dim]
+    OUTPUTS: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.output_columns]
+    dtype: gl.constexpr = Q.dtype
+
+    # --- shared memory ---
+    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
+    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    outputs = gl.allocate_shared_memory(dtype, OUTPUTS, variant.shared) if variant.own_output else queries
+    tiles = Tiles(queries, keys, values, outputs)
+    barriers = Barriers(
+        barrier_ring(QUERY_STAGES, 1),
+        barrier_ring(QUERY_STAGES, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(PARTS, 1),
+    )
+    fence_async_shared()  # TMA sees the barriers
+
+    # --- who does what; the first part's warps are those that the block began with ---
+    WORKERS: gl.constexpr = variant.workers
+    BUDGETS: gl.constexpr = variant.budgets
+    arrays = Arrays(Q, K, V, Out)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    if not variant.producer:
+        begin(arrays, tiles, barriers, work, variant)
+        consume(arrays, tiles, barriers, work, scale, 0, variant)
+    elif variant.parts == 2:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, 2, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )

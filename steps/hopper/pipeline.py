@@ -1,0 +1,192 @@
+"""How tiles come to shared memory: TMA, the mbarriers that tell when a tile is ready or free, and the producer warp.
+
+The instructions are in the PTX ISA under "cp.async.bulk.tensor" and "mbarrier".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from steps.gluon.softmax import tiles_to_visit
+
+
+class Arrays(NamedTuple):
+    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+
+    query_ready: object
+    query_free: object
+    key_ready: object
+    key_free: object
+    value_ready: object
+    value_free: object
+    turns: object  # whose turn it is to issue products
+
+
+class Work(NamedTuple):
+    """What is to be computed. order, starts: of tiles of queries, see ``steps.core.order``."""
+
+    order: object
+    starts: object
+    heads: object
+    tiles_a_head: object
+    seq_len_kv: object
+
+
+class Place(NamedTuple):
+    """Which queries: first row of the tile of queries, head of K and V, batch; and how many keys there are."""
+
+    row: object
+    kv_head: object
+    batch: object
+    seq_len_kv: object
+
+
+@gluon.jit
+def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
+    """As many mbarriers, each complete after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def position(number, work):
+    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
+    head = number // work.tiles_a_head
+    return head % work.heads, head // work.heads, number % work.tiles_a_head
+
+
+@gluon.jit
+def own_tiles(work, variant: gl.constexpr):
+    """The part [first, last) of the order that is this block's."""
+    first = gl.program_id(0)
+    last = first + 1
+    if variant.persistent:
+        last = gl.load(work.starts + first + 1)
+        first = gl.load(work.starts + first)
+    return first, last
+
+
+@gluon.jit
+def numbered(work, n, variant: gl.constexpr):
+    """The number of the n-th tile of queries in the order."""
+    if variant.persistent:
+        n = gl.load(work.order + n)
+    return n
+
+
+@gluon.jit
+def await_tile(ready, turn, stages: gl.constexpr):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+
+
+@gluon.jit
+def release(free, turn, stages: gl.constexpr):
+    """This part has read the turn-th tile of a ring."""
+    mbarrier.arrive(free.index(turn % stages), count=1)
+
+
+@gluon.jit
+def take_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
+    """Wait until it is this part's turn to issue products, for the n-th time. Part 0 has the first turn."""
+    if variant.in_turn:
+        FIRST: gl.constexpr = 1 if part == 0 else 0
+        mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+
+
+@gluon.jit
+def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+    """It is the next part's turn to issue products."""
+    if variant.in_turn:
+        mbarrier.arrive(barriers.turns.index((part + 1) % variant.parts), count=1)
+
+
+@gluon.jit
+def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
+    """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
+    PARTS: gl.constexpr = variant.parts
+    stage = turn % variant.query_stages
+    ready = barriers.query_ready.index(stage)
+    mbarrier.expect(ready, variant.tile.query * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    for part in gl.static_range(PARTS):
+        at = [batch, head, row + part * variant.rows, 0]
+        tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
+
+
+@gluon.jit
+def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
+    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    tma.async_copy_global_to_shared(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+
+
+@gluon.jit
+def fetch_both(arrays, tiles, barriers, place, j, stage, variant: gl.constexpr):
+    """Without a producer: ask for the j-th tile of keys and of values."""
+    row = j * variant.tile.key
+    fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
+    fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
+    """The producer: fetches the tiles of this block, each as soon as its place is free."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    query_turn = 0
+    first, last = own_tiles(work, variant)
+    for n in range(first, last):
+        head, batch, i = position(numbered(work, n, variant), work)
+        row = i * variant.tile.query
+        _, end = tiles_to_visit(row, work.seq_len_kv, variant)
+        free = barriers.query_free.index(query_turn % variant.query_stages)
+        mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
+        fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
+        query_turn += 1  # noqa: SIM113
+        kv_head = head // variant.group_size
+        for j in range(end):
+            key = (end - 1 - j if variant.diagonal_first else j) * TILE_KEY
+            stage = turn % variant.stages
+            used = turn // variant.stages & 1 ^ 1
+            mbarrier.wait(barriers.key_free.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
+            mbarrier.wait(barriers.value_free.index(stage), used)
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
+            turn += 1
+
+
+@gluon.jit
+def begin(arrays, tiles, barriers, work, variant: gl.constexpr):
+    """Without a producer: ask for the queries and the first tiles of keys and values."""
+    STAGES: gl.constexpr = variant.stages
+    head, batch, i = position(gl.program_id(0), work)
+    place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+    _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    fetch_queries(arrays, tiles, barriers, head, batch, place.row, 0, variant)
+    for j in gl.static_range(STAGES):
+        if j < end:
+            fetch_both(arrays, tiles, barriers, place, j, j, variant)

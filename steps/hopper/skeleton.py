@@ -1,0 +1,117 @@
+"""A step for Hopper: the holes of the skeleton, and how its kernel is launched and compiled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from steps.core.fused import FusedStep, hole, tiles_visited
+from steps.core.step import Unsupported
+from steps.core.tiles import HOPPER
+from steps.gluon.tensors import contiguous_copy, shapes
+from steps.hopper.kernel import fmha
+from steps.hopper.variant import GROUP_WARPS, Roles, Variant, make_variant, order_of
+from tutorial_lib import compiler
+from tutorial_lib.problem import Problem, fold_sign
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperStep(FusedStep):
+    """A fused kernel for sm_90 in Gluon: ``steps.hopper.kernel.fmha`` with this hole filled.
+
+    roles: which warps do what, and all that follows from it (``steps.hopper.variant``); None: all warps do the same.
+    """
+
+    roles: Roles | None = hole(default=None)
+
+    backend: ClassVar[str] = "hopper"
+    runs_on_cpu: ClassVar[bool] = False
+    head_dims: ClassVar[tuple[int, ...]] = tuple(HOPPER)
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target == "cpu":
+            return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
+        if target != "sm_90":
+            return f"made of wgmma, which sm_90 alone has, not {target}"
+        return None
+
+    def variant(self, problem: Problem, arch: str = "sm_90") -> Variant:
+        """The constants that ``problem`` is compiled with."""
+        return make_variant(self.roles, problem)
+
+    def kernel(self, problem: Problem):
+        """The function that is launched."""
+        return fmha
+
+    def run(self, problem, q, k, v, out):
+        return self.launch(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
+
+    def launch(self, kernel, problem: Problem, q, k, v, out, *constants):
+        """As ``run``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
+        import torch
+
+        variant = self.variant(problem)
+        q, scale = fold_sign(q, problem.effective_scale)
+        q, k, v = (x if describable(x) else contiguous_copy(x) for x in (q, k, v))
+        o = out if out is not None and describable(out) else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        with torch.cuda.device(q.device):
+            blocks, order = order_of(self.roles).blocks(problem, variant.tile, q.device)
+            passed = arguments(q, k, v, o, problem, scale, order, variant)
+            kernel[(blocks,)](*passed, *constants, num_warps=variant.warps)
+        return o if out is None or o is out else out.copy_(o)
+
+    def compile(self, problem, arch="sm_90"):
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
+
+    def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
+        """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem)
+        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
+        order = [compiler.Placeholder((1,), "int32")] * 2
+        compiled = compiler.compile_gluon(
+            kernel,
+            (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants),
+            variant.warps,
+            arch,
+            variant.tile.scores,
+            compute_warps=GROUP_WARPS * variant.groups,
+        )
+        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile), compute_groups=variant.parts)
+
+
+def describable(x) -> bool:
+    """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
+    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+
+
+def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Variant) -> tuple:
+    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, because the hardware's exponential is.
+
+    order: order and starts, see ``steps.core.order``; what follows them is not read here.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    def described(x, rows: int, columns: int = problem.head_dim):
+        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+        strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
+        box = [1, 1, rows, columns]
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, variant.shared)
+
+    keys, queries = variant.tile.key, variant.rows
+    return (
+        described(q, queries),
+        described(k, keys),
+        described(v, keys),
+        described(o, queries, variant.output_columns),
+        *order[:2],
+        scale / math.log(2),
+        problem.seq_len_kv,
+        problem.heads,
+        -(-problem.seq_len_q // variant.tile.query),
+    )

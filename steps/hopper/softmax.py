@@ -1,0 +1,57 @@
+"""What the Hopper kernels do with scores where products overlap: mask, maxima, weights, sums, the output's rescaling."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from steps.gluon.softmax import exp2, hide, sum_own
+
+
+@gluon.jit
+def by_row(x, variant: gl.constexpr):
+    """One number a row, from the layout of the scores to that of the output."""
+    return gl.convert_layout(x, gl.SliceLayout(1, variant.output))[:, None]
+
+
+@gluon.jit
+def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexpr):
+    """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
+
+    With weights alive beside the scores, a second loop would cost a copy of the weights every turn.
+    """
+    if variant.causal or variant.ragged:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+        if j >= whole:
+            scores = hide(scores, first_query, j * variant.tile.key, seq_len_kv, variant)
+    return scores
+
+
+@gluon.jit
+def raise_maxima(scores, row_max, scale):
+    """The new maximum [query] in base 2."""
+    return gl.maximum(row_max, gl.max(scores, 1) * scale)
+
+
+@gluon.jit
+def weigh(scores, row_max, scale):
+    """Weights [query, key]: 2^(score - maximum)."""
+    return exp2(scores * scale - row_max[:, None])
+
+
+@gluon.jit
+def add_up(row_sum, correction, weights, variant: gl.constexpr):
+    """The sums so far and those of one more tile."""
+    if variant.lean_sum:
+        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+        row_sum = row_sum * own[:, None] + sum_own(weights)
+    else:
+        row_sum = row_sum * correction + gl.sum(weights, 1)
+    return row_sum
+
+
+@gluon.jit
+def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr):
+    """(whole, end) of the tiles of keys that the part with these queries sees, of those that its block visits."""
+    whole = gl.minimum(first_query, seq_len_kv) // variant.tile.key
+    end = gl.minimum(block_end, gl.cdiv(first_query + variant.rows, variant.tile.key))
+    return whole, end

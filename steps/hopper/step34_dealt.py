@@ -1,0 +1,20 @@
+"""Step 34: blocks that stay, and a fair deal.
+
+With one block on an SM nothing hides the begin and the end of a block: the first tiles are on their way, or the output
+is. Here every SM keeps one block, which gets a list of tiles of queries; the producer fetches for the next tile while
+the last is still computed, and the output leaves from shared memory of its own. The lists are made before the launch
+(``steps.core.order``), so that all blocks end together, whatever the mask, and heads share L2.
+"""
+
+from steps.core.problems import HEADLINE
+from steps.hopper import step33_overlap
+from steps.hopper.variant import Overlap, Roles, Stay
+
+STEP = step33_overlap.STEP.evolve(
+    number=34,
+    name="dealt",
+    title="Persistent blocks",
+    change="One block an SM stays, and computes a list of tiles that was dealt before the launch.",
+    default_problem=HEADLINE,
+    roles=Roles(registers=240, loop=Overlap(stay=Stay())),
+)

@@ -1,0 +1,50 @@
+"""Step 38: room in shared memory where head_dim is 256.
+
+Blocks that stay want shared memory for the output, so that the next queries can arrive while the last output leaves
+(step dealt). At head_dim 256 there is not enough; but there is for half of it, if the halves leave one after the other
+(``half_output``, inside this step).
+
+A wgmma of 64 queries by 64 keys reads as many bytes of Q as of K, and with both in shared memory it takes all that
+shared memory can deliver while the tensor cores compute. The first factor may come from registers. All of Q would take
+64 of a thread's; half of it takes 32 and leaves shared memory a quarter of its time (``half_query``, inside this step).
+
+And the place of Q, of which there is one, is given back behind the last QK product, which is the last that reads it, and
+no longer behind the last softmax: the next queries arrive under that softmax and the last PV product.
+"""
+
+from steps.core.problems import standard
+from steps.hopper import step37_own_end
+from steps.hopper.variant import Overlap, Roles, Room, Stay
+
+
+def roles(room: Room) -> Roles:
+    return Roles(registers=240, loop=Overlap(stay=Stay(linked=True, ends="own", room=room), third_group="in turn"))
+
+
+HALF_OUTPUT = step37_own_end.STEP.evolve(
+    name="half_output",
+    title="The output in halves",
+    change="At head_dim 256 the output has shared memory of its own for one half at a time.",
+    inside="room",
+    default_problem=standard(head_dim=256),
+    roles=roles(Room(half_query=False, early_query=False)),
+)
+
+HALF_QUERY = HALF_OUTPUT.evolve(
+    name="half_query",
+    title="and half of Q in registers",
+    change="At head_dim 256 the first half of every query stays in registers, and is not read again for every tile.",
+    inside="room",
+    roles=roles(Room(early_query=False)),
+)
+
+STEP = step37_own_end.STEP.evolve(
+    number=38,
+    name="room",
+    title="Room at head_dim 256",
+    change="At head_dim 256 the output leaves in halves, half of Q stays in registers, and Q's place is free early.",
+    default_problem=standard(head_dim=256),
+    roles=roles(Room()),
+)
+
+INSIDE = (HALF_OUTPUT, HALF_QUERY)

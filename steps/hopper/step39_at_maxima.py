@@ -1,0 +1,36 @@
+"""Step 39: the wait for the PV product stands between the maxima and the exponentials.
+
+Step overlap wrote the wait for the PV product behind the softmax, and ptxas moved it to before the exponentials. Over a
+loop it moves nothing, and the wait for a barrier is one: a second wait for the tile of values, which has long arrived,
+holds the order as it was written. Held behind all of the softmax (``late_wait``, inside this step), the wait leaves the
+rescaling of the old output to the very end, where nothing hides it. Between maxima and exponentials the maxima run
+under the product, and the exponentials, which have the MUFU, mix with the rescaling, which has the FMA pipe. At head_dim
+256 without a mask ptxas does that by itself. Up to head_dim 128 the lanes of a row also add their sums after the loop,
+which alone brings nothing (step lean_sum, in the appendix).
+"""
+
+from steps.core.problems import HEADLINE
+from steps.hopper import step38_room
+from steps.hopper.variant import Overlap, Roles, Room, Stay
+
+STAY = Stay(linked=True, ends="own", room=Room())
+
+LATE_WAIT = step38_room.STEP.evolve(
+    name="late_wait",
+    title="The wait behind the softmax",
+    change="The wait for the PV product stays behind the exponentials; up to head_dim 128 lanes add their sums last.",
+    inside="at_maxima",
+    default_problem=HEADLINE,
+    roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the softmax", lean_sum=True)),
+)
+
+STEP = step38_room.STEP.evolve(
+    number=39,
+    name="at_maxima",
+    title="The wait behind the maxima",
+    change="The wait for the PV product is held between maxima and exponentials; lanes add their sums last.",
+    default_problem=HEADLINE,
+    roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the maxima", lean_sum=True)),
+)
+
+INSIDE = (LATE_WAIT,)

@@ -1,0 +1,225 @@
+"""What a Hopper kernel can be made of, and the constants and layouts that it is compiled with.
+
+The choices are nested: what makes sense only together with something else stands inside it. ``Roles`` gives warps
+roles; the warps that compute have a ``loop``; only products that overlap let blocks ``Stay``; and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triton.experimental.gluon import language as gl
+
+from steps.core.fused import Choices
+from steps.core.order import DEALT, NATURAL, Order
+from steps.core.tiles import HOPPER, Tile
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
+GROUP_WARPS = 4  # of a warp group
+PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
+MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
+THREE_GROUPS_REGISTERS = 160  # with which three do
+
+
+@dataclass(frozen=True)
+class Waiting(Choices):
+    """Every product is waited for before anything else begins. in_turn: the groups issue their QK products in turn."""
+
+    in_turn: bool = False
+
+
+@dataclass(frozen=True)
+class Room(Choices):
+    """At head_dim 256 the output leaves in halves, from a place of its own for one half.
+
+    half_query: half of Q stays in registers. early_query: the place of Q is free for the next tile of queries as soon
+    as the last QK product has read it.
+    """
+
+    half_query: bool = True
+    early_query: bool = True
+
+
+@dataclass(frozen=True)
+class Stay(Choices):
+    """One block an SM stays, and computes a list of tiles of queries that was dealt to it before the launch.
+
+    linked: the first QK product of the next tile of queries runs under the end of this one, where shared memory has
+    room for both. ends: where a part stops under a causal mask: at the last tile of keys that the block sees, or at its
+    own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
+    the first. room: what is done at head_dim 256 to make room; None: nothing.
+    """
+
+    linked: bool = False
+    ends: Literal["the block's", "own", "own, diagonal first"] = "the block's"
+    room: Room | None = None
+
+
+@dataclass(frozen=True)
+class Overlap(Choices):
+    """The QK product of a tile and the PV product of the tile before are begun together, before the softmax.
+
+    third_group: at head_dim 64 three warp groups compute; "in turn": and issue their products in turn.
+    wait: where the wait for the PV product stays in the machine code, too. "behind the softmax"; "behind the maxima":
+    and, up to head_dim 128, the correction, and so before the exponentials; None: where the compiler moves it to.
+    lean_sum: up to head_dim 128 the lanes of a row add their sums after the loop.
+    """
+
+    stay: Stay | None = None
+    third_group: Literal["free", "in turn"] | None = None
+    wait: Literal["behind the softmax", "behind the maxima"] | None = None
+    lean_sum: bool = False
+
+
+@dataclass(frozen=True)
+class Roles(Choices):
+    """A producer warp asks for tiles of K and V; warp groups of ROWS queries each do nothing but compute.
+
+    registers: of a thread that computes. loop: how its group goes through the tiles of keys.
+
+    Raises ValueError for registers that setmaxnreg does not take.
+    """
+
+    registers: int = 168
+    loop: Waiting | Overlap = Waiting()
+
+    def __post_init__(self):
+        if self.registers % 8 or not PRODUCER_REGISTERS <= self.registers <= MOST_REGISTERS:
+            raise ValueError(
+                f"registers must be a multiple of 8 from {PRODUCER_REGISTERS} to {MOST_REGISTERS}, got {self.registers}"
+            )
+
+
+def order_of(roles: Roles | None) -> Order:
+    """Which block computes which tiles of queries."""
+    return DEALT if roles and isinstance(roles.loop, Overlap) and roles.loop.stay else NATURAL
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, and the layouts that follow: all of it is constant in the compiled code."""
+
+    tile: Tile
+    head_dim: int
+    group_size: int
+    causal: bool
+    ragged: bool  # the last tile of keys is not full
+    groups: int  # warp groups that compute, of ROWS queries each
+    stages: int
+    producer: bool
+    registers: int
+    in_turn: bool
+    overlap: bool
+    persistent: bool
+    linked: bool
+    own_output: bool  # the output has its own place in shared memory, and not that of Q
+    half_output: bool  # and that for one half at a time
+    own_end: bool
+    lean_sum: bool
+    half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
+    early_query: bool
+    late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
+    diagonal_first: bool
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the queries of a block fall: each has its warps, which run for themselves."""
+        return self.groups if self.producer else 1
+
+    @property
+    def rows(self) -> int:
+        """Queries of a part."""
+        return self.tile.query // self.parts
+
+    @property
+    def warps(self) -> int:
+        """Warps of a part."""
+        return GROUP_WARPS * self.groups // self.parts
+
+    @property
+    def query_stages(self) -> int:
+        """Tiles of queries that shared memory holds."""
+        return 2 if self.linked else 1
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the output that are stored at once."""
+        return self.head_dim // 2 if self.half_output else self.head_dim
+
+    @property
+    def workers(self) -> list[int]:
+        """Warps of every part but the first, and of the producer."""
+        return [self.warps] * (self.parts - 1) + [1]
+
+    @property
+    def budgets(self) -> list[int]:
+        """Registers of a thread of those; the first part gets what is left, which is no less."""
+        return [self.registers] * (self.parts - 1) + [PRODUCER_REGISTERS]
+
+    @property
+    def accumulator(self) -> gl.NVMMADistributedLayout:
+        """Scores [query, key], as wgmma leaves them in registers: a warp has 16 rows."""
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.tile.key, 16])
+
+    @property
+    def output(self) -> gl.NVMMADistributedLayout:
+        """Outputs [query, head_dim]."""
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
+
+    @property
+    def weights(self) -> gl.DotOperandLayout:
+        """The first factor of the PV product, which comes from registers."""
+        return gl.DotOperandLayout(0, self.output, 2)
+
+    @property
+    def shared(self) -> gl.NVMMASharedLayout:
+        """Tiles in shared memory, swizzled as TMA writes and wgmma reads them."""
+        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+
+
+def make_variant(roles: Roles | None, problem: Problem) -> Variant:
+    """The constants that a kernel with these roles is compiled with for ``problem``."""
+    shape = HOPPER[problem.head_dim]
+    loop = roles.loop if roles else Waiting()
+    overlap = loop if isinstance(loop, Overlap) else None
+    stay = overlap.stay if overlap else None
+    # Where shared memory holds the next tile of queries beside this one, there is nothing to make room for.
+    room = stay.room if stay and not shape.two_queries else None
+    three = bool(overlap and overlap.third_group) and shape.third_group
+    groups = 3 if three else 2
+    tile = Tile(groups * ROWS, shape.key)
+    registers = roles.registers if roles else 0
+    own_end = bool(stay) and stay.ends != "the block's" and problem.causal
+    return Variant(
+        tile=tile,
+        head_dim=problem.head_dim,
+        group_size=problem.group_size,
+        causal=problem.causal,
+        ragged=problem.seq_len_kv % tile.key != 0,
+        groups=groups,
+        stages=2,
+        producer=roles is not None,
+        registers=THREE_GROUPS_REGISTERS if three else registers,
+        in_turn=overlap.third_group == "in turn" and three if overlap else loop.in_turn,
+        overlap=overlap is not None,
+        persistent=stay is not None,
+        linked=bool(stay) and stay.linked and shape.two_queries,
+        own_output=bool(stay) and (shape.two_queries or room is not None),
+        half_output=room is not None,
+        own_end=own_end,
+        lean_sum=bool(overlap) and overlap.lean_sum and shape.lean_sum,
+        half_query=room is not None and room.half_query,
+        early_query=room is not None and room.early_query,
+        late_wait=_wait(overlap, shape, problem.causal),
+        diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
+    )
+
+
+def _wait(overlap: Overlap | None, shape, causal: bool) -> str | None:
+    if overlap is None or overlap.wait is None:
+        return None
+    if overlap.wait == "behind the softmax":
+        return "softmax"
+    return shape.wait_causal if causal else shape.wait_full

@@ -1,0 +1,51 @@
+"""Compiles the kernels of many steps side by side, before they are run one after the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from steps.core.step import Step
+from tutorial_lib.problem import Problem
+
+KERNELS_A_PROCESS = 3  # fewer do not repay the seconds that a process takes to start
+
+
+def compile_ahead(
+    problem: Problem, steps: Sequence[Step], arch: str, timeout: float, tell: Callable[[str], None]
+) -> None:
+    """Compile the steps' kernels for ``arch`` in as many processes as there are cores, and keep them on disk.
+
+    What fails here is compiled again in its turn, and told then. Ends when none is ready within ``timeout`` seconds.
+    tell: is told what is being done.
+    """
+    processes = min(os.cpu_count() or 1, len(steps) // KERNELS_A_PROCESS)
+    if processes < 2:
+        return
+    tell(f"compiling {len(steps)} kernels, {processes} at a time")
+    with multiprocessing.get_context("spawn").Pool(
+        processes, initializer=_silence
+    ) as pool:  # ends them when it is left
+        compiled = pool.imap_unordered(_compile, [(step, problem, arch) for step in steps])
+        for n in range(len(steps)):
+            try:
+                compiled.next(timeout)
+            except multiprocessing.TimeoutError:
+                return
+            tell(f"compiling {len(steps)} kernels, {processes} at a time: {n + 1} done")
+
+
+def _silence() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked decides what Ctrl-C means
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def _compile(what: tuple[Step, Problem, str]) -> None:
+    step, problem, arch = what
+    with suppress(Exception):  # told in the step's own turn
+        step.compile(problem, arch)

@@ -1,0 +1,100 @@
+"""The worker's side of a measurement: holds a problem's inputs and runs steps on them.
+
+Lives in a process of its own (see ``tutorial_lib.worker``), because a kernel may crash, hang, or poison the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from steps.core.step import Step, target_of
+from tutorial_lib import accuracy, timing
+from tutorial_lib.hardware import available_bytes, gpu_turn
+from tutorial_lib.passes import PASSES
+from tutorial_lib.problem import Problem
+
+
+class Bench:
+    """One problem, in one direction ("forward"), on one device ("cuda" or "cpu")."""
+
+    def __init__(self, problem: Problem, direction: str, device: str, seed: int, check: bool):
+        import torch
+
+        self.problem, self.device, self.seed = problem, torch.device(device), seed
+        self.kind = PASSES[direction]
+        self.plans: dict[str, timing.Plan] = {}
+        self.calls: dict[str, object] = {}
+        with gpu_turn(device):
+            self.inputs = self.kind.inputs(problem, seed, device)
+            if check:
+                self.exact = self.kind.reference(problem, self.inputs)
+                self.allowed = self.kind.yardstick(problem, self.inputs, self.exact)
+
+    def ready(self) -> None:
+        """Answers once the inputs, and the reference if asked for, are made."""
+
+    def missing(self, step: Step) -> str | None:
+        """Why ``step`` cannot run this problem here, or None when it can."""
+        if reason := step.unsupported(self.problem, target_of(self.device)):
+            return reason
+        needs = step.scratch_bytes(self.problem)
+        if needs and needs > (free := available_bytes(self.device.type)):
+            return f"needs {needs / 1e9:.1f} GB of scratch memory, {free / 1e9:.1f} GB are free"
+        return None
+
+    def check(self, step: Step) -> accuracy.Accuracy:
+        """Run the step once into a poisoned output and compare."""
+        with gpu_turn(self.device.type):
+            return self.kind.check(step, self.problem, self.inputs, self.exact, self.allowed)
+
+    def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
+        """Names of the steps whose kernels are not on disk yet."""
+        from tutorial_lib.compiler import NotOnDisk, from_disk_only
+
+        names = []
+        with from_disk_only():
+            for step in steps:
+                try:
+                    step.compile(self.problem, arch)
+                except NotOnDisk:
+                    names.append(step.name)
+                except Exception:  # told when it is compiled
+                    continue
+        return names
+
+    def compile(self, step: Step, arch: str) -> dict:
+        """What the compiler makes of the step's kernel, as results.json holds it."""
+        return step.compile(self.problem, arch).as_dict()
+
+    def kernels(self, step: Step) -> list[str]:
+        """Names of the GPU kernels that one call launches, the longest-running first."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:  # else it warns of one cycle
+            self.kind.call(step, self.problem, self.inputs)
+            torch.cuda.synchronize()
+        events = sorted(recorded.key_averages(), key=lambda event: -event.device_time_total)
+        return [event.key for event in events if event.device_time_total > 0]
+
+    def prepare(self, step: Step | None) -> None:
+        """Warm ``step`` (None: the ceiling) up and plan its samples."""
+        name = step.name if step else timing.CEILING
+        with gpu_turn(self.device.type):
+            self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
+            self.plans[name] = timing.plan_sample(self.calls[name])
+
+    def sample(self, name: str) -> dict:
+        """One contender's turn in a round: milliseconds, and the GPU's state."""
+        with gpu_turn(self.device.type):
+            return asdict(timing.take_sample(self.calls[name], self.plans[name]))
+
+    def _call(self, step: Step):
+        import torch
+
+        # Where everything fits in the L2 cache, several sets of inputs take turns, so that memory is read as it
+        # would be in a model, whose layers do not find their inputs cached.
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        sets = min(8, max(1, -(-2 * cache // self.kind.tensor_bytes(self.problem))))
+        inputs = [self.inputs] + [self.kind.inputs(self.problem, self.seed + n, self.device) for n in range(1, sets)]
+        return lambda i: self.kind.call(step, self.problem, inputs[i % sets])

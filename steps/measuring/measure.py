@@ -1,0 +1,393 @@
+"""Measures steps on a problem: checks each, times them in turn, and returns what was found as a ``Run``."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from steps.measuring.ahead import compile_ahead
+from steps.measuring.bench import Bench
+from steps.core.ladder import select
+from steps.core.step import DEFAULT_ARCH, Step
+from steps.reference.step00_sdpa import STEP as BASELINE
+from tutorial_lib import timing
+from tutorial_lib.counters import CountersError, find_ncu, read_counters
+from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
+from tutorial_lib.passes import PASSES, pass_of
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup
+from tutorial_lib.worker import Inline, Worker, WorkerFailure
+
+
+ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step.
+
+    isolated: in a process of its own; without, steps may hold what cannot be sent to one: a notebook's function.
+    """
+
+    device: str  # "cuda" or "cpu"
+    seed: int
+    rounds: int = 15
+    check: bool = True
+    timeout: float = 120.0
+    profile: bool = False
+    isolated: bool = True
+
+
+class Progress:
+    """What a caller may want to show while it waits; this one shows nothing."""
+
+    def total(self, actions: int) -> None:
+        """How many actions there are to do in all, as far as is known."""
+
+    def done(self, what: str) -> None:
+        """One more action was done."""
+
+    def doing(self, what: str) -> None:
+        """An action begins."""
+
+
+@dataclass
+class _Contender:
+    step: Step
+    status: str = "skipped"
+    reason: str | None = "not reached"
+    accuracy: object = None
+    resources: dict | None = None
+    kernels: list[str] | None = None
+    counters: dict | None = None
+    runs: bool = False  # nothing stands against timing it
+
+    def fail(self, reason: str) -> None:
+        # A peer that cannot run is nobody's failure here, and what does not fit in memory is wrong nowhere.
+        harmless = self.step.number is None or reason.startswith("OutOfMemoryError")
+        self.status, self.reason = ("skipped" if harmless else "failed"), reason
+
+
+def measure(
+    problem: Problem, steps: Sequence[Step], peers: Sequence[Step], settings: Settings, progress: Progress | None = None
+) -> tuple[Run, bool, str]:
+    """Check and, on a GPU, time ``steps`` and ``peers`` on ``problem``.
+
+    Returns the run, whether it was interrupted (Ctrl-C: the run then holds what was finished), and the worker's
+    output. A step that raises, is wrong, faults or hangs is recorded as failed; the others are measured all the same.
+    """
+    progress = progress or Progress()
+    on_gpu = settings.device == "cuda"
+    kind = pass_of(steps[0])
+    contenders = [_Contender(step) for step in _with_baseline(steps, on_gpu)] + [_Contender(peer) for peer in peers]
+    rounds: list[dict[str, dict]] = []
+    notes: list[str] = []
+    interrupted = False
+    worker = (Worker if settings.isolated else Inline)(
+        Bench,
+        problem,
+        kind.name,
+        settings.device,
+        settings.seed,
+        settings.check,
+        on_start=lambda w: w.call("ready", timeout=settings.timeout),
+    )
+    with worker:
+        try:
+            progress.total(2 * len(contenders) + (settings.rounds if on_gpu else 0))
+            needs, free = kind.needed_bytes(problem, settings.check), available_bytes(settings.device)
+            if needs > free:
+                for contender in contenders:
+                    contender.reason = f"the problem needs {needs / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+            else:
+                arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
+                if settings.isolated:
+                    _compile_ahead(worker, problem, contenders, arch, settings, progress)
+                for contender in contenders:
+                    notes += _qualify(worker, problem, contender, arch, settings, progress)
+                if on_gpu:
+                    notes += _time(worker, contenders, settings, rounds, progress)
+                    worker.close()  # its inputs would be in a profiler's way
+                    if settings.profile:
+                        notes += _profile(problem, contenders, settings, progress)
+            if settings.profile and not on_gpu:
+                notes.append("No counters were read: they take a GPU.")
+        except KeyboardInterrupt:
+            interrupted = True
+            worker.stop()  # at once: it may be deep in a kernel
+        output = worker.output()
+    if interrupted:
+        for contender in contenders:
+            if contender.reason == "not reached":
+                contender.reason = "interrupted before its turn"
+    return _summarise(problem, contenders, settings, rounds, notes), interrupted, output
+
+
+def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
+    """The steps, and SDPA in front when they are timed: every speedup is one over it."""
+    return [BASELINE, *steps] if on_gpu and BASELINE not in steps else list(steps)
+
+
+def _compile_ahead(
+    worker: Worker, problem: Problem, contenders: list[_Contender], arch: str, settings: Settings, progress: Progress
+) -> None:
+    """Compile what is not compiled yet side by side; what then goes wrong is told in each step's own turn."""
+    kernels = [c.step for c in contenders if c.step.backend not in ("torch", "peer")]
+    kernels = [step for step in kernels if step.unsupported(problem, arch) is None]
+    try:
+        names = worker.call("not_compiled", kernels, arch, timeout=settings.timeout)
+    except WorkerFailure:
+        return
+    compile_ahead(problem, [s for s in kernels if s.name in names], arch, settings.timeout, progress.doing)
+
+
+def _qualify(
+    worker: Worker, problem: Problem, contender: _Contender, arch: str, settings: Settings, progress: Progress
+) -> list[str]:
+    """Find out whether a step can run and is right, and what its compiler makes of it; returns notes."""
+    step, notes = contender.step, []
+
+    def call(method: str, *args):
+        return worker.call(method, *args, timeout=settings.timeout)
+
+    try:
+        progress.doing(f"checking {step.label}")
+        runs = settings.device == "cuda" or step.runs_on_cpu
+        if reason := call("missing", step) if runs else step.unsupported(problem, arch):
+            contender.reason = reason
+            return notes
+        if settings.check and runs:
+            contender.accuracy = call("check", step)
+            if not contender.accuracy.correct:
+                contender.fail(contender.accuracy.explain())
+                return notes
+            contender.status, contender.reason = "checked", None
+        progress.done(f"checked {step.label}")
+        if step.backend not in ("torch", "peer"):
+            progress.doing(f"compiling {step.label} for {arch}")
+            try:
+                contender.resources = call("compile", step, arch)
+            except WorkerFailure as failure:
+                if settings.device == "cpu":
+                    raise
+                notes.append(f"{step.label} runs, but cannot be looked into: {failure}.")  # no reason not to time it
+            else:
+                if not (settings.check and runs):
+                    contender.status, contender.reason = "compiled", None
+        elif not settings.check:
+            contender.reason = "neither checked nor timed"
+        if step is BASELINE and settings.device == "cuda":
+            contender.kernels = call("kernels", step)
+        contender.runs = True
+    except WorkerFailure as failure:
+        contender.fail(str(failure))
+    finally:
+        progress.done(f"finished {step.label}")
+    return notes
+
+
+def _time(
+    worker: Worker, contenders: list[_Contender], settings: Settings, rounds: list[dict], progress: Progress
+) -> list[str]:
+    """Sample everybody in turn, round after round, into ``rounds``; returns notes.
+
+    Whoever fails leaves, and its round is repeated without it.
+    """
+    racing: dict[str, _Contender | None] = {c.step.name: c for c in contenders if c.runs}
+    racing[timing.CEILING] = None
+    prepared: set[str] = set()
+    notes: list[str] = []
+    order = random.Random(settings.seed)
+    while len(rounds) < settings.rounds and any(racing.values()):
+        progress.doing(f"timing, round {len(rounds) + 1} of {settings.rounds}")
+        sampled = {}
+        names = list(racing)
+        order.shuffle(names)
+        for name in names:
+            contender = racing[name]
+            try:
+                if name not in prepared:
+                    worker.call("prepare", contender and contender.step, timeout=settings.timeout)
+                    prepared.add(name)
+                sampled[name] = worker.call("sample", name, timeout=settings.timeout)
+            except WorkerFailure as failure:
+                if contender is None:
+                    notes.append(f"There is no ceiling: its matrix product failed: {failure}.")
+                else:
+                    contender.fail(str(failure))
+                del racing[name]
+                prepared.clear()  # the worker may be a new one
+                break
+        else:
+            rounds.append(sampled)
+            progress.done(f"round {len(rounds)}")
+    for contender in racing.values():
+        if contender is not None and rounds:
+            contender.status, contender.reason = "measured", None
+    return notes
+
+
+def _profile(problem: Problem, contenders: list[_Contender], settings: Settings, progress: Progress) -> list[str]:
+    """Read the counters of every measured step with a kernel of its own; returns notes on what could not be read."""
+    try:
+        find_ncu()
+    except CountersError as error:
+        return [f"{error}."]
+    measured = [c for c in contenders if c.status == "measured" and c.step.backend not in ("torch", "peer")]
+    order = [step.name for step in select(",".join(c.step.name for c in measured))] if measured else []
+    measured.sort(key=lambda contender: order.index(contender.step.name))  # as ``ONCE`` runs them
+    if not measured:
+        return []
+
+    def read(group: list[_Contender]) -> None:
+        command = [sys.executable, "-m", ONCE, ",".join(c.step.name for c in group), json.dumps(problem.as_dict())]
+        kernels = read_counters(command, "fmha", len(group) * settings.timeout)
+        if len(kernels) != len(group):
+            raise CountersError(f"{len(kernels)} kernels ran, of which ncu should have read {len(group)}")
+        for contender, counters in zip(group, kernels):
+            contender.counters = counters
+
+    notes = []
+    progress.doing(f"profiling {len(measured)} steps")
+    try:
+        read(measured)  # in one process: to start one takes longer than to read
+    except CountersError:  # whose fault it is shows when everybody runs alone
+        for contender in measured:
+            progress.doing(f"profiling {contender.step.label}")
+            try:
+                read([contender])
+            except CountersError as error:
+                notes.append(f"{contender.step.label}: {error}")
+    return notes
+
+
+def _summarise(
+    problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict], notes: list[str]
+) -> Run:
+    machine = describe_machine(settings.device)
+    measurements = {c.step.name: _measurement(problem, c, rounds) for c in contenders}
+    return Run(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        versions=describe_versions(),
+        settings={
+            "device": settings.device,
+            "seed": settings.seed,
+            "rounds": settings.rounds,
+            "check": settings.check,
+            "timeout_s": settings.timeout,
+            "sample_ms": timing.SAMPLE_MS,
+            "rest_ms": timing.REST_MS,
+        },
+        problem=problem.as_dict(),
+        steps=[measurements[c.step.name] for c in contenders if c.step.number is not None],
+        peers=[measurements[c.step.name] for c in contenders if c.step.number is None],
+        ceiling=_ceiling(rounds, problem),
+        rounds=[_round(sampled) for sampled in rounds],
+        notes=_notes(rounds, machine) + notes,
+    )
+
+
+def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) -> Measurement:
+    step, accuracy = contender.step, contender.accuracy
+    record = Measurement(
+        number=step.number,
+        name=step.name,
+        title=step.title,
+        status=contender.status,
+        reason=contender.reason,
+        previous=step.previous.name if step.previous else None,
+        previous_number=step.previous.number if step.previous else None,
+        max_error=accuracy and accuracy.max_error,
+        reference_error=accuracy and accuracy.reference_error,
+        correct=accuracy and accuracy.correct,
+        change=step.change,
+        key_changes=step.key_changes(),
+        resources=contender.resources,
+        counters=contender.counters,
+        kernels=contender.kernels,
+    )
+    if contender.status != "measured":
+        return record
+    mine = _latencies(rounds, step.name)
+    latency = timing.spread(mine)
+    clocks = [sampled[step.name]["gpu"]["sm_clock_mhz"] for sampled in rounds if sampled[step.name]["gpu"]]
+    return record.model_copy(
+        update={
+            "latency_ms": Latency(median=latency.median, low=latency.low, high=latency.high, rounds=len(mine)),
+            "tflops": problem.flops / latency.median / 1e9,
+            "percent_of_ceiling": _percent_of_ceiling(problem, mine, rounds),
+            "speedup_vs_baseline": _speedup(rounds, BASELINE.name, mine),
+            "speedup_vs_previous": _speedup(rounds, step.previous.name, mine) if step.previous else None,
+            "sm_clock_mhz": statistics.median(clocks) if clocks else None,
+        }
+    )
+
+
+def _took_part(name: str, rounds: list[dict]) -> bool:
+    """Whether this contender was sampled in every round, and there was one."""
+    return bool(rounds) and all(name in sampled for sampled in rounds)
+
+
+def _latencies(rounds: list[dict], name: str) -> list[float]:
+    return [sampled[name]["milliseconds"] for sampled in rounds]
+
+
+def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict]) -> float | None:
+    """The median over rounds of this step's operations a second over the matrix product's, in percent."""
+    if not _took_part(timing.CEILING, rounds):
+        return None
+    per_round = [
+        100 * (problem.flops / ms) / (timing.CEILING_FLOPS / ceiling)
+        for ms, ceiling in zip(mine, _latencies(rounds, timing.CEILING), strict=True)
+    ]
+    return statistics.median(per_round)
+
+
+def _speedup(rounds: list[dict], other: str, mine: list[float]) -> Speedup | None:
+    if not _took_part(other, rounds):
+        return None
+    ratio = timing.speedup(_latencies(rounds, other), mine)
+    return Speedup(median=ratio.median, low=ratio.low, high=ratio.high, verdict=timing.verdict(ratio))
+
+
+def _ceiling(rounds: list[dict], problem: Problem) -> Ceiling | None:
+    if not _took_part(timing.CEILING, rounds):
+        return None
+    rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, timing.CEILING)])
+    what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
+    return Ceiling(what=what, tflops=rate.median, low=rate.low, high=rate.high)
+
+
+def _round(sampled: dict) -> Round:
+    states = [sample["gpu"] for sample in sampled.values() if sample["gpu"]]
+    record = Round(latency_ms={name: sample["milliseconds"] for name, sample in sampled.items()})
+    if not states:
+        return record
+    return record.model_copy(
+        update={
+            "sm_clock_mhz": statistics.median(state["sm_clock_mhz"] for state in states),
+            "power_w": max(state["power_w"] for state in states),
+            "temperature_c": max(state["temperature_c"] for state in states),
+            "throttled_by": sorted({reason for state in states for reason in state["throttled_by"]}),
+        }
+    )
+
+
+def _notes(rounds: list[dict], machine: dict) -> list[str]:
+    """What a reader must know about the timings: above all, whether the clock was held down."""
+    states = [sample["gpu"] for sampled in rounds for sample in sampled.values() if sample["gpu"]]
+    reasons = sorted({reason for state in states for reason in state["throttled_by"]})
+    if not reasons:
+        return []
+    clocks = [state["sm_clock_mhz"] for state in states]
+    share = sum(bool(state["throttled_by"]) for state in states) / len(states)
+    return [
+        f"The GPU was throttled ({', '.join(reasons)}) in {share:.0%} of the samples: its SM clock ran at "
+        f"{min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz."
+    ]

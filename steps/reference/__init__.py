@@ -1,0 +1,1 @@
+"""Attention as PyTorch computes it, which every kernel is compared with, and other people's attention."""

@@ -1,0 +1,143 @@
+"""The passes over attention, one place for each: what goes in, what comes out, what is right, and what it costs.
+
+Whatever measures or checks a step asks the step's pass, ``pass_of(step)``, and knows no direction itself. The forward
+pass is the only one so far.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from tutorial_lib import accuracy, reference
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = tuple["torch.Tensor", ...]
+
+
+class Pass(ABC):
+    """One direction through attention. Its inputs and outputs are tuples of tensors, always in the same order."""
+
+    name: str
+
+    @abstractmethod
+    def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> Tensors:
+        """Random inputs on ``device``, the same for the same seed and device."""
+
+    @abstractmethod
+    def poisoned(self, inputs: Tensors) -> Tensors:
+        """Outputs filled with NaN, for a step to write into: what nobody writes stays NaN, and NaN is never right."""
+
+    @abstractmethod
+    def call(self, step, problem: Problem, inputs: Tensors, outputs: Tensors | None = None) -> Tensors:
+        """Let ``step`` compute the pass, into ``outputs`` where they are given."""
+
+    @abstractmethod
+    def reference(self, problem: Problem, inputs: Tensors) -> Tensors:
+        """The outputs in float64."""
+
+    @abstractmethod
+    def yardstick(self, problem: Problem, inputs: Tensors, exact: Tensors) -> tuple[float, ...]:
+        """For each output the largest error of PyTorch's own attention in the problem's dtype."""
+
+    @abstractmethod
+    def operations(self, problem: Problem) -> float:
+        """Floating-point operations of the matrix products, by which TFLOPS are counted."""
+
+    @abstractmethod
+    def least_bytes(self, problem: Problem) -> int:
+        """Bytes that must cross device memory: every input read once, every output written once."""
+
+    @abstractmethod
+    def tensor_bytes(self, problem: Problem) -> int:
+        """Bytes that inputs and outputs occupy together."""
+
+    @abstractmethod
+    def needed_bytes(self, problem: Problem, check: bool) -> int:
+        """Memory that a measurement needs before any step runs; with ``check`` that of the reference, too."""
+
+    def check(self, step, problem: Problem, inputs: Tensors, exact: Tensors, allowed: tuple) -> accuracy.Accuracy:
+        """Let ``step`` write into poisoned outputs and compare; of several outputs, the one that is nearest its limit.
+
+        exact, allowed: what ``reference`` and ``yardstick`` gave for these inputs.
+        """
+        outputs = self.poisoned(inputs)
+        self.call(step, problem, inputs, outputs)
+        return accuracy.worst(accuracy.compare(*each) for each in zip(outputs, exact, allowed, strict=True))
+
+
+class Forward(Pass):
+    """q ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]`` -> o, as q."""
+
+    name = "forward"
+
+    def inputs(self, problem, seed, device="cpu"):
+        """q and k are standard normal. v is standard normal plus 1/2.
+
+        The mean of the output is then not zero, so that a lost tile or a wrong normalisation shows even where a long
+        average hides the noise.
+        """
+        import torch
+
+        generator = torch.Generator(device=device).manual_seed(seed)
+        dtype = getattr(torch, problem.dtype)
+
+        def normal(heads: int, seq_len: int, mean: float) -> torch.Tensor:
+            # Drawn in the 16-bit type itself: a float32 copy of a long problem would not fit beside naive attention.
+            tensor = torch.empty(problem.batch, heads, seq_len, problem.head_dim, dtype=dtype, device=device)
+            return tensor.normal_(mean, 1.0, generator=generator)
+
+        return (
+            normal(problem.heads, problem.seq_len_q, 0.0),
+            normal(problem.kv_heads, problem.seq_len_kv, 0.0),
+            normal(problem.kv_heads, problem.seq_len_kv, 0.5),
+        )
+
+    def poisoned(self, inputs):
+        import torch
+
+        return (torch.full_like(inputs[0], float("nan"), memory_format=torch.contiguous_format),)
+
+    def call(self, step, problem, inputs, outputs=None):
+        out = outputs[0] if outputs else None
+        return (step.attention(*inputs, causal=problem.causal, scale=problem.scale, out=out),)
+
+    def reference(self, problem, inputs):
+        return (reference.attention_float64(*inputs, problem.causal, problem.scale),)
+
+    def yardstick(self, problem, inputs, exact):
+        return (reference.sdpa_error(inputs, exact[0], problem.causal, problem.scale),)
+
+    def operations(self, problem):
+        """Two products, of which each takes 2 operations a query-key pair and head dimension."""
+        return 4 * problem.batch * problem.heads * problem.head_dim * problem.visible_pairs
+
+    def least_bytes(self, problem):
+        keys = min(problem.seq_len_q, problem.seq_len_kv) if problem.causal else problem.seq_len_kv
+        return self._bytes(problem, keys)
+
+    def tensor_bytes(self, problem):
+        return self._bytes(problem, problem.seq_len_kv)
+
+    @staticmethod
+    def _bytes(problem: Problem, keys: int) -> int:
+        rows = 2 * problem.heads * problem.seq_len_q + 2 * problem.kv_heads * keys
+        return problem.batch * rows * problem.head_dim * BYTES_PER_ELEMENT
+
+    def needed_bytes(self, problem, check):
+        """Inputs, two outputs, and for the reference its float64 output and two blocks of scores."""
+        elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
+        checking = 8 * elements + 2 * reference.SCORE_BYTES if check else 0
+        return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking
+
+
+FORWARD = Forward()
+PASSES: dict[str, Pass] = {FORWARD.name: FORWARD}
+
+
+def pass_of(step) -> Pass:
+    """The pass that a step computes."""
+    return PASSES[step.direction]
