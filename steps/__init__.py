@@ -18,7 +18,7 @@ _WHERE = {
     "best": "steps.core.choice",
     "get_step": "steps.core.ladder",
 }
-__all__ = list(_WHERE)  # noqa: PLE0604 - names that are found when they are asked for
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str):

@@ -9,21 +9,33 @@ Exit status: 0 done; 2 the request makes no sense, or the compiler is missing, t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import linecache
 import pydoc
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.compiler import CUTILE_ARCHITECTURES, Compiled, CompilerError, from_fields, keep, read_kept
+from tutorial_lib.problem import Problem
+
+if TYPE_CHECKING:
+    from steps.core.step import Step
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")  # whose versions decide what a kernel becomes
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.inspect", description=__doc__.split("\n\n")[0])
-    parser.add_argument("step", help="number or name of a step, or all")
+    parser.add_argument("step", help="number or name of a step, a file that steps.show wrote, or all")
     parser.add_argument("--against", metavar="STEP", help="compare with this step")
     parser.add_argument("--arch", default="sm_90", help="architectures, such as sm_90,sm_121, or all (sm_90)")
-    parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help="(4096)")
+    parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help="(4096; a file: its own)")
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="(as --seq-len)")
     parser.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="(128)")
     parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
@@ -35,26 +47,21 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    from steps import STEPS, get_step
-    from steps.core.step import Unsupported
-    from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError, compiler_version
-    from tutorial_lib.problem import Problem
+@dataclass(frozen=True)
+class Examined:
+    """What the compiler made of a step for each architecture, and of the step that it is compared with.
 
-    try:
-        steps = [s for s in STEPS if s.backend != "torch"] if options.step == "all" else [get_step(options.step)]
-        other = get_step(options.against) if options.against else None
-        problem = Problem(
-            batch=4,
-            heads=32,
-            seq_len_q=options.seq_len,
-            seq_len_kv=options.seq_len_kv or options.seq_len,
-            head_dim=options.head_dim,
-            dtype=options.dtype,
-            causal=options.causal,
-        )
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+    compiled: architecture -> (the step's, the other's or None), or why there is nothing.
+    """
+
+    label: str
+    change: str
+    other: str | None
+    problem: Problem
+    compiled: dict[str, tuple[Compiled, Compiled | None] | str]
+
+
+def run(options: argparse.Namespace) -> int:
     architectures = CUTILE_ARCHITECTURES if options.arch == "all" else options.arch.split(",")
     for arch in architectures:
         if arch not in CUTILE_ARCHITECTURES:
@@ -65,35 +72,108 @@ def run(options: argparse.Namespace) -> int:
         raise BadRequest("argument --output: goes with the step all")
     if options.output:
         check_writable("--output", options.output)
-    for asked in filter(None, (*steps, other)):
-        if asked.backend in ("torch", "peer"):
-            raise BadRequest(f"step {asked.label} has no kernel of its own to compile: it calls PyTorch")
-        reasons = [asked.unsupported(problem, arch) for arch in architectures]
+    console = make_console()
+    if options.step == "all":
+        steps, _, problem = asked(options, architectures)
+        return survey(console, steps, architectures, problem, options.output)
+    examined = remembered(options) or examine(options, architectures)
+    console.print(f"{examined.label}: {examined.change} Compiled for {examined.problem.describe()}.")
+    failed = False
+    for arch, found in examined.compiled.items():
+        if isinstance(found, str):
+            print(f"steps.inspect: {arch}: {found}", file=sys.stderr)
+            failed = True
+        elif options.text:
+            show_text(found[0], options.text)
+        else:
+            show(console, examined, *found)
+    return 2 if failed else 0
+
+
+def asked(options: argparse.Namespace, architectures: Sequence[str]) -> tuple[list, Step | None, Problem]:
+    """(the steps, the one to compare with, the problem); raises BadRequest for what makes no sense."""
+    from steps import STEPS
+    from tutorial_lib.compiler import compiler_version
+
+    try:
+        steps = [s for s in STEPS if s.backend != "torch"] if options.step == "all" else [find(options.step)]
+        other = find(options.against) if options.against else None
+        written = [step.written_for for step in steps if hasattr(step, "written_for")]
+        problem = written[0] if written else asked_problem(options)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    for step in filter(None, (*steps, other)):
+        if step.backend in ("torch", "peer"):
+            raise BadRequest(f"step {step.label} has no kernel of its own to compile: it calls PyTorch")
+        reasons = [step.unsupported(problem, arch) for arch in architectures]
         if all(reasons):  # what one of them cannot do is told beside what the others can
-            raise BadRequest(f"step {asked.label}: {reasons[0]}")
+            raise BadRequest(f"step {step.label}: {reasons[0]}")
     try:
         compiler_version()
     except CompilerError as error:
         raise BadRequest(str(error)) from None
-    console = make_console()
-    if options.step == "all":
-        return survey(console, steps, architectures, problem, options.output)
-    [step] = steps
-    console.print(f"{step.label}: {step.change} Compiled for {problem.describe()}.")
-    failed = False
+    return steps, other, problem
+
+
+def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examined:
+    """Compile, or find on disk; what nothing went wrong with is kept for ``remembered``."""
+    from steps import Unsupported
+
+    [step], other, problem = asked(options, architectures)
+    compiled = {}
     for arch in architectures:
         try:
-            compiled = step.compile(problem, arch)
-            before = other.compile(problem, arch) if other else None
+            compiled[arch] = step.compile(problem, arch), other.compile(problem, arch) if other else None
         except (CompilerError, Unsupported) as error:
-            print(f"steps.inspect: {arch}: {error}", file=sys.stderr)
-            failed = True
-            continue
-        if options.text:
-            show_text(compiled, options.text)
-            continue
-        show(console, step, compiled, other, before, problem)
-    return 2 if failed else 0
+            compiled[arch] = str(error)
+    examined = Examined(step.label, step.change, other and other.label, problem, compiled)
+    if not any(isinstance(found, str) for found in compiled.values()):
+        keep(identity(options), asdict(examined))
+    return examined
+
+
+def remembered(options: argparse.Namespace) -> Examined | None:
+    """The answer to the same question about the same source, found without loading a compiler."""
+    try:
+        fields = read_kept(identity(options))
+        pairs = fields["compiled"].items()
+        compiled = {arch: tuple(found and from_fields(found) for found in pair) for arch, pair in pairs}
+        return Examined(**{**fields, "problem": Problem(**fields["problem"]), "compiled": compiled})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def identity(options: argparse.Namespace) -> bytes:
+    """What an answer depends on: the question, this project's source and the compilers' versions."""
+    question = {name: value for name, value in vars(options).items() if name not in ("text", "output")}
+    files = [*ROOT.glob("steps/**/*.py"), *ROOT.glob("tutorial_lib/*.py")]
+    files += [Path(name) for name in (options.step, options.against) if name and name.endswith(".py")]
+    sources = [(str(path), path.read_bytes()) for path in sorted(files) if path.exists()]
+    versions = [version(package) for package in PACKAGES]
+    return repr((question, versions)).encode() + hashlib.sha256(repr(sources).encode()).digest()
+
+
+def asked_problem(options: argparse.Namespace):
+    """The problem that the options describe; raises ValueError."""
+    from dataclasses import replace
+
+    from steps.core.problems import standard
+
+    problem = standard(options.seq_len, options.head_dim, options.causal)
+    return replace(
+        problem, heads=32, kv_heads=32, dtype=options.dtype, seq_len_kv=options.seq_len_kv or options.seq_len
+    )
+
+
+def find(name: str):
+    """A step by its number or name, or the kernel in a file that ``steps.show`` wrote; raises ValueError."""
+    from steps import get_step
+
+    if not name.endswith(".py"):
+        return get_step(name)
+    from steps.writing.written import read_step
+
+    return read_step(Path(name))
 
 
 def survey(console, steps: Sequence, architectures: Sequence[str], problem, output: Path | None) -> int:
@@ -167,13 +247,14 @@ def show_text(compiled, which: str) -> None:
     pydoc.pager(texts[which])
 
 
-def show(console, step, compiled, other, before, problem) -> None:
+def show(console, examined: Examined, compiled: Compiled, before: Compiled | None) -> None:
     """One architecture: figures, instructions by kind, the limit, the comparison and the remarks."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    columns = [(other.label, before)] if other else []
-    columns.append((step.label, compiled))
+    other = examined.other
+    columns = [(other, before)] if other else []
+    columns.append((examined.label, compiled))
     console.rule(f"{compiled.arch}, {compiled.compiler}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("")
@@ -194,9 +275,9 @@ def show(console, step, compiled, other, before, problem) -> None:
         )
     elif other:
         console.print("The same code." if compiled.same_code(before) else "Different code.", style="bold")
-    show_limit(console, compiled, problem)
+    show_limit(console, compiled, examined.problem)
     for remark in compiled.remarks:
-        source = linecache.getline(str(Path(__file__).with_name(remark.file)), remark.line).strip()
+        source = linecache.getline(str(Path(__file__).parent / remark.file), remark.line).strip()
         console.print(f"  {remark.file}:{remark.line}  {source}", soft_wrap=True, markup=False)
         console.print(f"      {remark.text}", soft_wrap=True, markup=False)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from steps.run import RESULTS, find_recorded
+from steps.core.problems import few_heads
+from steps.core.recorded import find_recorded
 from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console
+from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 
-DRAWN = Problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=128)
+DRAWN = few_heads()
 
 
 def gluon_steps() -> list:
@@ -32,7 +34,7 @@ def turns(step, problem: Problem) -> tuple[int, int]:
 
 
 def draw_banks():
-    """Step 8's and step 9's shared memory over the banks. Returns a matplotlib Figure."""
+    """Shared memory of steps explicit and swizzle over the banks. Returns a matplotlib Figure."""
     from steps import get_step
     from tutorial_lib import drawings
 
@@ -41,7 +43,7 @@ def draw_banks():
 
 
 def draw_owners():
-    """What each warp holds of S, P and O in step 9 (split-KV) and step 10 (split-Q). Returns a matplotlib Figure."""
+    """What each warp holds of S, P and O in steps swizzle (split-KV) and split_q. Returns a matplotlib Figure."""
     from steps import get_step
     from tutorial_lib import drawings
 

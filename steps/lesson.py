@@ -11,42 +11,38 @@ import inspect
 from functools import cached_property
 from pathlib import Path
 
-from steps import STEPS, get_step
+from steps import INSIDE, STEPS, get_step
 from steps.core.fused import FusedStep
-from steps.gluon import Schedule
-from steps.measuring.measure import DEFAULT_ARCH, Settings, measure
-from steps.run import RESULTS, find_recorded
-from steps.core.step import Step, TorchStep, Unsupported
-from steps.core.tiles import recorded_search
-from steps.trials import get_trial, recorded_trial
-from tutorial_lib import limits, pictures, plots, report, tables, timing
+from steps.core.ladder import module_file
+from steps.core.recorded import find_recorded, recorded_survey
+from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
+from steps.measuring.measure import Settings, measure
+from steps.writing.written import written_out
+from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
+from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_machine, gpu_turn, has_gpu
+from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, Survey, recorded_runs
+from tutorial_lib.results import Measurement, Run, recorded_runs
 
-PROBLEMS = {  # what a lesson is measured on: problems that are recorded for every step of a skeleton
-    "torch": Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
-    "cutile": Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
-    "gluon": Problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=128),
-    "hopper": Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128),
-}
 CHECKED = [  # small enough for the interpreter: even, ragged and grouped, one token
     Problem(batch=1, heads=2, seq_len_q=128, seq_len_kv=128, head_dim=64, causal=True),
     Problem(batch=1, heads=2, kv_heads=1, seq_len_q=77, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
     Problem(batch=1, heads=1, seq_len_q=1, seq_len_kv=65, head_dim=128),
 ]
+CHECKED_LENGTH = 300  # of the problem that is like the step's own, but small
 ROUNDS = 5  # a reader waits for them
 
 
 class Lesson:
-    """A step beside its predecessor, on one problem. name: the step's; problem: what it is timed on."""
+    """A step beside its predecessor, on one problem. name: the step's; problem: what it is timed on (its own)."""
 
     def __init__(self, name: str, problem: Problem | None = None, results: Path = RESULTS):
         self.step = get_step(name)
-        self.problem = problem or PROBLEMS[self.step.backend]
+        self.problem = problem or self.step.default_problem
         self.results = results
         self.on_gpu = has_gpu()
         self.guess: float | None = None  # the reader's, until the number appears
@@ -62,8 +58,45 @@ class Lesson:
     # --- the change ---
 
     def change(self) -> Page:
-        """The step's code against its predecessor's."""
-        return Page(f"**{self.step.title}.** {self.step.change}", *code_change(self.step))
+        """The step's whole kernel, with what differs from its predecessor's marked."""
+        return Page(f"**{self.step.title}.** {self.step.change}", *self._kernels())
+
+    def _kernels(self) -> list[str | Html]:
+        if isinstance(self.step, TorchStep):
+            before = inspect.getsource(self.previous.function) if self.previous else ""
+            now = inspect.getsource(self.step.function)
+            return [difference(before, now) if before else code(now)]
+        where = f"`python -m steps.show {self.step.name}` prints it. It is made from `{module_file(self.step)}`"
+        try:
+            text = written_out(self.step, self.problem, self.arch)
+        except Unsupported as error:
+            return [f"{error}."]
+        if self.step.begins_a_skeleton:
+            return [f"The whole kernel, for {self.problem.describe()}. {where}, and what that builds on.", code(text)]
+        try:
+            before = written_out(self.previous, self.problem, self.arch)
+        except Unsupported as error:
+            return [f"The whole kernel ({error}). {where}.", code(text)]
+        holes = [f"- `{change}`" for change in self.step.key_changes()]
+        told = f"The whole kernel, for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
+        if before == text:
+            told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
+        return ["\n".join(["What changes:", "", *holes]), told + where + ".", difference(before, text)]
+
+    def inside(self) -> Page:
+        """What this step was put together from, piece by piece, each against the step that it stands on."""
+        pieces = [piece for piece in INSIDE if piece.inside == self.step.name]
+        if not pieces:
+            return Page(f"Step {self.step.label} is one piece.")
+        rows = []
+        for piece in (*pieces, self.step):
+            m, made = self.known(piece), self.compiled(piece) or {}
+            figures = [made.get("registers"), made.get("spilled_bytes")]
+            timed = [tables.tflops(m), tables.vs_previous(m)] if m and m.tflops else [None, None]
+            rows.append([piece.name, piece.change, piece.previous.name, *figures, *timed])
+        headers = ["", "what it does", "stands on", "registers", "spilled, bytes", "TFLOPS", "vs what it stands on"]
+        where = f"TFLOPS were recorded: {tables.provenance(self.recorded)}." if self.recorded else ""
+        return Page(table(headers, rows), where)
 
     # --- what to expect ---
 
@@ -119,15 +152,16 @@ class Lesson:
         step = step or self.step
         held = step.scratch_bytes(self.problem)
         gpu = REFERENCE_GPUS.get(self.arch)
-        shown = {"inputs and output": self.problem.least_bytes / 1e9, "intermediate matrices": held / 1e9}
+        least = pass_of(step).least_bytes(self.problem)
+        shown = {"inputs and output": least / 1e9, "intermediate matrices": held / 1e9}
         parts = [f"Step {step.label} on {self.problem.describe()}:", pictures.bars(shown, "GB")]
         if gpu:
-            moved, least = 2000 * held / gpu.bandwidth, 1000 * self.problem.least_bytes / gpu.bandwidth
+            moved, read = 2000 * held / gpu.bandwidth, 1000 * least / gpu.bandwidth
             products = 1000 * limits.floor(self.problem, gpu).units["tensor cores"]
             parts.append(
                 f"Each intermediate matrix is written and read at least once. At {gpu.name}'s "
                 f"{gpu.bandwidth / 1e12:.3g} TB/s that alone takes {moved:.3g} ms; reading the inputs and writing the "
-                f"output takes {least:.2g} ms, and the matrix products on the tensor cores {products:.2g} ms."
+                f"output takes {read:.2g} ms, and the matrix products on the tensor cores {products:.2g} ms."
             )
         return Page(*parts)
 
@@ -149,12 +183,17 @@ class Lesson:
     def check(self, *also: Problem) -> Page:
         """Against attention in float64, on fresh random inputs: here where this machine can run the kernel.
 
-        also: problems besides those that every chapter checks.
+        also: problems besides those that every chapter checks, and a short one like this lesson's.
         """
+        like_this = dataclasses.replace(
+            self.problem, batch=1, heads=2, kv_heads=2, seq_len_q=CHECKED_LENGTH, seq_len_kv=CHECKED_LENGTH
+        )
         if not self.on_gpu and not self.step.runs_on_cpu:
             reason = self.step.unsupported(CHECKED[0], "cpu")
             return Page(f"Not run here, and so not checked: {reason}. `make test-gpu` checks it on a GPU.")
-        rows = [[p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in (*CHECKED, *also)]
+        rows = [
+            [p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in dict.fromkeys((*CHECKED, like_this, *also))
+        ]
         by = "in the interpreter" if isinstance(self.step, FusedStep) else "by PyTorch"
         where = "on this GPU" if self.on_gpu else f"{by}, on the CPU"
         return Page(
@@ -243,7 +282,8 @@ class Lesson:
             known = ", ".join(self.step.holes())
             return Page(f"No hole {', '.join(sorted(unknown))}: step {self.step.label} has {known}.")
         try:
-            return dataclasses.replace(self.step, name=f"{self.step.name}_varied", previous=self.step, **changes)
+            varied = {"name": f"{self.step.name}_varied", "previous": self.step, "number": self.step.number}
+            return dataclasses.replace(self.step, **varied, **changes)
         except ValueError as error:  # holes that do not go together
             return Page(f"{', '.join(_filled(changes))}: {error}.")
 
@@ -306,6 +346,9 @@ class Lesson:
         except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
         rows = [[name, *(resources[key] for resources in pair)] for name, key in FIGURES]
+        if self.on_gpu or other.runs_on_cpu:
+            found = [_accuracy(step, CHECKED[0], self.on_gpu)[2] for step in (self.step, other)]
+            rows.append([f"correct, {CHECKED[0].describe()}", *found])
         if self.on_gpu:
             written_here = any(getattr(value, "__module__", None) == "__main__" for value in changes.values())
             settings = Settings(device="cuda", seed=0, rounds=ROUNDS, isolated=not written_here)
@@ -318,155 +361,6 @@ class Lesson:
         else:
             rows.append(["TFLOPS", "take a GPU", ""])
         return Page(table([f"for {self.arch}", self.step.label, what], rows))
-
-
-# --- what was searched and tried ---
-
-
-def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 8) -> Page:
-    """The fastest configurations of the recorded search, and of those like step 7's the fastest."""
-    search = recorded_search(arch)
-    for one in search.searched if search else ():
-        problem = one.the_problem()
-        if (problem.head_dim, problem.causal) != (head_dim, causal):
-            continue
-        plain = next(f for f in one.found if f.configuration.warps is None and f.configuration.cluster is None)
-        shown = [(n, f) for n, f in enumerate(one.found, 1) if n <= best or f is plain]
-        rows = [
-            [
-                n,
-                f.configuration.label,
-                f"{f.tflops:.0f}",
-                f"{100 * f.margin / f.microseconds:.1f} %",
-                f.registers,
-                f.spill_instructions,
-                f.shared_bytes,
-            ]
-            for n, f in shown
-        ]
-        headers = ["", "queries x keys", "TFLOPS", "95 % margin", "registers", "spills", "shared memory, bytes"]
-        where = f"{search.machine['name']}, {search.day}, cuda-tile {search.versions['cuda-tile']}"
-        failed = f", {len(one.failed)} failed" if one.failed else ""
-        return Page(
-            f"Recorded on {where}: {problem.describe()}, the fastest of {len(one.found)} configurations{failed}. "
-            f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.",
-            table(headers, rows),
-        )
-    return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `python -m steps.search`.")
-
-
-def trial(name: str) -> Page:
-    """A trial's recorded speed and error."""
-    found = get_trial(name)
-    runs = recorded_trial(found)
-    if not runs:
-        return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
-    where = f"Recorded: step {get_step(found.step).label}, {runs[0].machine['name']}, {runs[0].day}."
-    if found.is_switch:
-        return Page(f"*{found.question}*", where, _switched(runs))
-    return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
-
-
-def _switched(runs: list[Run]) -> str:
-    """The table of a trial that was off and on."""
-    rows = []
-    for run in runs:
-        off, on = run.steps[-2:]
-        if not (off.tflops and on.tflops):
-            told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
-            rows.append([run.the_problem().describe(), *told, "", "", ""])
-            continue
-        ratio = timing.speedup(*([r.latency_ms[m.name] for r in run.rounds] for m in (off, on)))
-        change = f"{ratio.median:.3f}× ({ratio.low:.3f}–{ratio.high:.3f})"
-        errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
-        rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
-    return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)
-
-
-# --- the first and the last chapter ---
-
-
-def recorded(problem: Problem = PROBLEMS["cutile"], results: Path = RESULTS) -> Run | None:
-    """The newest recorded run of a problem."""
-    return find_recorded(problem, [results])
-
-
-def baseline(problem: Problem = PROBLEMS["cutile"]) -> Run | None:
-    """SDPA, its backends and the ceiling on a problem: measured here on a GPU, else recorded."""
-    if not has_gpu():
-        return recorded(problem)
-    from steps.reference.peers import PEERS
-
-    backends = [peer for peer in PEERS if peer.name.startswith("sdpa_")]
-    run, _, _ = measure(problem, [STEPS[0]], backends, Settings(device="cuda", seed=0, rounds=ROUNDS))
-    return run
-
-
-def ceilings(run: Run | None) -> Page:
-    """What a machine reaches: a large matrix product, and attention by each of SDPA's backends."""
-    if run is None:
-        return Page("Nothing is recorded, and there is no GPU here to measure.")
-    told = "Measured here, now" if has_gpu() else "Recorded, not measured here"
-    shown = {"a large matrix product": run.ceiling.tflops} if run.ceiling else {}
-    for m in [run.measurement("sdpa"), *run.peers]:
-        if m and m.tflops and m.name.startswith("sdpa"):
-            shown[m.title] = m.tflops
-    kernels = ", ".join(f"`{name[:60]}`" for name in run.measurement("sdpa").kernels or ())
-    chose = f"SDPA, left to itself, chose {kernels}." if kernels else ""
-    return Page(f"{told}: {tables.provenance(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
-
-
-def rounds(run: Run | None, *names: str) -> Page:
-    """Every round's latency of some contenders, and the clock: why a single number is not a measurement."""
-    if run is None:
-        return Page("Nothing is recorded, and there is no GPU here to measure.")
-    return Page(plots.latency_by_round(run, names), "\n\n".join(run.notes))
-
-
-def ladder(problem: Problem) -> Page:
-    """All recorded steps on a problem."""
-    run = recorded(problem)
-    if run is None:
-        return Page(f"No run of {problem.describe()} is recorded.")
-    columns = tables.columns(run, compact=True)
-    cells = tables.rows([m for m in [*run.steps, *run.peers] if m.tflops], columns)
-    return Page(
-        f"Recorded: {tables.provenance(run)}.",
-        plots.tflops_by_step(run),
-        tables.markdown([header for header, _ in columns], cells),
-    )
-
-
-def fastest() -> Page:
-    """The fastest step of every problem on which all were measured that are the fastest somewhere."""
-    return Page(report.fastest(recorded_runs(RESULTS), "{number:02}_{name}.ipynb"))  # the step's chapter
-
-
-def lengths(causal: bool = True) -> Page:
-    """Recorded TFLOPS over sequence length."""
-    family = dataclasses.replace(PROBLEMS["cutile"], causal=causal).family
-    runs = [run for run in recorded_runs(RESULTS) if run.the_problem().family == family]
-    return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
-
-
-def architectures() -> Page:
-    """The compiler's figures of every step for every architecture, as recorded."""
-    survey = recorded_survey()
-    return Page(plots.heat_table(survey)) if survey else Page("No survey is recorded: `python -m steps.inspect all`.")
-
-
-def wall(arch: str = DEFAULT_ARCH) -> Page:
-    """Tensor cores and exponentials as ceilings over head_dim, and the best recorded step and peer under them."""
-    best: dict[str, dict[int, float]] = {"the best step": {}, "the best peer": {}}
-    for run in recorded_runs(RESULTS):
-        if run.machine["arch"] != arch:
-            continue
-        for label, measured in (("the best step", run.steps[1:]), ("the best peer", run.peers)):
-            head_dim, reached = run.problem["head_dim"], max((m.tflops or 0 for m in measured), default=0)
-            if head_dim <= 256:
-                best[label][head_dim] = max(reached, best[label].get(head_dim, 0))
-    points = {label: sorted(reached.items()) for label, reached in best.items() if reached}
-    return Page(pictures.exponential_wall(REFERENCE_GPUS[arch], points))
 
 
 FIGURES = [
@@ -486,53 +380,16 @@ def machine(recorded: Run | None) -> Page:
     """One line: what this machine can do."""
     if has_gpu():
         here = describe_machine("cuda")
-        return Page(
-            f"**This machine has a GPU, {here['name']} ({here['arch']}): kernels run on it, timings are its own.**"
-        )
-    shown = f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}" if recorded else "no timings"
-    return Page(
-        f"**This machine has no GPU: cuTile kernels run in the interpreter, every kernel compiles, and {shown}.**"
+        return Page(f"**Executed on a GPU, {here['name']} ({here['arch']}): kernels ran on it, timings are its own.**")
+    shown = (
+        f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}"
+        if recorded
+        else "no timings are recorded"
     )
-
-
-def code_change(step: Step) -> list[str | Html]:
-    """The code that differs from the previous step's, hole by hole."""
-    if isinstance(step, TorchStep):
-        before = inspect.getsource(step.previous.function) if step.previous else ""
-        return [difference(before, inspect.getsource(step.function), context=20)]
-    assert isinstance(step, FusedStep)
-    if step.begins_a_skeleton:
-        holes = "\n".join(f"- {name} = {value}" for name, value in ((n, _name(v)) for n, v in step.holes().items()))
-        return [
-            f"A new kernel, in `{inspect.getmodule(type(step)).__name__.replace('.', '/')}.py`:\n\n{holes}",
-            code(inspect.getsource(kernel_source(step))),
-        ]
-    parts: list[str | Html] = []
-    for name, (before, now) in step.changed_holes().items():
-        parts.append(f"The hole `{name}`:")
-        parts.append(difference(_source(name, before), _source(name, now), context=30))
-        for where, text in step.switched(name).items():
-            parts += [f"What it switches, in `{where}`:", code(text)]
-    return parts
-
-
-def kernel_source(step: FusedStep):
-    """The Python function that is a step's kernel, for reading."""
-    if step.backend == "gluon":
-        return step.schedule.function.fn
-    if step.backend == "hopper":
-        from steps import hopper
-
-        return hopper.consume.fn
-    from steps import cutile
-
-    return cutile._kernel_function.__wrapped__
-
-
-def _source(name: str, value: object) -> str:
-    if isinstance(value, Schedule):
-        return inspect.getsource(value.function.fn)
-    return inspect.getsource(value) if inspect.isfunction(value) else f"{name} = {_name(value)}"
+    return Page(
+        "**Executed on a machine without a GPU: cuTile kernels ran in the interpreter, every kernel was compiled, and "
+        f"{shown}.**"
+    )
 
 
 def _name(value: object) -> str:
@@ -546,20 +403,11 @@ def _filled(changes: dict) -> list[str]:
 def _accuracy(step: Step, problem: Problem, on_gpu: bool) -> list[str]:
     import secrets
 
-    from tutorial_lib.accuracy import measure_accuracy
-    from tutorial_lib.reference import attention_float64, sdpa_error
-
-    device = "cuda" if on_gpu else "cpu"
+    device, kind = "cuda" if on_gpu else "cpu", pass_of(step)
+    if reason := step.unsupported(problem, describe_machine(device)["arch"] or "cpu"):
+        return [f"not for this step: {reason}", "", ""]
     with gpu_turn(device):
-        inputs = problem.inputs(secrets.randbits(32), device)
-        exact = attention_float64(*inputs, problem.causal, problem.scale)
-        allowed = sdpa_error(inputs, exact, problem.causal, problem.scale)
-        found = measure_accuracy(step.attention, inputs, exact, allowed, problem.causal, problem.scale)
+        inputs = kind.inputs(problem, secrets.randbits(32), device)
+        exact = kind.reference(problem, inputs)
+        found = kind.check(step, problem, inputs, exact, kind.yardstick(problem, inputs, exact))
     return [f"{found.max_error:.0e}", f"{found.reference_error:.0e}", "yes" if found.correct else "NO"]
-
-
-def recorded_survey(results: Path = RESULTS) -> Survey | None:
-    """The newest survey of every step on every architecture, or None."""
-    paths = sorted(results.glob("compiled/*/survey.json"))
-    surveys = [Survey.model_validate_json(path.read_bytes()) for path in paths]
-    return max(surveys, key=lambda survey: survey.date, default=None)

@@ -59,7 +59,11 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
     measuring = parser.add_argument_group("what to measure, and how")
-    measuring.add_argument("--steps", default="all", help="all; best, by what is recorded; or numbers, names and parts: 0,3-5,exp2,hopper (all)")
+    measuring.add_argument(
+        "--steps",
+        default="all",
+        help="all; best, by what is recorded; or numbers, names and parts: 0,3-5,exp2,hopper (all)",
+    )
     peers = "also SDPA's backends, FlexAttention and others: all, or names such as sdpa_cudnn,flash_attn_4"
     measuring.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
@@ -237,15 +241,6 @@ def show_run(console, run, recorded) -> None:
         console.print(f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.")
 
 
-def find_recorded(asked, folders: Sequence[Path]):
-    """The newest run with GPU timings of this very problem, or None."""
-    from tutorial_lib.results import recorded_runs
-
-    runs = [run for folder in dict.fromkeys(folders) for run in recorded_runs(folder)]
-    runs = [run for run in runs if run.the_problem() == asked]
-    return max(runs, key=lambda run: run.date, default=None)
-
-
 def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:
     """results.json first, then everything drawn from it; an interrupted run does not replace a finished one."""
     from tutorial_lib.files import write_whole
@@ -294,6 +289,7 @@ def _progress(console):
 def run(options: argparse.Namespace) -> int:
     import secrets
 
+    from steps.core.recorded import find_recorded
     from tutorial_lib.report import write_length_plots
 
     steps = None if options.steps == "best" else select_steps(options.steps)

@@ -1,8 +1,9 @@
 """The search for tiles: ``python -m steps.search`` times cuTile's kernel over tiles, warps and clusters, on a GPU.
 
-The kernel is step 7's, with the hints of steps 5 and 6 left to be found; ``cuda.tile.tune`` times every combination.
-Recorded as ``results/<machine>/search.json``, failures included. Exit status: 0 done; 1 it cannot be written; 2 bad
-request.
+The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; ``cuda.tile.tune``
+times every combination. Recorded as ``results/<machine>/search.json``, failures included. No kernel reads that file:
+what is to be used is written into ``FOUND`` of ``steps/core/tiles.py``, and the lines for it are printed. Exit status:
+0 done; 1 it cannot be written; 2 bad request.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-from steps.run import RESULTS
+from steps.core import tiles
+from steps.core.problems import standard
 from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.files import RESULTS
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Configuration, Found, Search, Searched
 
@@ -35,26 +39,20 @@ def space() -> list[Configuration]:
 
 
 def problems(seq_len: int) -> list[Problem]:
-    return [
-        Problem(
-            batch=4,
-            heads=16 if head_dim == 256 else 32,
-            seq_len_q=seq_len,
-            seq_len_kv=seq_len,
-            head_dim=head_dim,
-            causal=causal,
-        )
-        for head_dim in (64, 128, 256)
-        for causal in (True, False)
-    ]
+    return [standard(seq_len, head_dim, causal) for head_dim in (64, 128, 256) for causal in (True, False)]
 
 
 def configured(configuration: Configuration):
-    """Step 7 with a configuration in its holes."""
+    """Step approx_division with a configuration in its holes."""
     from steps import get_step
-    from steps.cutile import configured_as
+    from steps.cutile.skeleton import configured_as
 
-    return configured_as(get_step("approx_division"), configuration)
+    return configured_as(get_step("approx_division"), as_table(configuration))
+
+
+def as_table(c: Configuration) -> tiles.Found:
+    """A configuration as ``steps.core.tiles`` holds it."""
+    return tiles.Found(tiles.Tile(c.query, c.key), warps=c.warps, cluster=c.cluster, occupancy=c.occupancy)
 
 
 def compile_one(configuration: Configuration, problem: Problem) -> dict | str:
@@ -66,7 +64,7 @@ def compile_one(configuration: Configuration, problem: Problem) -> dict | str:
     try:
         step = configured(configuration)
         made = step.compile(problem, target_of(torch.device("cuda"))).as_dict()
-        step.attention(*problem.inputs(0, "cuda"), problem.causal)
+        FORWARD.call(step, problem, FORWARD.inputs(problem, 0, "cuda"))
         torch.cuda.synchronize()
     except Exception as error:  # whatever a compiler or a GPU may say: it is this configuration's result
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -94,7 +92,7 @@ def search(problem: Problem, made: dict, console) -> Searched:
     failed = {c: reason for c, reason in made.items() if isinstance(reason, str)}
     if len(failed) == len(made):
         raise BadRequest(f"{problem.describe()}: no configuration runs; the first says {next(iter(failed.values()))}")
-    q, k, v = problem.inputs(0, "cuda")
+    q, k, v = FORWARD.inputs(problem, 0, "cuda")
     out = torch.empty_like(q)
     steps = {c: configured(c) for c in made if c not in failed}
     variants = {c: step.variant(problem, arch) for c, step in steps.items()}
@@ -102,7 +100,7 @@ def search(problem: Problem, made: dict, console) -> Searched:
         list(steps),
         torch.cuda.current_stream(),
         lambda c: grid(problem, variants[c].tile),
-        lambda c: steps[c].kernel(variants[c]),
+        lambda c: steps[c].compiled_when_launched(steps[c].kernel_function(variants[c])),
         lambda c: (q, k, v, out, problem.effective_scale),
         quiet=True,
     )
@@ -113,7 +111,7 @@ def search(problem: Problem, made: dict, console) -> Searched:
             microseconds=m.mean_us,
             margin=m.error_margin_us,
             samples=m.num_samples,
-            tflops=problem.flops / m.mean_us / 1e6,
+            tflops=FORWARD.operations(problem) / m.mean_us / 1e6,
             registers=made[m.config]["registers"],
             spill_instructions=made[m.config]["spill_instructions"],
             shared_bytes=made[m.config]["shared_bytes"],
@@ -139,7 +137,9 @@ def run(options: argparse.Namespace) -> int:
 
     check_writable("--output-dir", options.output_dir)
     if not has_gpu():
-        raise BadRequest("a search is timed, and PyTorch finds no CUDA GPU here: chapter 25 shows what is recorded")
+        raise BadRequest(
+            "a search is timed, and PyTorch finds no CUDA GPU here: chapter 15 shows what is recorded"
+        )
     console = make_console()
     machine = describe_machine("cuda")
     asked = problems(options.seq_len)
@@ -156,7 +156,16 @@ def run(options: argparse.Namespace) -> int:
     path = options.output_dir / machine["slug"] / "search.json"
     write_whole(path, record.model_dump_json(by_alias=True, indent=1) + "\n")
     console.print(f"Written: {path}", soft_wrap=True)
+    console.print("For FOUND in steps/core/tiles.py:")
+    for key, found in table_of(record).items():
+        console.print(f"    {key}: {found},", soft_wrap=True, markup=False)
     return 0
+
+
+def table_of(record: Search) -> dict[tuple[str, int, bool], tiles.Found]:
+    """What ``FOUND`` holds when it follows this search."""
+    searched = [(s.the_problem(), s.found[0].configuration) for s in record.searched]
+    return {(record.machine["arch"], p.head_dim, p.causal): as_table(c) for p, c in searched}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

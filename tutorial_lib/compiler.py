@@ -39,7 +39,7 @@ OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows al
 
 COMPUTE_WARPS = 4  # left to itself, tileiras lets four warps compute; it adds warps of its own for copies
 
-FORMAT = 3  # of what is kept on disk: a change here makes everything be compiled again
+FORMAT = 4  # of what is kept on disk: a change here makes everything be compiled again
 
 
 def compute_threads(resources: dict) -> int:
@@ -236,18 +236,35 @@ def from_disk_only():
 
 def _kept(identity: bytes, make) -> Compiled:
     """What is on disk for this identity, or what ``make`` returns, which is then kept."""
-    path = cache_folder() / f"{hashlib.sha256(identity).hexdigest()}.json"
-    try:
-        fields = json.loads(path.read_text())
-        fields["remarks"] = tuple(Remark(**remark) for remark in fields["remarks"])
-        return Compiled(**fields)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # not there, or not ours
+    with suppress(OSError, ValueError, TypeError, KeyError):  # not there, or not ours
+        return from_fields(read_kept(identity))
     if _from_disk_only.get():
-        raise NotOnDisk(path)
+        raise NotOnDisk(_place(identity))
     compiled = make()
-    _keep(path, compiled)
+    keep(identity, asdict(compiled))
     return compiled
+
+
+def from_fields(fields: dict) -> Compiled:
+    """A ``Compiled`` from what ``dataclasses.asdict`` made of it and JSON kept; raises TypeError for other fields."""
+    return Compiled(**{**fields, "remarks": tuple(Remark(**remark) for remark in fields["remarks"])})
+
+
+def _place(identity: bytes) -> Path:
+    return cache_folder() / f"{hashlib.sha256(identity).hexdigest()}.json"
+
+
+def read_kept(identity: bytes) -> dict:
+    """What ``keep`` wrote for this identity; raises OSError where there is nothing, ValueError for what is no JSON."""
+    return json.loads(_place(identity).read_text())
+
+
+def keep(identity: bytes, fields: dict) -> None:
+    """Keep something on disk that can be made again; a cache that cannot be written is slow, and nothing worse."""
+    from tutorial_lib.files import write_whole
+
+    with suppress(OSError):
+        write_whole(_place(identity), json.dumps(fields))
 
 
 class Placeholder:
@@ -325,13 +342,6 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("FMHA_TUTORIAL_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fmha-tutorial")
-
-
-def _keep(path: Path, compiled: Compiled) -> None:
-    from tutorial_lib.files import write_whole
-
-    with suppress(OSError):  # a cache that cannot be written is slow, and nothing worse
-        write_whole(path, json.dumps(asdict(compiled)))
 
 
 @cache
@@ -446,7 +456,8 @@ def parse_remarks(text: str) -> tuple[Remark, ...]:
         where = entry.get("DebugLoc") or {}
         details = {key: value for argument in entry["Args"] for key, value in argument.items()}
         words = [str(details[key]) for key in ("Remark", "Instruction", "Shape") if key in details]
-        found.add(Remark(Path(where.get("File", "?")).name, int(where.get("Line", 0)), ": ".join(words)))
+        file = "/".join(Path(where.get("File", "?")).parts[-2:])  # such as cutile/kernel.py
+        found.add(Remark(file, int(where.get("Line", 0)), ": ".join(words)))
     return tuple(sorted(found, key=lambda remark: (remark.file, remark.line, remark.text)))
 
 

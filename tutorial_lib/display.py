@@ -1,17 +1,21 @@
-"""What a notebook's cell shows: Markdown, figures as small PNGs, and the coloured difference of two texts."""
+"""What a notebook's cell shows: Markdown, figures as small PNGs, programs with colours, what differs between two."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import unified_diff
+from difflib import SequenceMatcher
 
 from tutorial_lib import plots, tables
 
-COLOURS = {"+": "#d9f2d9", "-": "#fbdcd5", "@": "#e8e8e8"}
-
-CODE = "font-family:monospace; line-height:1.35; font-size:90%"
+# Ink and paper are both named, so that a page of dark theme does not put its own behind the one or over the other.
+PAPER, INK = "#f8f8f8", "#1a1a1a"
+MARKED = {"+": "#d3f0d3", "-": "#fadbd4", " ": PAPER}
+CODE = (
+    f"background:{PAPER}; color:{INK}; font-family:monospace; line-height:1.35; font-size:90%; "
+    "max-height:44em; overflow:auto; padding:0.6em"
+)
+STYLE = "tango"  # of pygments; readable on PAPER, and in grey
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,45 @@ def _bundle(part) -> dict:
     return {"image/png": b64encode(plots.png(part, dpi=80)).decode(), "text/plain": "a figure"}
 
 
-def difference(before: str, after: str, context: int = 3) -> Html:
-    """The change from one text to another, line by line; every line begins with + or -, so colour is not needed."""
-    lines = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=context))[2:]
+def marked_lines(before: str, after: str, written: Callable[[str], str] = str) -> Iterator[tuple[str, str]]:
+    """Every line of ``after``, and in their places those of ``before`` that went: ("+" new, "-" gone or " ", line).
+
+    written: how a text is written, line for line; lines are compared as they are.
+    """
+    old, new = written(before).split("\n"), written(after).split("\n")
+    compared = SequenceMatcher(None, before.split("\n"), after.split("\n"), autojunk=False)
+    for what, i, i_end, j, j_end in compared.get_opcodes():
+        if what == "equal":
+            yield from ((" ", line) for line in new[j:j_end])
+        else:
+            yield from (("-", line) for line in old[i:i_end])
+            yield from (("+", line) for line in new[j:j_end])
+
+
+def difference(before: str, after: str) -> Html:
+    """A program with what is new in it, and what went, marked in front of the line, so that colour is not needed."""
     rows = "".join(
-        f'<div style="background:{COLOURS.get(line[:1], "transparent")}; color:#111">{html.escape(line) or " "}</div>'
-        for line in lines
+        f'<div style="background:{MARKED[mark]}; white-space:pre">{mark} {line or " "}</div>'
+        for mark, line in marked_lines(before, after, _highlighted)
     )
-    return Html(f'<pre style="{CODE}">{rows}</pre>', "\n".join(lines))
+    text = "\n".join(f"{mark} {line}".rstrip() for mark, line in marked_lines(before, after))
+    return Html(f'<div style="{CODE}">{rows}</div>', text)
 
 
 def code(text: str) -> Html:
     """A program to read."""
-    return Html(f'<pre style="{CODE}">{html.escape(text)}</pre>', text)
+    return Html(f'<pre style="{CODE}">{_highlighted(text)}</pre>', text)
+
+
+def _highlighted(text: str) -> str:
+    """A Python program as HTML, line for line; no element reaches over the end of a line."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    made = highlight(text, lexer, HtmlFormatter(nowrap=True, noclasses=True, style=STYLE))
+    return made.removesuffix("\n") if text.count("\n") < made.count("\n") else made
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

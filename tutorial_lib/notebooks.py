@@ -1,15 +1,18 @@
 """Makes the notebooks: ``python -m tutorial_lib.notebooks`` executes notebooks/source/*.md into notebooks/*.ipynb.
 
 The text and the cells stand in Markdown, where they are easy to review; the notebooks are what comes of executing them.
-``--html DIR`` writes the series as static pages instead, which fetch nothing from the network. ``--execute`` runs the
-notebooks that are there, without their source. Names choose some: ``03_exp2``.
+``--html DIR`` writes the series as static pages instead, which fetch nothing from the network; index.html there is
+notebooks/README.md, the list of chapters. ``--execute`` runs the notebooks that are there, without their source. Names
+choose some: ``03_exp2``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +21,20 @@ from tutorial_lib.files import write_whole
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+# What ipykernel reports. JupyterLab writes it into every notebook that it opens; as it is there already, opening one
+# changes nothing. Only the version may differ from that of another Python: ``keep_language`` puts it back.
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+    "version": "3.11.7",
+}
+LIST = "README.md"  # of chapters, in the folder of the notebooks; index.html among the pages
 CELL_SECONDS = 600
-# nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets; with links to the neighbours.
+# nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets.
 PAGE = """{%- extends 'lab/index.html.j2' -%}
 {%- block html_head_js_requirejs -%}{%- endblock -%}
 {%- block html_head_js_mathjax -%}{%- endblock -%}
@@ -29,27 +44,34 @@ PAGE = """{%- extends 'lab/index.html.j2' -%}
 
 
 def sources(folder: Path = NOTEBOOKS) -> list[Path]:
-    """The chapters in their order: 00, the steps, the summary."""
+    """The chapters in their order, which is that of their files' names."""
     return sorted(Path(folder, "source").glob("*.md"))
 
 
 def read_source(path: Path):
-    """A chapter's Markdown as a notebook without outputs, with links to the chapters before and after it."""
+    """A chapter's Markdown as a notebook without outputs, with links to its neighbours and to the list of chapters.
+
+    The same text gives the same notebook, and a cell's id is made from the cell alone: it stays what it is when other
+    cells come and go.
+    """
     import jupytext
     import nbformat
 
     notebook = jupytext.read(path, fmt="md")
-    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    notebook.metadata = _metadata()
     chapters = sources(path.parent.parent)
     at = chapters.index(path)
-    links = []
+    links = [f"[all chapters]({LIST})"]
     if at > 0:
-        links.append(f"[← {chapters[at - 1].stem}]({chapters[at - 1].stem}.ipynb)")
+        links.insert(0, f"[← {chapters[at - 1].stem}]({chapters[at - 1].stem}.ipynb)")
     if at + 1 < len(chapters):
         links.append(f"[{chapters[at + 1].stem} →]({chapters[at + 1].stem}.ipynb)")
     notebook.cells.append(nbformat.v4.new_markdown_cell(" · ".join(links)))
-    for n, cell in enumerate(notebook.cells):
-        cell.id, cell.metadata = f"{path.stem[:2]}-{n:02}", {}
+    seen = Counter()
+    for cell in notebook.cells:
+        name = hashlib.sha256(f"{cell.cell_type} {cell.source}".encode()).hexdigest()[:8]
+        seen[name] += 1
+        cell.id, cell.metadata = name if seen[name] == 1 else f"{name}-{seen[name]}", {}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 
@@ -74,13 +96,26 @@ def execute(notebook, folder: Path = NOTEBOOKS):
 def write(notebook, path: Path) -> None:
     import nbformat
 
-    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    notebook.metadata = _metadata()
     nbformat.validate(notebook)
     write_whole(path, nbformat.writes(notebook) + "\n")
 
 
+def _metadata() -> dict:
+    return {"kernelspec": dict(KERNEL), "language_info": dict(LANGUAGE)}
+
+
+def keep_language(model: dict, **_) -> None:
+    """What JupyterLab calls before it saves: a notebook keeps its ``language_info``, whichever Python opened it.
+
+    ``python -m jupyterlab --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language``
+    """
+    if model["type"] == "notebook" and model["content"]["metadata"].get("kernelspec") == KERNEL:
+        model["content"]["metadata"]["language_info"] = dict(LANGUAGE)
+
+
 def as_html(notebook, name: str, folder: Path = NOTEBOOKS) -> str:
-    """A notebook as a page that needs no network; links to other chapters lead to their pages.
+    """A notebook as a page that needs no network; links to chapters and to their list lead to pages.
 
     Images that its text links to, relative to ``folder``, become part of the page.
     """
@@ -88,30 +123,30 @@ def as_html(notebook, name: str, folder: Path = NOTEBOOKS) -> str:
 
     exporter = HTMLExporter(raw_template=PAGE, embed_images=True)
     page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": name, "path": str(folder)}})
-    return re.sub(r'href="([\w-]+)\.ipynb"', r'href="\1.html"', page)
+    page = re.sub(r'href="([\w-]+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', page)
+    return page.replace(f'href="{LIST}"', 'href="index.html"')
 
 
 def write_html(folder: Path) -> list[Path]:
-    """Every notebook as a page, and index.html with their titles."""
+    """Every notebook as a page, and the list of chapters as index.html."""
     import nbformat
 
-    paths, entries = [], []
+    paths = [folder / "index.html"]
+    index = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell((NOTEBOOKS / LIST).read_text())])
+    write_whole(paths[0], as_html(index, heading(NOTEBOOKS / LIST)))
     for source in sources():
         notebook = nbformat.read(NOTEBOOKS / f"{source.stem}.ipynb", as_version=4)
-        path = folder / f"{source.stem}.html"
-        write_whole(path, as_html(notebook, source.stem))
-        entries.append(f"1. [{title(notebook)}]({path.name})")
-        paths.append(path)
-    index = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_markdown_cell("# Fused attention, one optimization a step\n\n" + "\n".join(entries))]
-    )
-    write_whole(folder / "index.html", as_html(index, "Fused attention, one optimization a step"))
-    return [folder / "index.html", *paths]
+        paths.append(folder / f"{source.stem}.html")
+        write_whole(paths[-1], as_html(notebook, source.stem))
+    return paths
 
 
-def title(notebook) -> str:
-    """The first heading."""
-    return notebook.cells[0].source.splitlines()[0].lstrip("# ")
+def heading(path: Path) -> str:
+    """The first heading of a Markdown file; raises ValueError where its first line is none."""
+    first = path.read_text().partition("\n")[0]
+    if not first.startswith("# "):
+        raise ValueError(f"{path} must begin with a heading, such as: # The idea; got {first!r}")
+    return first.removeprefix("# ")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib.files import write_whole
 from tutorial_lib.results import Measurement, Run
 from tutorial_lib.tables import provenance
+from tutorial_lib.timing import NOISE
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
 MARKERS = "osD^vP*X<>hpd"
 STYLES = ("-", "--", "-.", ":")
 STEPS_A_ROW = 14  # bars whose names can be read on a page
-LEAP = 3  # a step this many times faster or slower than its predecessor is no matter of percent
+GAIN_SHOWN, LOSS_SHOWN = 60, -20  # percent: longer bars are cut off there, so that those of a few can be told apart
+LINES_A_PANEL = 9  # lines over the sequence length that can be followed
+PEERS_A_PANEL = 2
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axes.spines.top": False}
 SETTINGS["axes.spines.right"] = False
 
@@ -32,7 +37,7 @@ def save(figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def png(figure, dpi: int = 110) -> bytes:
+def png(figure, dpi: int = 80) -> bytes:
     """``figure`` as a PNG of few colours."""
     import matplotlib
 
@@ -77,25 +82,45 @@ def figure_with_axes(width: float, height: float, rows: int = 1, columns: int = 
         return figure, figure.subplots(rows, columns, **kwargs)
 
 
-def _step_rows(steps: Sequence, title: str, legend: float = 0, one_scale: bool = True):
-    """A figure, and axes with a place for each of their steps: rows one below the other, to one scale or their own.
+def _by_part(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Measurements part by part, in the order in which the parts begin."""
+    parts: dict[str | None, list[Measurement]] = {}
+    for m in measurements:
+        parts.setdefault(m.part, []).append(m)
+    return list(parts.values())
 
-    legend: inches for one at the right. Returns (figure, [(axes, steps of the row), …]).
+
+def _step_rows(steps: Sequence[Measurement], title: str, legend: float = 0, one_scale: bool = True):
+    """A figure, and axes with a place for each of their steps: a row a part, more where a part is long.
+
+    legend: inches for one at the right; one_scale: whether the rows share theirs. Returns (figure, [(axes, steps of
+    the row), …]).
     """
-    rows = max(1, -(-len(steps) // STEPS_A_ROW))
-    longest = -(-len(steps) // rows)
+    rows = []
+    for part in _by_part(steps) or [[]]:
+        longest = -(-len(part) // max(1, -(-len(part) // STEPS_A_ROW)))  # rows of a part are as long as each other
+        rows += [part[n : n + longest] for n in range(0, len(part), longest or 1)] or [[]]
+    longest = max(map(len, rows))
     width = max(6.4, 0.8 + 0.66 * longest) + legend
-    figure, grid = figure_with_axes(width, 3.9 if rows == 1 else 3.4 * rows, rows, squeeze=False, sharey=one_scale)
+    height = 3.9 if len(rows) == 1 else 2.6 * len(rows)
+    figure, grid = figure_with_axes(width, height, len(rows), squeeze=False, sharey=one_scale)
     figure.suptitle(title, fontsize=9)
-    parts = [steps[n * longest : (n + 1) * longest] for n in range(rows)]
     for axes in grid[:, 0]:
         axes.set_xlim(-0.6, max(longest, 1) - 0.4)
-    return figure, list(zip(grid[:, 0], parts))
+    return figure, list(zip(grid[:, 0], rows))
+
+
+def two_lines(label: str) -> str:
+    """A step's label, broken where its longer line is the shortest."""
+    places = [n for n, letter in enumerate(label) if letter in " _"]
+    if not places:
+        return label
+    at = min(places, key=lambda n: max(n, len(label) - n))
+    return f"{label[:at]}\n{label[at + 1 :]}"
 
 
 def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
-    axes.set_xticks(range(len(measurements)))
-    axes.set_xticklabels([m.label.replace(" ", "\n", 1).replace("_", "\n") for m in measurements], fontsize=8)
+    axes.set_xticks(range(len(measurements)), [two_lines(m.label) for m in measurements], fontsize=7.5)
 
 
 def tflops_by_step(run: Run):
@@ -106,9 +131,8 @@ def tflops_by_step(run: Run):
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
     for axes, steps in rows:
         median = [m.tflops for m in steps]
-        flops = [m.tflops * m.latency_ms.median for m in steps]
-        low = [t - f / m.latency_ms.high for t, f, m in zip(median, flops, steps)]
-        high = [f / m.latency_ms.low - t for t, f, m in zip(median, flops, steps)]
+        low = [m.tflops * (1 - m.latency_ms.median / m.latency_ms.high) for m in steps]
+        high = [m.tflops * (m.latency_ms.median / m.latency_ms.low - 1) for m in steps]
         colours = [GREY if m.number == 0 else BLUE for m in steps]
         axes.bar(range(len(steps)), median, color=colours, yerr=[low, high], capsize=3)
         text = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": box}
@@ -119,7 +143,7 @@ def tflops_by_step(run: Run):
             text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": ORANGE, "fontsize": 8}
             axes.annotate("SDPA", (1.01, baseline.tflops), **text)  # beside the bars, whose figures stand on top
         _label_steps(axes, steps)
-        axes.set_ylabel("TFLOPS\n(median, 10th to 90th percentile)")
+        axes.set_ylabel("TFLOPS (median,\n10th to 90th percentile)")
     axes.set_ylim(0, 1.12 * max(m.tflops for m in measured))
     return figure
 
@@ -127,45 +151,37 @@ def tflops_by_step(run: Run):
 def gain_by_step(run: Run):
     """What every step gained over the one before it, in percent, with its spread. Returns a matplotlib Figure.
 
-    A step that is several times its predecessor would flatten all others; it is named in the title instead.
+    All rows have one scale. A bar that would leave it is cut off, with an arrow; its figure is the whole gain.
     """
     compared = [m for m in run.steps if m.speedup_vs_previous is not None]
-    leaps = [m for m in compared if not 1 / LEAP < m.speedup_vs_previous.median < LEAP]
-    compared = [m for m in compared if m not in leaps]
-    beyond = ", ".join(f"{m.label} {m.speedup_vs_previous.median:.2g}×" for m in leaps)
-    title = provenance(run) + (f"\nnot drawn: {beyond}" if beyond else "")
-    figure, rows = _step_rows(compared, title, one_scale=False)
+    figure, rows = _step_rows(compared, provenance(run))
     looks = {"faster": (BLUE, ""), "same": ("white", "///"), "slower": (ORANGE, "xxx")}
     for axes, steps in rows:
-        ratios = [m.speedup_vs_previous for m in steps]
-        gains = [100 * (ratio.median - 1) for ratio in ratios]
-        low = [100 * (ratio.median - ratio.low) for ratio in ratios]
-        high = [100 * (ratio.high - ratio.median) for ratio in ratios]
-        bars = axes.bar(range(len(steps)), gains, yerr=[low, high], capsize=3)
-        for bar, m, gain, above in zip(bars, steps, gains, high):
-            colour, hatch = looks[m.speedup_vs_previous.verdict]
-            bar.set(facecolor=colour, hatch=hatch, edgecolor=BLUE if colour == "white" else "black")
-            at = (bar.get_x() + bar.get_width() / 2, max(gain + above, 0))
-            text = f"{gain:+z.1f} %\n{m.verdict}".replace(" than ", "\nthan ").replace(" as ", "\nas ")
-            axes.annotate(text, at, (0, 3), textcoords="offset points", ha="center", fontsize=8)
+        for x, m in enumerate(steps):
+            ratio = m.speedup_vs_previous
+            gain = 100 * (ratio.median - 1)
+            shown = min(max(gain, LOSS_SHOWN), GAIN_SHOWN)
+            colour, hatch = looks[ratio.verdict]
+            axes.bar(x, shown, color=colour, hatch=hatch, edgecolor=BLUE if colour == "white" else "black")
+            top = max(shown, 0)
+            if shown == gain:
+                low, high = 100 * (ratio.median - ratio.low), 100 * (ratio.high - ratio.median)
+                axes.errorbar(x, gain, yerr=[[low], [high]], capsize=3, color="black", linewidth=1)
+                top = max(min(gain + high, GAIN_SHOWN), 0)
+            else:
+                axes.plot(x, shown, marker="^" if gain > 0 else "v", color="black", markersize=7)
+            told = f"×{ratio.median:.2g}" if ratio.median >= 2 else f"{gain:+z.1f} %"
+            told += "\nsame code" if ratio.same_code else f"\n{ratio.verdict}"
+            if not m.follows and m.previous:
+                told += "\n" + two_lines(f"{'as' if ratio.verdict == 'same' else 'than'} {m.previous}")
+            axes.annotate(told, (x, top), (0, 5), textcoords="offset points", ha="center", fontsize=7)
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.margins(y=0.25)
         _label_steps(axes, steps)
-        axes.set_ylabel("gain over the previous step, %\n(median, 10th to 90th percentile)")
+        axes.set_ylabel("gain over the previous\nstep, % (median, p10–p90)")
+    gains = [100 * (m.speedup_vs_previous.median - 1) for m in compared]
+    top, bottom = min(GAIN_SHOWN, max([*gains, 5])), max(LOSS_SHOWN, min([*gains, 0]))
+    rows[0][0].set_ylim(bottom - 0.08 * (top - bottom), top + 0.45 * (top - bottom))  # above: room for four lines
     return figure
-
-
-def _by_skeleton(steps: Sequence[Measurement]) -> list[list[Measurement]]:
-    """Steps in the order of their numbers, those of a skeleton together; what stands before all kernels goes first."""
-    begun: dict[str, list[Measurement]] = {}
-    where: dict[str, list[Measurement]] = {}
-    for m in steps:
-        panel = where.get(m.previous)
-        if panel is None or (m.begins_a_skeleton and any(other.resources for other in panel)):
-            panel = begun.setdefault(m.name, [])
-        panel.append(m)
-        where[m.name] = panel
-    return list(begun.values())
 
 
 def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
@@ -179,11 +195,10 @@ def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
         look = {"marker": MARKERS[n], "linestyle": STYLES[n % len(STYLES)], "color": f"C{n}"}
         label = f"D={run.problem['head_dim']} {'causal' if run.problem['causal'] else 'full'}"
         timed = [(x, m) for x, m in zip(values, tried, strict=True) if m.tflops]
-        flops = run.the_problem().flops / 1e9
         middle = [m.tflops for _, m in timed]
         spread = [
-            [m.tflops - flops / m.latency_ms.high for _, m in timed],
-            [flops / m.latency_ms.low - m.tflops for _, m in timed],
+            [m.tflops * (1 - m.latency_ms.median / m.latency_ms.high) for _, m in timed],
+            [m.tflops * (m.latency_ms.median / m.latency_ms.low - 1) for _, m in timed],
         ]
         speed.errorbar([x for x, _ in timed], middle, yerr=spread, capsize=3, label=label, **look)
         checked = [(x, m.max_error / m.reference_error) for x, m in zip(values, tried, strict=True) if m.max_error]
@@ -201,37 +216,70 @@ def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
 
 
 def tflops_by_length(runs: Sequence[Run]):
-    """TFLOPS over sequence length, SDPA and peers in a panel for each skeleton. Returns a matplotlib Figure."""
+    """TFLOPS over sequence length: a panel a part, with SDPA, the best peers and the steps that matter most.
+
+    Returns a matplotlib Figure.
+    """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
-    found = {m.name: m for run in runs for m in [*run.steps, *run.peers] if m.tflops is not None}
-    steps = sorted((m for m in found.values() if m.number), key=lambda m: m.number)
-    others = [m for m in found.values() if not m.number]  # SDPA and the peers are in every panel
-    panels = _by_skeleton(steps)
-    figure, grid = figure_with_axes(8.4, 4.2 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
+    peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), "sdpa", runs)
+    steps = {m.name: m for run in runs for m in run.steps if m.tflops}
+    baseline = [steps["sdpa"]] if "sdpa" in steps else []
+    others = [*baseline, *peers[:PEERS_A_PANEL]]
+    path = [m for m in steps.values() if m not in baseline and not _stands_aside(m, steps)]
+    panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]
+    figure, grid = figure_with_axes(8.0, 3.1 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
     for axes, members in zip(grid[:, 0], panels):
-        for n, m in enumerate([*others, *members]):
+        looks = [{"color": "black", "linestyle": "--", "linewidth": 2}] * len(baseline)
+        looks += [{"color": GREY, "linestyle": style} for style in (":", "-.")][: len(others) - len(looks)]
+        looks += [{"color": colour} for colour in _shades(len(members))]
+        for n, (m, look) in enumerate(zip([*others, *members], looks)):
             points = [(run.problem["seq_len_q"], run.measurement(m.name)) for run in runs]
             points = [(length, at.tflops) for length, at in points if at is not None and at.tflops is not None]
-            other = m in others
-            axes.plot(
-                *zip(*points),
-                marker=MARKERS[n % len(MARKERS)],
-                linestyle=":" if other else STYLES[n % 2],
-                color="black" if m.number == 0 else GREY if other else f"C{n - len(others)}",
-                markerfacecolor="white" if other else None,
-                markersize=5,
-                label=m.label,
-            )
+            axes.plot(*zip(*points), marker=MARKERS[n % len(MARKERS)], markersize=5, label=m.label, **look)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.set_ylabel("TFLOPS (median)")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+        axes.set_title(members[0].part if members else None, loc="left", fontsize=9)
     grid[-1, 0].set_ylim(bottom=0)  # shared, and fixed from here on
     grid[-1, 0].set_xlabel("sequence length")
     first = runs[0]
     figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
     return figure
+
+
+def _shades(count: int) -> list:
+    """Colours from light to dark, so that lines can be told apart in grey, too."""
+    import matplotlib
+
+    return [matplotlib.colormaps["viridis_r"](0.15 + 0.8 * n / max(1, count - 1)) for n in range(count)]
+
+
+def _stands_aside(m: Measurement, steps: dict[str, Measurement]) -> bool:
+    """Whether a step is beside the main path: a fork, or what is put to a step of another part without a new kernel."""
+    before = steps.get(m.previous)
+    return m.fork or (before is not None and before.part != m.part and not m.begins_a_skeleton)
+
+
+def _ratio(m: Measurement, name: str, runs: Sequence[Run]) -> float:
+    """How many times the TFLOPS of the contender of this name it reaches: the geometric mean over the runs of both."""
+    pairs = [(run.measurement(m.name), run.measurement(name)) for run in runs]
+    ratios = [mine.tflops / other.tflops for mine, other in pairs if mine and other and mine.tflops and other.tflops]
+    return statistics.geometric_mean(ratios) if ratios else 0.0
+
+
+def _that_differ(found, name: str, runs: Sequence[Run]) -> list[Measurement]:
+    """The fastest first; without those that do what the contender of this name does."""
+    ratios = {m.name: _ratio(m, name, runs) for m in found}
+    return sorted((m for m in found if abs(ratios[m.name] - 1) >= NOISE), key=lambda m: -ratios[m.name])
+
+
+def _that_matter(steps: Sequence[Measurement], runs: Sequence[Run], room: int) -> list[Measurement]:
+    """At most ``room`` of the steps of a part: the first, the last, and of the others those that gained most."""
+    gains = {now.name: _ratio(now, before.name, runs) for before, now in itertools.pairwise(steps[:-1])}
+    most = sorted(gains, key=gains.get, reverse=True)[: max(0, room - 2)]
+    return [m for m in steps if m.name in most or m in (steps[0], steps[-1])]
 
 
 def latency_by_round(run: Run, names: Sequence[str]):
@@ -274,7 +322,7 @@ def hot_loop_by_kind(run: Run):
         for x, count in enumerate(total):
             axes.annotate(f"{count:.0f}", (x, count), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         _label_steps(axes, steps)
-        axes.set_ylabel("instructions a K/V tile, hot loop")
+        axes.set_ylabel("instructions a K/V tile,\nhot loop")
     axes.set_ylim(0, 1.1 * max(sum(m.resources["hot_loop"].values()) for m in found))
     handles, labels = axes.get_legend_handles_labels()
     beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False, "fontsize": 8}
@@ -287,10 +335,11 @@ def predicted_and_measured(comparisons: Sequence, run: Run):
 
     comparisons: ``tutorial_lib.limits.compare(run)``.
     """
-    figure, rows = _step_rows(comparisons, provenance(run), one_scale=False)
+    of = {c.measurement.name: c for c in comparisons}
+    figure, rows = _step_rows([c.measurement for c in comparisons], provenance(run), one_scale=False)
     model = {"label": "least time (model)", "color": "white", "edgecolor": BLUE, "hatch": "//"}
-    for axes, part in rows:
-        steps = [c.measurement for c in part]
+    for axes, steps in rows:
+        part = [of[m.name] for m in steps]
         low = [m.latency_ms.median - m.latency_ms.low for m in steps]
         high = [m.latency_ms.high - m.latency_ms.median for m in steps]
         measured = [1000 * c.measured for c in part]
@@ -302,7 +351,7 @@ def predicted_and_measured(comparisons: Sequence, run: Run):
             share = f"{c.limit.seconds / c.measured:.0%}"
             axes.annotate(share, (x - 0.2, least[x]), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         _label_steps(axes, steps)
-        axes.set_ylabel("ms\n(median, 10th to 90th percentile)")
+        axes.set_ylabel("ms (median,\n10th to 90th percentile)")
         axes.set_ylim(0, 1.15 * max(measured))
     rows[0][0].legend(frameon=False, loc="upper right")
     return figure
@@ -311,7 +360,7 @@ def predicted_and_measured(comparisons: Sequence, run: Run):
 def heat_table(survey):
     """Steps by architectures: registers, spilled bytes and instructions, darker for more. Returns a matplotlib Figure.
 
-    survey: a ``tutorial_lib.results.Survey``.
+    A cell is empty where there is no such kernel, or no figure. survey: a ``tutorial_lib.results.Survey``.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -327,16 +376,16 @@ def heat_table(survey):
         "instructions": "instructions",
     }
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(10, 1.0 + 0.95 * len(survey.steps)), layout="constrained")
+        figure = Figure(figsize=(7.4, 1.0 + 0.44 * len(survey.steps)), layout="constrained")
         for axes, (key, title) in zip(figure.subplots(len(figures), 1), figures.items()):
             values = [[number(survey.compiled[s][arch], key) for arch in survey.architectures] for s in survey.steps]
             numbers = [value for row in values for value in row if value == value]
             axes.imshow(values, cmap="Greys", vmin=0, vmax=1.6 * max([*numbers, 1]), aspect="auto")
             for y, row in enumerate(values):
                 for x, value in enumerate(row):
-                    axes.text(x, y, f"{value:.0f}" if value == value else "none", ha="center", va="center", fontsize=7)
-            axes.set_xticks(range(len(survey.architectures)), survey.architectures, fontsize=7)
-            axes.set_yticks(range(len(survey.steps)), survey.steps, fontsize=7)
+                    axes.text(x, y, f"{value:.0f}" if value == value else "", ha="center", va="center", fontsize=6)
+            axes.set_xticks(range(len(survey.architectures)), survey.architectures, fontsize=6.5)
+            axes.set_yticks(range(len(survey.steps)), survey.steps, fontsize=6.5)
             axes.set_title(title, fontsize=8)
         figure.suptitle(f"{Problem(**survey.problem).describe()}, {survey.compiler}, {survey.date[:10]}", fontsize=9)
     return figure

@@ -1,4 +1,4 @@
-"""The problem: which attention is computed. What a pass over it takes, gives and costs is in ``tutorial_lib.passes``."""
+"""The problem: which attention is computed. ``tutorial_lib.passes`` says what a pass over it takes and costs."""
 
 from __future__ import annotations
 

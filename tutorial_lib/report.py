@@ -1,27 +1,30 @@
 """Reports, drawn from results.json alone: ``python -m tutorial_lib.report PATH...`` draws them again.
 
 For every run: report.md, results.csv, and figures. For several runs that differ in sequence length alone, a line plot
-beside their folders. With ``--readme FILE``, the tables between FILE's markers as well.
+beside their folders. What is said of the ladder as a whole is in ``steps.report``.
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tutorial_lib import plots, tables, timing
 from tutorial_lib.command import OneLineParser
-from tutorial_lib.files import write_whole
-from tutorial_lib.results import Measurement, ResultsError, Run, read_run
+from tutorial_lib.files import RESULTS, write_whole
+from tutorial_lib.results import Measurement, ResultsError, Run, earliest_within_noise, read_run
+
+ROOT = RESULTS.parent
 
 
-def write_report(run: Run, folder: Path, recorded: Run | None = None) -> None:
+def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bool = True) -> None:
     """report.md, results.csv and, for a timed run, figures/ into ``folder``.
 
-    recorded: a run of the same problem on a GPU, whose timings stand, marked, where ``run`` has none.
+    recorded: a run of the same problem on a GPU, whose timings stand, marked, where ``run`` has none. linked: whether
+    the report shows its figures; not so where they are not to stay beside it.
     """
     from tutorial_lib import limits
 
@@ -35,59 +38,83 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None) -> None:
     if any((m.resources or {}).get("hot_loop") for m in run.steps):
         plots.save(plots.hot_loop_by_kind(run), folder / "figures", "hot_loop")
     write_whole(folder / "results.csv", as_csv(run))
-    write_whole(folder / "report.md", as_markdown(run, folder, recorded))
+    write_whole(folder / "report.md", as_markdown(run, folder, recorded, linked))
 
 
 def as_csv(run: Run) -> str:
-    """One line a step and peer; nested values in columns such as ``latency_ms.median``."""
+    """One line a step, what is inside one, and peer; nested values in columns such as ``latency_ms.median``."""
     import pandas
 
-    records = [m.model_dump() for m in [*run.steps, *run.peers]]
+    records = [m.model_dump() for m in run.everybody]
     for record in records:
         record["key_changes"] = "; ".join(record["key_changes"])
         record["kernels"] = "; ".join(record["kernels"] or [])
     return pandas.json_normalize(records).to_csv(index=False)
 
 
-def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = None) -> str:
-    """The report of one run."""
+def link(text: str, file: str | None, folder: Path | None) -> str:
+    """``text``, linked from a document in ``folder`` to a file of the repository; plain where there is no way there."""
+    if file is None or folder is None or not Path(folder).resolve().is_relative_to(ROOT):
+        return text
+    return f"[{text}]({Path(os.path.relpath(ROOT / file, Path(folder).resolve())).as_posix()})"
+
+
+def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = None, linked: bool = True) -> str:
+    """The report of one run, which stands in ``folder``; recorded and linked: see ``write_report``."""
     columns = tables.columns(run, recorded)
+    columns[1] = ("name", lambda m: link(tables.titled(m), m.file, folder))
     headers = [header for header, _ in columns]
+    figures = folder if linked else None
     parts = [f"# Attention, step by step: {tables.provenance(run)}", ""]
     if not run.timed:
         parts += ["Nothing was timed here: the kernels ran on the CPU, in the interpreter.", ""]
         if recorded:
             parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
     parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
+    if run.inside:
+        parts += ["What steps were put together from, in the same rounds:", "", _inside(run, folder), ""]
     if run.peers:
         peer_columns = [column for column in columns if not column[0].startswith("vs previous")]
         cells = [line[1:] for line in tables.rows(run.peers, peer_columns)]  # without the step's number
         parts += ["Peers, in the same rounds:", ""]
         parts += [tables.markdown([header for header, _ in peer_columns[1:]], cells), ""]
-    parts += [f"- {line}" for line in tables.reasons([*run.steps, *run.peers])] + [""]
+    if reasons := tables.reasons(run.everybody):
+        parts += [*(f"- {line}" for line in reasons), ""]
     if run.ceiling:
         c = run.ceiling
         parts += [f"The ceiling: {c.what}, {c.tflops:.0f} TFLOPS ({c.low:.0f}–{c.high:.0f}), in the same rounds.", ""]
     parts += [f"{note}\n" for note in run.notes]
-    parts += _figures(folder, "tflops", "gain")
-    parts += _evidence(run, folder)
-    parts += ["## The steps", ""]
-    for m in [*run.steps, *run.peers]:
-        parts += _details(m)
+    for m in run.everybody:
+        if m.kernels:
+            parts += [f"GPU kernels of {m.label}: {', '.join(f'`{kernel}`' for kernel in m.kernels)}.", ""]
+    parts += _figures(figures, "tflops", "gain")
+    parts += _evidence(run, figures)
     parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
     parts += ["Settings: " + ", ".join(f"{k} {v}" for k, v in run.settings.items()) + ".", ""]
     parts += ["Machine: " + ", ".join(f"{k} {v}" for k, v in run.machine.items() if v is not None) + ".", ""]
     parts += ["Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()) + ".", ""]
-    if any(r.sm_clock_mhz is not None for r in run.rounds):
-        parts += [
-            "| round | SM clock MHz | power W | temperature °C | throttled by |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for n, r in enumerate(run.rounds, 1):
-            why = ", ".join(r.throttled_by) or "nothing"
-            parts.append(f"| {n} | {r.sm_clock_mhz:.0f} | {r.power_w:.0f} | {r.temperature_c:.0f} | {why} |")
-        parts.append("")
+    parts += ["What each step changes is in its file; every figure, the latencies of every round and the clocks are in"]
+    parts += ["results.json." if linked else "results.json. `make report` draws figures beside it.", ""]
     return "\n".join(parts)
+
+
+def _inside(run: Run, folder: Path | None) -> str:
+    """A table of what steps were put together from, each beside its predecessor and the whole step."""
+
+    def versus_step(m: Measurement) -> str:
+        owner = run.measurement(m.inside) if m.inside else None
+        return tables.ratio(run.speedup(m, owner)) if m.tflops and owner and owner.tflops else tables.NOTHING
+
+    columns = [
+        ("inside", lambda m: m.inside or ""),
+        ("name", lambda m: m.name),
+        ("title", lambda m: link(tables.titled(m), m.file, folder)),
+        ("TFLOPS", tables.tflops),
+        ("vs its predecessor (p10–p90)", tables.vs_previous),
+        ("vs the step (p10–p90)", versus_step),
+        *tables.CHECKING,
+    ]
+    return tables.markdown([header for header, _ in columns], [[text(m) for _, text in columns] for m in run.inside])
 
 
 def _figures(folder: Path | None, *names: str) -> list[str]:
@@ -121,7 +148,7 @@ def _evidence(run: Run, folder: Path | None) -> list[str]:
     if counted := [m for m in run.steps if m.counters]:
         parts += ["Counters, read by ncu with the clock left alone:", "", *table(tables.COUNTED, counted)]
     if compared := limits.compare(run):
-        headers = ["step", "least ms", "bound by", "measured ms", "least / measured", "why"]
+        headers = ["step", "least ms", "bound by", "measured ms", "least / measured"]
         cells = [
             [
                 c.measurement.label,
@@ -129,13 +156,22 @@ def _evidence(run: Run, folder: Path | None) -> list[str]:
                 c.limit.bound if c.limit.overlapped else f"{c.limit.bound}, then softmax",
                 f"{1000 * c.measured:.3g}",
                 f"{c.limit.seconds / c.measured:.2f}",
-                c.explanation,
             ]
             for c in compared
         ]
         parts += ["What the model of the limit (`tutorial_lib/limits.py`) expects at least, and what was measured:", ""]
         parts += [tables.markdown(headers, cells), "", *_figures(folder, "limits")]
+        for why, found in _grouped([(c.explanation, c.measurement.label) for c in compared]).items():
+            parts += [f"- {', '.join(found)}: {why}."]
+        parts.append("")
     return parts
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
 
 
 HOW_TIMED = (
@@ -145,7 +181,8 @@ HOW_TIMED = (
     "inside a round. Shown are the median and the 10th and 90th percentile over rounds. A step is «faster» or «slower» "
     "than the previous one when that whole range lies on one side of 1 and the median is "
     f"{100 * timing.NOISE:.0f} % away, else «same»: "
-    "the same machine code, timed twice, differs by nearly as much. TFLOPS count 4·B·H·Sq·Skv·D "
+    "the same machine code, timed twice, differs by nearly as much. Where it is known that two steps are the very same "
+    "machine code, «same code» stands there, whatever the rounds say. TFLOPS count 4·B·H·Sq·Skv·D "
     "operations, half of that for a causal square. The error is the largest difference from attention in float64 on "
     "the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's plus one rounding step."
 )
@@ -155,22 +192,6 @@ HOW_CHECKED = (
     "SDPA's plus one rounding step. Registers, spills and instructions are those of the code that cuTile's compiler "
     "made for the architecture named."
 )
-
-
-def _details(m: Measurement) -> list[str]:
-    lines = [f"### {m.label}: {m.title}", "", m.change, ""]
-    if m.number is not None:
-        lines += [f"- {change}" for change in m.key_changes if change != m.change]
-    lines.append(f"- status: {tables.outcome(m)}")
-    if m.latency_ms:
-        lines.append(
-            f"- latency {tables.milliseconds(m)} ms over {m.latency_ms.rounds} rounds, {tables.tflops(m)} TFLOPS"
-        )
-    if m.sm_clock_mhz:
-        lines.append(f"- SM clock while it ran: {m.sm_clock_mhz:.0f} MHz (median)")
-    if m.kernels:
-        lines.append("- GPU kernels: " + ", ".join(f"`{kernel}`" for kernel in m.kernels))
-    return [*lines, ""]
 
 
 def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
@@ -186,186 +207,53 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
     return written
 
 
-def ladder(runs: Sequence[Run], root: str = "", families: int | None = None) -> str:
-    """Tables: TFLOPS and speedup over SDPA of every step and peer, a column for each sequence length.
+def best_by_problem(
+    runs: Sequence[Run], rival: str, linked: Callable[[Measurement], str] = lambda m: m.label
+) -> tuple[str, list[tuple[float, float]]]:
+    """A table of the best step of every problem, and for each how many times as fast as SDPA and as a rival it is.
 
-    One table for each machine and family of problems, most lengths, then most steps first; families: how many of them,
-    None for all.
-    root: the way from the document to the repository's root, for links to the steps.
+    A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
+    are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those without any step
+    of a part that holds the best of another run of that head_dim: they do not know the best.
     """
-    groups: dict[tuple, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.timed:
-            groups[run.machine["name"], run.the_problem().family].append(run)
-    parts = []
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), -sum(len(run.steps) for run in item[1]), item[0]))
-    for (machine, family), members in ordered[:families]:
-        members.sort(key=lambda run: run.problem["seq_len_q"])
-        days = sorted({run.day for run in members})
-        title = f"{machine}, {family}, measured {' to '.join(dict.fromkeys((days[0], days[-1])))}"
-        names = {m.name: m for run in members for m in [*run.steps, *run.peers]}
-        cells = []
-        for name, m in names.items():
-            found = [run.measurement(name) for run in members]
-            if any(f and f.tflops for f in found):
-                cells.append([*_ladder_label(m, root), *map(_ladder_cell, found)])
-        ceilings = [f"{run.ceiling.tflops:.0f}" if run.ceiling else tables.NOTHING for run in members]
-        cells.append(["", "*a large matrix product*", *ceilings])
-        table = tables.markdown(["step", "TFLOPS", *(f"S={run.problem['seq_len_q']}" for run in members)], cells)
-        parts += [f"**{title}**", "", table, ""]
-    return "\n".join(parts).rstrip()
+    known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
+    cells, factors = [], []
+    for run, best in known:
+        parts = {other.part for at, other in known if at.problem["head_dim"] == run.problem["head_dim"]}
+        if parts <= {m.part for m in run.by_speed()}:
+            ahead = run.speedup(best, run.measurement(rival)).median
+            factors.append((best.speedup_vs_baseline.median, ahead))
+            cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({factors[-1][0]:.2f}×, {ahead:.2f}×)"))
+    return tables.by_problem(cells), factors
 
 
-STEP_FILE = "steps/step{number:02}_{name}.py"
-RIVAL = "flash_attn_4"  # the peer that the fastest steps are set beside, next to SDPA
+def _is_timed(run: Run, rival: str) -> bool:
+    """Whether a run holds timings of SDPA, of the rival and of a step that is right."""
+    other = run.measurement(rival)
+    return bool(other and other.tflops and any(m.speedup_vs_baseline for m in run.by_speed()))
 
 
-def fastest(runs: Sequence[Run], link: str = STEP_FILE) -> str:
-    """The fastest step of every problem, and the geometric mean of what it gains over SDPA and flash-attn-4.
-
-    A cell holds the step, its TFLOPS and its speed relative to SDPA and to flash-attn-4. Left out are runs that do not
-    know the fastest: without flash-attn-4, or without one of the steps that are the fastest in some run of the newest.
-    link: where a step is found.
-    """
-    runs = [run for run in runs if (rival := run.measurement(RIVAL)) and rival.tflops]
-    newest = max((m.number for run in runs for m in run.steps), default=None)
-    ranked = [(run, run.by_speed()) for run in runs]
-    candidates = {steps[0].name for _, steps in ranked if any(m.number == newest for m in steps)}
-    cells, over_sdpa, over_rival = [], [], []
-    for run, steps in ranked:
-        if candidates and candidates <= {m.name for m in steps}:
-            best = steps[0]
-            ahead = timing.speedup(*([x.latency_ms[name] for x in run.rounds] for name in (RIVAL, best.name))).median
-            over_sdpa.append(best.speedup_vs_baseline.median)
-            over_rival.append(ahead)
-            step = f"[{best.number}]({link.format(number=best.number, name=best.name)})"
-            cells.append((run, f"{step}: {tables.tflops(best)} ({over_sdpa[-1]:.2f}×, {ahead:.2f}×)"))
-    if not cells:
-        return "No record holds both the newest step and flash-attn-4."
-    means = [statistics.geometric_mean(ratios) for ratios in (over_sdpa, over_rival)]
-    return (
-        f"{tables.by_problem(cells)}\n\nIn the geometric mean over these {len(cells)} problems the fastest step is "
-        f"{means[0]:.2f} times as fast as SDPA and {means[1]:.2f} times as fast as flash-attn-4."
-    )
-
-
-def _ladder_label(m: Measurement, root: str) -> tuple[str, str]:
-    if m.number is None:
-        return "", m.title
-    return str(m.number), f"[{m.title}]({root}{STEP_FILE.format(number=m.number, name=m.name)})"
-
-
-def _ladder_cell(m: Measurement | None) -> str:
-    if m is None or m.tflops is None:
-        return tables.NOTHING
-    return f"{tables.tflops(m)} ({tables.factor(m.speedup_vs_baseline)})"
-
-
-def teaching_report(runs: Sequence[Run], folder: Path) -> str:
-    """The whole ladder in one document, for teaching: tables, figures, and every step's change and what it brought."""
-    timed = sorted((run for run in runs if run.timed), key=lambda run: run.the_problem().order)
-    if not timed:
-        raise ResultsError("there is no run with timings to report")
-    where = " and ".join(sorted({f"{run.machine['name']}, {run.day}" for run in timed}))
-    parts = ["# Fused attention, step by step", "", f"Measured on {where}.", "", HOW_TIMED, ""]
-    parts += [
-        "## The ladder",
-        "",
-        "TFLOPS, and in brackets the speed relative to SDPA.",
-        "",
-        ladder(timed, "../"),
-        "",
-        "## The fastest step",
-        "",
-        "TFLOPS, and in brackets the speed relative to SDPA and to flash-attn-4.",
-        "",
-        fastest(timed, f"../{STEP_FILE}"),
-        "",
-    ]
-    for figure in sorted(folder.glob("*/by_length-*.png")):
-        parts += [f"![TFLOPS over sequence length]({figure.relative_to(folder).as_posix()})", ""]
-    for figure in sorted(folder.glob("compiled/*/survey.png")):
-        parts += ["## Every architecture", "", f"![survey]({figure.relative_to(folder).as_posix()})", ""]
-    parts += ["## The steps", ""]
-    for step in sorted({m.name: m for run in timed for m in run.steps}.values(), key=lambda m: m.number):
-        parts += [f"### {step.label}: {step.title}", "", step.change, ""]
-        parts += [f"- {change}" for change in step.key_changes if change != step.change] + [""]
-        found = [(run, m) for run in timed if (m := run.measurement(step.name)) and m.tflops]
-        cells = [
-            [
-                run.the_problem().describe(),
-                *(text(m) for _, text in tables.TIMING),
-                *(text(m) for _, text in tables.RESOURCES),
-            ]
-            for run, m in found
-        ]
-        headers = ["problem", *(header for header, _ in [*tables.TIMING, *tables.RESOURCES])]
-        parts += [tables.markdown(headers, cells), ""] if cells else []
-    return "\n".join(parts)
-
-
-def write_teaching_report(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """ladder.md and ladder.html into ``folder``; the page holds its figures and needs no network."""
-    import nbformat
-
-    from tutorial_lib.notebooks import as_html
-
-    text = teaching_report(runs, folder)
-    paths = [folder / "ladder.md", folder / "ladder.html"]
-    write_whole(paths[0], text)
-    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
-    write_whole(paths[1], as_html(document, "Fused attention, step by step", folder))
-    return paths
-
-
-README_PARTS = {  # what stands between which markers of the README
-    ("<!-- ladder: made by `make report` from results/ -->", "<!-- end of ladder -->"): lambda runs: ladder(
-        runs, families=1
-    ),
-    ("<!-- fastest: made by `make report` from results/ -->", "<!-- end of fastest -->"): fastest,
-}
-
-
-def update_readme(path: Path, runs: Sequence[Run]) -> None:
-    """Replace what stands between the README's markers: the ladder over most lengths, and the fastest steps.
-
-    Raises ValueError when markers are missing.
-    """
-    text = Path(path).read_text()
-    for (begin, end), made in README_PARTS.items():
-        if begin not in text or end not in text:
-            raise ValueError(f"{path} must hold the lines '{begin}' and '{end}', between which the tables go")
-        head, rest = text.split(begin, 1)
-        text = f"{head}{begin}\n\n{made(runs)}\n\n{end}{rest.split(end, 1)[1]}"
-    write_whole(path, text)
+def read_all(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
+    """Every run at or under these paths, with its folder; raises ResultsError."""
+    found = []
+    for path in paths:
+        files = sorted(path.rglob("results.json")) if path.is_dir() else [path]
+        if not files:
+            raise ResultsError(f"no results.json under {path}")
+        found += [(file.parent, read_run(file)) for file in files]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m tutorial_lib.report", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="results.json files, or folders of them")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="also write the ladder between FILE's markers")
-    parser.add_argument(
-        "--teach", type=Path, metavar="DIR", help="also write DIR/ladder.md and ladder.html, all in one"
-    )
     try:
-        options = parser.parse_args(arguments)
-        found = []
-        for path in options.paths:
-            files = sorted(path.rglob("results.json")) if path.is_dir() else [path]
-            if not files:
-                raise ResultsError(f"no results.json under {path}")
-            found += [(file.parent, read_run(file)) for file in files]
+        found = read_all(parser.parse_args(arguments).paths)
         for folder, run in found:
             write_report(run, folder)
             print(folder / "report.md")
         for path in write_length_plots(found):
             print(path)
-        if options.teach:
-            for path in write_teaching_report([run for _, run in found], options.teach):
-                print(path)
-        if options.readme:
-            update_readme(options.readme, [run for _, run in found])
-            print(options.readme)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

@@ -5,15 +5,19 @@ Every number in a table, a plot or the prose comes from such a file. Files are w
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tutorial_lib import timing
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
-SCHEMA = 1
+SCHEMA = 2
+MIGRATE = "python -m steps.migrate DIR"  # the command that writes the records of an older schema anew
 NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begin
 
 Status = Literal["measured", "checked", "compiled", "skipped", "failed"]
@@ -33,16 +37,24 @@ class Latency(_Record):
 
 
 class Speedup(_Record):
-    """How many times faster, taken inside each round; the verdict is tutorial_lib.timing.verdict's."""
+    """How many times faster, taken inside each round; the verdict is ``verdict_of``'s.
+
+    same_code: the same machine code ran, and what the rounds differ by is noise.
+    """
 
     median: float
     low: float
     high: float
     verdict: Literal["faster", "slower", "same"]
+    same_code: bool = False
 
 
 class Measurement(_Record):
-    """What one step, or a peer (number null), did on the problem.
+    """What one step, or a peer, did on the problem.
+
+    number: null for a peer, and for what is inside another step: the name of that is ``inside``. file: the step's
+    module, relative to the repository's root; part: the part of the ladder that it belongs to; fork: whether it stands
+    beside the main path.
 
     status: measured (timed), checked (ran on the CPU, not timed), compiled, skipped or failed, with the reason for the
     last two. correct is null when it was not checked, the rest null where it does not apply.
@@ -51,6 +63,10 @@ class Measurement(_Record):
     number: int | None
     name: str
     title: str
+    file: str | None = None
+    part: str | None = None
+    fork: bool = False
+    inside: str | None = None
     status: Status
     reason: str | None = None
     latency_ms: Latency | None = None
@@ -65,7 +81,7 @@ class Measurement(_Record):
     correct: bool | None = None
     change: str
     key_changes: list[str]
-    resources: dict | None = None  # what the compiler made: see tutorial_lib.compiler.Compiled
+    resources: dict | None = None  # what the compiler made, see tutorial_lib.compiler.Compiled; "code": its fingerprint
     counters: dict[str, float] | None = None  # what ncu read: see tutorial_lib.counters.METRICS
     sm_clock_mhz: float | None = None  # the median over rounds while this one ran
     kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
@@ -80,12 +96,23 @@ class Measurement(_Record):
         return bool(self.key_changes) and self.key_changes[0].startswith(NEW_KERNEL)
 
     @property
+    def code(self) -> str | None:
+        """A fingerprint of the machine code that ran, or None where it is not known."""
+        return (self.resources or {}).get("code")
+
+    @property
+    def follows(self) -> bool:
+        """Whether the previous step is the one with the number right before."""
+        return self.number is not None and self.previous_number == self.number - 1
+
+    @property
     def verdict(self) -> str:
-        """ "faster", or "faster than 11" where the previous step is not the one with the number before."""
-        verdict = self.speedup_vs_previous.verdict
-        if self.previous_number in (None, self.number - 1):
-            return verdict
-        return f"{verdict} {'as' if verdict == 'same' else 'than'} {self.previous_number}"
+        """ "faster" or "same code", or "faster than registers" where the previous step is not the one before."""
+        speedup = self.speedup_vs_previous
+        told = "same code" if speedup.same_code else speedup.verdict
+        if self.follows or self.previous is None:
+            return told
+        return f"{told} {'as' if speedup.verdict == 'same' else 'than'} {self.previous}"
 
 
 class Round(_Record):
@@ -108,15 +135,21 @@ class Ceiling(_Record):
 
 
 class Run(_Record):
-    """All that was measured on one problem, on one machine, in one go."""
+    """All that was measured on one problem, on one machine, in one go.
 
-    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    steps: in the order of the ladder. inside: what some of them were put together from. direction: which pass, see
+    ``tutorial_lib.passes``.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
     date: str  # ISO 8601, UTC
     machine: dict
     versions: dict[str, str]
     settings: dict
     problem: dict
+    direction: str = "forward"
     steps: list[Measurement]
+    inside: list[Measurement] = []
     peers: list[Measurement] = []
     ceiling: Ceiling | None = None
     rounds: list[Round] = []
@@ -126,8 +159,22 @@ class Run(_Record):
         return Problem(**self.problem)
 
     def measurement(self, name: str) -> Measurement | None:
-        """The step or peer of this name, or None."""
-        return next((m for m in [*self.steps, *self.peers] if m.name == name), None)
+        """The step of this name, one that is inside another, or the peer; None where it is not in the run."""
+        return next((m for m in self.everybody if m.name == name), None)
+
+    def latencies(self, name: str) -> list[float] | None:
+        """Milliseconds in every round, or None for who was not in all of them."""
+        found = [r.latency_ms[name] for r in self.rounds if name in r.latency_ms]
+        return found if found and len(found) == len(self.rounds) else None
+
+    def speedup(self, m: Measurement, other: Measurement) -> Speedup | None:
+        """How many times as fast ``m`` is as ``other``, or None where one of them was not in all rounds."""
+        before, now = self.latencies(other.name), self.latencies(m.name)
+        return speedup_of(timing.speedup(before, now), m, other) if before and now else None
+
+    @property
+    def everybody(self) -> list[Measurement]:
+        return [*self.steps, *self.inside, *self.peers]
 
     def by_speed(self) -> list[Measurement]:
         """The steps that were timed and right, the fastest first; not step 0, which the others are compared with."""
@@ -142,10 +189,47 @@ class Run(_Record):
         return any(m.status == "measured" for m in self.steps)
 
 
+def same_code(mine: Measurement | None, other: Measurement | None) -> bool:
+    """Whether both are known to have run the same machine code."""
+    return mine is not None and other is not None and mine.code is not None and mine.code == other.code
+
+
+def verdict_of(ratio: timing.Spread, mine: Measurement | None, other: Measurement | None) -> str:
+    """What may be said of how many times as fast ``mine`` is as ``other``: the same code is never faster or slower."""
+    return "same" if same_code(mine, other) else timing.verdict(ratio)
+
+
+def speedup_of(ratio: timing.Spread, mine: Measurement | None, other: Measurement | None) -> Speedup:
+    """A ratio that was taken inside the rounds, with its verdict."""
+    return Speedup(
+        median=ratio.median,
+        low=ratio.low,
+        high=ratio.high,
+        verdict=verdict_of(ratio, mine, other),
+        same_code=same_code(mine, other),
+    )
+
+
+def earliest_within_noise(run: Run, candidates: Sequence[Measurement]) -> Measurement:
+    """The best of some timed steps of a run: of those that its rounds do not tell from the fastest, the earliest.
+
+    Of several steps with the same code, or nearly, chance decides which one is the fastest; the answer to which is the
+    best must not change with it. Where there is nothing to tell them apart by, the earliest step is the simplest.
+    """
+    fastest = max(candidates, key=lambda m: m.tflops)
+    names = {m.name for m in candidates}
+
+    def as_fast(m: Measurement) -> bool:
+        speedup = run.speedup(m, fastest)
+        return m is fastest or (speedup is not None and (speedup.same_code or speedup.low <= 1 <= speedup.high))
+
+    return next(m for m in run.steps if m.name in names and as_fast(m))
+
+
 class Survey(_Record):
     """What the compiler made of every step for every architecture: ``Compiled.as_dict()``, or why there is nothing."""
 
-    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
     date: str
     compiler: str
     problem: dict
@@ -197,7 +281,7 @@ class Searched(_Record):
 class Search(_Record):
     """What was searched on one machine in one go."""
 
-    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
     date: str
     machine: dict
     versions: dict[str, str]
@@ -212,10 +296,28 @@ class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
 
+def as_json(record: Run | Survey | Search) -> str:
+    """A record as its file holds it: a line for each field, and for each element of a list of records."""
+
+    def one_line(value) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    lines = []
+    for key, value in json.loads(record.model_dump_json(by_alias=True)).items():  # NaN is null there, as JSON has none
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = "[\n  " + ",\n  ".join(map(one_line, value)) + "\n ]"
+        elif isinstance(value, dict) and value and all(isinstance(inner, dict) for inner in value.values()):
+            value = "{\n  " + ",\n  ".join(f"{one_line(k)}: {one_line(inner)}" for k, inner in value.items()) + "\n }"
+        else:
+            value = one_line(value)
+        lines.append(f" {one_line(key)}: {value}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def write_run(run: Run, folder: Path) -> Path:
     """Write ``folder/results.json`` and return its path."""
     path = Path(folder, "results.json")
-    write_whole(path, run.model_dump_json(by_alias=True, indent=1) + "\n")
+    write_whole(path, as_json(run))
     return path
 
 
@@ -230,6 +332,9 @@ def read_run(path: Path) -> Run:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"] == ("schema",) and first["input"] in range(1, SCHEMA):
+            told = f"{path} is of schema {first['input']}, not {SCHEMA}: `{MIGRATE}` writes the records under DIR anew"
+            raise ResultsError(told) from None
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ResultsError(f"{path} is not a results.json of schema {SCHEMA}: {where}: {first['msg']}") from None
 

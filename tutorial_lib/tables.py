@@ -34,9 +34,16 @@ def factor(speedup: Speedup | None) -> str:
     return NOTHING if speedup is None else f"{speedup.median:.2f}×"
 
 
+def ratio(speedup: Speedup | None, told: str | None = None) -> str:
+    """Such as ``1.05× (1.03–1.07) faster``; told: other words for the verdict."""
+    if speedup is None:
+        return NOTHING
+    told = told or ("same code" if speedup.same_code else speedup.verdict)
+    return f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {told}"
+
+
 def vs_previous(m: Measurement) -> str:
-    speedup = m.speedup_vs_previous
-    return NOTHING if speedup is None else f"{speedup.median:.2f}× ({speedup.low:.2f}–{speedup.high:.2f}) {m.verdict}"
+    return NOTHING if m.speedup_vs_previous is None else ratio(m.speedup_vs_previous, m.verdict)
 
 
 def vs_previous_marked(m: Measurement) -> str:
@@ -75,6 +82,11 @@ def resource(key: str) -> Callable[[Measurement], str]:
 
 def counter(key: str, unit: float = 1) -> Callable[[Measurement], str]:
     return lambda m: f"{m.counters[key] / unit:,.0f}" if m.counters and key in m.counters else NOTHING
+
+
+def titled(m: Measurement) -> str:
+    """The title, and whether the step stands beside the main path."""
+    return f"{m.title} (fork)" if m.fork else m.title
 
 
 NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))
@@ -142,7 +154,7 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
 
     compact: for a terminal; short names, and no spreads.
     """
-    label = [NUMBER, ("name", lambda m: m.name if compact else m.title)]
+    label = [NUMBER, ("name", lambda m: m.name if compact else titled(m))]
     if run.timed:
         return label + (COMPACT_TIMING if compact else TIMING) + CHECKING
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])

@@ -1,8 +1,8 @@
 """Step 92, from step 38: row sums are put together at the end.
 
-The change of step deferred_sum. Four lanes share a row of scores. Each sums what it holds, and only when all keys are done do
-they add theirs together: that takes two shuffles a row off every turn. Not at head_dim 256, where a
-short trial on an H100, not recorded, had it slower.
+The change of step deferred_sum. Four lanes share a row of scores. Each sums what it holds, and only when all keys are
+done do they add theirs together: that takes two shuffles a row off every turn. Not at head_dim 256, where a short trial
+on an H100, not recorded, had it slower.
 """
 
 from steps.core.problems import FULL

@@ -1,8 +1,8 @@
 """Step 94, from step 9: one loop over all tiles of keys that a block computes.
 
-A block that stays (step stay) has a loop around a loop: at the end of every tile of queries the fetching ahead runs out,
-and at the beginning of the next everybody waits for the first keys. Here there is one loop, over all tiles of keys of
-all its tiles of queries: behind the last keys for these queries the compiler fetches the first keys for the next.
+A block that stays (step stay) has a loop around a loop: at the end of every tile of queries the fetching ahead runs
+out, and at the beginning of the next everybody waits for the first keys. Here there is one loop, over all tiles of keys
+of all its tiles of queries: behind the last keys for these queries the compiler fetches the first keys for the next.
 """
 
 from steps.core.order import IN_ONE_LOOP

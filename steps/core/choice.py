@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps.run import RESULTS
+from steps.core import ladder
+from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported, target_of
 from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, recorded_runs
+from tutorial_lib.results import Run, earliest_within_noise, recorded_runs
 from tutorial_lib.tables import provenance
 
 
@@ -30,6 +32,9 @@ class Choice:
 def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS) -> Choice:
     """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
 
+    Of several that the rounds do not tell from the fastest, the earliest: the answer does not flip between kernels
+    whose code is the same.
+
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     Of the recorded problems the nearest counts: same architecture before head_dim, mask, dtype, length and the number
     of heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
@@ -37,16 +42,13 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
-    from steps import get_step
-
     arch = _architecture(device)
     runs = recorded_runs(results) if isinstance(results, Path) else list(results)
     for run in sorted(runs, key=lambda run: _distance(problem, arch, run)):
-        for m in run.by_speed():
-            step = get_step(m.name)
-            if step.unsupported(problem, arch) is None:
-                tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
-                return Choice(step, _word(problem, arch, run, m, tried))
+        if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
+            chosen = earliest_within_noise(run, able)
+            tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
+            return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried))
     raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
 
@@ -86,17 +88,20 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
 
 def _has_every_kind(run: Run) -> bool:
     """Whether of every skeleton that takes the run's problem there, some step was measured."""
-    from steps import STEPS, get_step
-
     problem, arch = run.the_problem(), run.machine["arch"]
-    kinds = {step.backend for step in STEPS if step.backend != "torch" and step.unsupported(problem, arch) is None}
+    kinds = {
+        step.backend for step in ladder.STEPS if step.backend != "torch" and step.unsupported(problem, arch) is None
+    }
     return kinds <= {get_step(m.name).backend for m in run.by_speed()}
 
 
-def _word(problem: Problem, arch: str, run: Run, m, tried: bool) -> str:
+def _word(problem: Problem, arch: str, run: Run, m, fastest, tried: bool) -> str:
     recorded = run.the_problem()
     asked = f"{problem.describe()} on {arch}"
-    told = f"{m.label} is the fastest step that was measured: {m.tflops:.0f} TFLOPS, {provenance(run)}"
+    which = (
+        "the fastest" if m is fastest else f"the earliest that the rounds do not tell from the fastest, {fastest.label}"
+    )
+    told = f"Of the steps that were measured {m.label} is {which}: {m.tflops:.0f} TFLOPS, {provenance(run)}"
     if recorded == problem and run.machine["arch"] == arch:
         return f"{told}."
     lacking = "of which only some kinds of kernels were measured" if tried else "which was not measured"

@@ -26,8 +26,8 @@ class Choices:
 class FusedStep(Step):
     """A step that runs a kernel of the tutorial's own; its skeleton is a subclass.
 
-    A skeleton offers, beside ``run`` and ``compile``: ``variant(problem, arch)``, the constants that a kernel is compiled
-    with; ``entry(problem, arch)``, the kernel's function and what of its parameters is constant, from which
+    A skeleton offers, beside ``run`` and ``compile``: ``variant(problem, arch)``, the constants that a kernel is
+    compiled with; ``entry(problem, arch)``, the kernel's function and what of its parameters is constant, from which
     ``steps.show`` writes it out; ``compile_kernel`` and ``launch``, which do with a kernel that is given what
     ``compile`` and ``run`` do with the step's own.
     """
@@ -57,6 +57,10 @@ class FusedStep(Step):
         if self.begins_a_skeleton:
             return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items()]
         return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
+
+    def configured(self, problem: Problem, arch: str) -> FusedStep:
+        """This step with everything decided that is left open until problem and architecture are known."""
+        return self
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):

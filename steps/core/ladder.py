@@ -36,12 +36,15 @@ PARTS = (
 )
 
 # The names that had the numbers 0 to 44 until 2026-11-22: whoever asks for an old number is told what it means now.
+# fmt: off
 OLD_NUMBERS = (
-    "sdpa naive mma exp2 load_order latency occupancy approx_division explicit swizzle split_q stages shared_kv "
-    "q_registers fine_grained deferred_sum wide_block wgmma producer registers ping_pong overlap dealt linked "
-    "third_group large_tile eight_warps stay cluster sections found turns own_end half_output lean_sum half_query "
-    "early_query one_loop halves late_wait at_maxima diagonal_first mask_loop apart counted"
-).split()
+    "sdpa", "naive", "mma", "exp2", "load_order", "latency", "occupancy", "approx_division", "explicit", "swizzle",
+    "split_q", "stages", "shared_kv", "q_registers", "fine_grained", "deferred_sum", "wide_block", "wgmma", "producer",
+    "registers", "ping_pong", "overlap", "dealt", "linked", "third_group", "large_tile", "eight_warps", "stay",
+    "cluster", "sections", "found", "turns", "own_end", "half_output", "lean_sum", "half_query", "early_query",
+    "one_loop", "halves", "late_wait", "at_maxima", "diagonal_first", "mask_loop", "apart", "counted",
+)
+# fmt: on
 OLD_NAMES = {"turns": "three_groups", "early_query": "room"}  # the same code under another name
 
 
@@ -72,7 +75,9 @@ def _load() -> tuple[tuple, tuple]:
                 if (step.number, step.name) != (int(named["number"]), named["name"]):
                     raise ValueError(f"{path} must hold the step of its file's name, got {step.label}")
                 if step.number in found:
-                    raise ValueError(f"step {step.number} must be there once, got {found[step.number].name}, {step.name}")
+                    raise ValueError(
+                        f"step {step.number} must be there once, got {found[step.number].name}, {step.name}"
+                    )
                 found[step.number] = step
                 inside += getattr(module, "INSIDE", ())
     return tuple(found[number] for number in sorted(found)), tuple(inside)

@@ -39,7 +39,7 @@ class Order:
     one_loop: bool = False
 
     def __post_init__(self):
-        if (self.counted or self.one_loop) and not self.persistent or self.counted and self.one_loop:
+        if ((self.counted or self.one_loop) and not self.persistent) or (self.counted and self.one_loop):
             raise ValueError("an order is counted, or in one loop, for blocks that stay, and not both at once")
 
     def __str__(self) -> str:

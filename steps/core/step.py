@@ -37,7 +37,7 @@ class Step:
     """One way to compute attention.
 
     name: one word for commands and files; title: a few words for tables; change: one sentence on what is new.
-    number: its place in the ladder; None for a peer, and for what is inside another step: the name of that is ``inside``.
+    number: its place in the ladder; None for a peer, and for what is inside another step, whose name is ``inside``.
     fork: whether it stands beside the main path. default_problem: what it is for, and what its chapter measures.
     """
 

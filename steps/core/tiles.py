@@ -1,7 +1,8 @@
 """Everything that is chosen by size: one table for tile sizes, for what a search found, for what head_dim allows.
 
 Nothing here is read from results/ when a kernel is launched. A new measurement changes a kernel only when somebody
-writes its outcome into this file, and ``tests/core/test_tiles.py`` compares the table of FOUND with the recorded search.
+writes its outcome into this file, and ``tests/core/test_tiles.py`` compares the table of FOUND with the recorded
+search.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The algorithm is FlashAttention's (Dao et al. 2022, https://arxiv.org/abs/2205.1
 values, and keeps for every row a running maximum, a running sum and an unnormalised output, so that the scores
 never leave the chip.
 
-``variant`` (``steps.cutile.variant``) is constant when a kernel is compiled, so the compiler drops the branches that are
-not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+``variant`` (``steps.cutile.variant``) is constant when a kernel is compiled, so the compiler drops the branches that
+are not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def position(number, Q, variant):
 
 def load_query(Q, i, head, batch, variant):
     """The i-th tile of queries [query, head_dim]."""
-    q = ct.load(
-        Q, (batch, head, i, 0), (1, 1, variant.tile.query, variant.head_dim), padding_mode=ct.PaddingMode.ZERO
-    )
+    q = ct.load(Q, (batch, head, i, 0), (1, 1, variant.tile.query, variant.head_dim), padding_mode=ct.PaddingMode.ZERO)
     return ct.reshape(q, (variant.tile.query, variant.head_dim))
 
 

@@ -60,6 +60,8 @@ class CuTileStep(FusedStep):
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def __post_init__(self):
+        if not isinstance(self.tile, Tile | None):
+            raise ValueError(f"tile must be a Tile(query, key), got {self.tile!r}")
         if self.mask_loop and (self.tile is None or self.mask_loop.key < 1 or self.tile.key % self.mask_loop.key):
             raise ValueError(f"mask_loop takes a tile whose keys its key divides, got {self.mask_loop} and {self.tile}")
         if self.mask_loop and self.order.one_loop:
@@ -108,16 +110,23 @@ class CuTileStep(FusedStep):
         """The kernel as a plain Python function, for the interpreter and the compiler."""
         return _kernel_function(variant)
 
-    def kernel(self, variant: Variant) -> ct.kernel:
-        """The kernel, compiled when it is first launched."""
-        return _kernel(self.kernel_function(variant), self.occupancy, self.warps, self.cluster)
+    def compiled_when_launched(self, function: Callable) -> ct.kernel:
+        """A kernel function with this step's hints, for cuTile to compile when it is first launched."""
+        return _kernel(function, self.occupancy, self.warps, self.cluster)
+
+    def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
+        step = self.configured(problem, arch)
+        return step.kernel_function(step.variant(problem, arch)), {}
 
     def run(self, problem, q, k, v, out):
+        step = self.configured(problem, target_of(q.device))
+        return step.launch(step.kernel_function(step.variant(problem, target_of(q.device))), problem, q, k, v, out)
+
+    def launch(self, function: Callable, problem: Problem, q, k, v, out):
+        """As ``run``, for a kernel function that is given."""
         import torch
 
         target = target_of(q.device)
-        if self.searched:
-            return self.configured(problem, target).run(problem, q, k, v, out)
         variant = self.variant(problem, target)
         q, scale = fold_sign(q, problem.effective_scale)
         if out is None:
@@ -129,26 +138,26 @@ class CuTileStep(FusedStep):
         if target == "cpu":
             from tutorial_lib import interpreter
 
-            interpreter.launch(blocks, self.kernel_function(variant), args)
+            interpreter.launch(blocks, function, args)
         else:
             with torch.cuda.device(q.device):
-                ct.launch(torch.cuda.current_stream(), blocks, self.kernel(variant), args)
+                ct.launch(torch.cuda.current_stream(), blocks, self.compiled_when_launched(function), args)
         return out
 
     def compile(self, problem, arch="sm_90"):
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         step = self.configured(problem, arch)
-        return step.compile_function(step.kernel_function(step.variant(problem, arch)), problem, arch)
+        return step.compile_kernel(step.kernel_function(step.variant(problem, arch)), problem, arch)
 
-    def compile_function(self, function: Callable, problem: Problem, arch: str):
-        """As ``compile``, for a kernel function that is given: one that was written out, say."""
+    def compile_kernel(self, function: Callable, problem: Problem, arch: str):
+        """As ``compile``, for a kernel function that is given."""
         from tutorial_lib import compiler
 
         variant = self.variant(problem, arch)
         blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
         compiled = compiler.compile_cutile(
-            _kernel(function, self.occupancy, self.warps, self.cluster),
+            self.compiled_when_launched(function),
             signature(problem, self.order.lengths(problem, variant.tile, arch)[: variant.lists]),
             arch,
             variant.tile.scores // blocks,

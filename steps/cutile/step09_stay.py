@@ -1,7 +1,7 @@
 """Step 9: blocks that stay.
 
-As many blocks as SMs, each with a list of tiles of queries that was dealt to it before the launch (``steps.core.order``),
-so that all end together. In cuTile the walk over a list is a loop around the kernel as it was.
+As many blocks as SMs, each with a list of tiles of queries that was dealt to it before the launch
+(``steps.core.order``), so that all end together. In cuTile the walk over a list is a loop around the kernel as it was.
 """
 
 from steps.core.order import DEALT

@@ -1,9 +1,10 @@
 """Step 13, a fork from step 7: two blocks share a larger tile.
 
-The other way to a tile of 128 queries that does not spill (see step eight_warps). ``num_ctas=2`` makes a cluster of two blocks on neighbouring SMs work on one tile: each
-keeps the 64 queries that its four warps have room for, fetches half of K and V, and the TMA unit writes what it fetched
-into the shared memory of both (PTX ISA, cp.async.bulk.tensor, ".multicast::cluster"). Two blocks an SM still run side
-by side, so that one computes its softmax while the other multiplies.
+The other way to a tile of 128 queries that does not spill (see step eight_warps). ``num_ctas=2`` makes a cluster of two
+blocks on neighbouring SMs work on one tile: each keeps the 64 queries that its four warps have room for, fetches half
+of K and V, and the TMA unit writes what it fetched into the shared memory of both (PTX ISA, cp.async.bulk.tensor,
+".multicast::cluster"). Two blocks an SM still run side by side, so that one computes its softmax while the other
+multiplies.
 """
 
 from steps.core.problems import HEADLINE

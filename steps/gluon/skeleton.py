@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from triton.experimental.gluon import language as gl
-
 from steps.core.fused import FusedStep, grid, hole, tiles_visited
-from steps.core.step import Unsupported
+from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
 from steps.gluon.kernel import fmha
 from steps.gluon.tensors import contiguous_copy, copyable, shapes
@@ -49,6 +47,8 @@ class GluonStep(FusedStep):
     runs_on_cpu: ClassVar[bool] = False
 
     def __post_init__(self):
+        if not isinstance(self.tile, Tile):
+            raise ValueError(f"tile must be a Tile(query, key), got {self.tile!r}")
         if self.query_in_registers and self.tile.query != self.tile.key:
             raise ValueError(f"query_in_registers takes a tile of as many queries as keys, got {self.tile}")
 
@@ -112,7 +112,7 @@ class GluonStep(FusedStep):
         """Whether shared memory keeps only pieces of head_dim; a head_dim that is one piece is not cut."""
         return self.schedule.piece is not None and self.schedule.piece < problem.head_dim
 
-    def variant(self, problem: Problem) -> Variant:
+    def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
         warps = self.warps if problem.head_dim <= GLUON_WIDE_HEAD_DIM else Warps(2, 4)
         rows = ACCUMULATORS * warps.number * LANES // problem.head_dim
@@ -137,7 +137,14 @@ class GluonStep(FusedStep):
         """The schedule's function, or ``fmha`` where it has nothing to cut."""
         return self.schedule.function if self.cuts(problem) else fmha
 
+    def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
+        return self.kernel(problem), {"variant": self.variant(problem)}
+
     def run(self, problem, q, k, v, out):
+        return self.launch(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
+
+    def launch(self, kernel, problem: Problem, q, k, v, out, *constants):
+        """As ``run``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
         import torch
 
         variant = self.variant(problem)
@@ -148,9 +155,8 @@ class GluonStep(FusedStep):
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         with torch.cuda.device(q.device):
-            self.kernel(problem)[grid(problem, variant.tile)](
-                *arguments(q, k, v, out, problem, scale), variant, num_warps=variant.warps.number
-            )
+            passed = arguments(q, k, v, out, problem, scale)
+            kernel[grid(problem, variant.tile)](*passed, *constants, num_warps=variant.warps.number)
         return out
 
     def compile(self, problem, arch="sm_90"):
@@ -175,6 +181,6 @@ class GluonStep(FusedStep):
 
 
 def arguments(q, k, v, o, problem: Problem, scale: float) -> tuple:
-    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, because the hardware's exponential is."""
+    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, as the hardware's is."""
     strides = [tuple(x.stride()) for x in (q, k, v, o)]
     return (q, k, v, o, *strides, scale / math.log(2), problem.seq_len_q, problem.seq_len_kv)

@@ -1,9 +1,9 @@
 """Step 20: shared memory by hand.
 
 cuTile's compiler hides shared memory and warps. In this part they are ours, and we begin again after naive, as a first
-CUDA kernel would: tiles of Q, K and V are staged in shared memory as they lie in memory, one tile at a time, and the four
-warps share a tile of scores by its keys (split-KV): each warp multiplies all queries with a quarter of the keys. Every
-row's maximum and sum must then be exchanged between warps, and so must the weights, of which each warp needs all.
+CUDA kernel would: tiles of Q, K and V are staged in shared memory as they lie in memory, one tile at a time, and the
+four warps share a tile of scores by its keys (split-KV): each warp multiplies all queries with a quarter of the keys.
+Every row's maximum and sum must then be exchanged between warps, and so must the weights, of which each warp needs all.
 """
 
 from steps.core.problems import HEADLINE

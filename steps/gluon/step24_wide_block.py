@@ -4,7 +4,8 @@ With 16 queries a warp, every fragment of K and V that ldmatrix fetches from sha
 and of V a warp and tile at head_dim 128, and shared memory delivers 128 bytes a clock to all warps together. With 32
 queries a warp the same fragment feeds two. The price is registers: output and scores of twice as many rows. Beyond
 head_dim 128 they would not fit, and the block stays as it was. Every lane also sums its own columns only, and the lanes
-of a row are added up after the loop. That alone brings nothing: step deferred_sum, in the appendix, is that and no more.
+of a row are added up after the loop. That alone brings nothing: step deferred_sum, in the appendix, is that and no
+more.
 """
 
 from steps.core.tiles import Tile
@@ -14,7 +15,7 @@ STEP = step23_stages.STEP.evolve(
     number=24,
     name="wide_block",
     title="128 queries a block",
-    change="A block takes 128 queries instead of 64, so that every warp uses a fragment of K or V twice; lanes add their sums last.",
+    change="A block takes 128 queries: every warp uses a fragment of K or V twice. Lanes add their sums last.",
     tile=Tile(128, 64),
     defer_sum=True,
 )

@@ -1,10 +1,10 @@
 """Step 27, on the fork of step 25: fine-grained tiling over head_dim.
 
 So far shared memory holds whole rows of K and V, and registers whole rows of Q: both grow with head_dim. Cut into
-pieces of 128 columns, they no longer do: the scores are a sum over pieces of Q and K, and a piece of V gives a piece
-of the output. Only the output itself, in registers, still grows. What was one copy a tile is now one a piece, and Q is
-read again for every tile of keys: head_dim up to 128 has a single piece and is left as in step q_registers. Beyond it the cut
-costs time where everything would have fit (results/, head_dim 256), and makes head_dim 512 and 1024 possible.
+pieces of 128 columns, they no longer do: the scores are a sum over pieces of Q and K, and a piece of V gives a piece of
+the output. Only the output itself, in registers, still grows. What was one copy a tile is now one a piece, and Q is
+read again for every tile of keys: head_dim up to 128 has a single piece and is left as in step q_registers. Beyond it
+the cut costs time where everything would have fit (results/, head_dim 256), and makes head_dim 512 and 1024 possible.
 """
 
 from triton.experimental import gluon

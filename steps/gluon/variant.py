@@ -27,8 +27,8 @@ class Warps:
 class Schedule:
     """A kernel with its own order of copies and products.
 
-    function: the kernel, with the parameters of ``steps.gluon.kernel.fmha``; piece: the most columns of head_dim that are in shared memory
-    at once, None for all of them; head_dims: what it takes.
+    function: the kernel, with the parameters of ``steps.gluon.kernel.fmha``; piece: the most columns of head_dim that
+    are in shared memory at once, None for all of them; head_dims: what it takes.
     """
 
     function: Callable

@@ -1,13 +1,13 @@
 """The skeleton of the Hopper steps: TMA fetches tiles, and warp groups multiply straight from shared memory.
 
-A Hopper SM has two engines that the skeleton of ``steps/gluon`` cannot use. TMA copies a whole tile when one thread asks
-it to, and reports to an mbarrier in shared memory. ``wgmma`` lets four warps together multiply 64 rows by a tile that
-stays in shared memory, and returns at once: the result is waited for later. What follows from them, warps with roles,
-products that run under the softmax, blocks that never end, is FlashAttention-3's (Shah et al. 2024,
+A Hopper SM has two engines that the skeleton of ``steps/gluon`` cannot use. TMA copies a whole tile when one thread
+asks it to, and reports to an mbarrier in shared memory. ``wgmma`` lets four warps together multiply 64 rows by a tile
+that stays in shared memory, and returns at once: the result is waited for later. What follows from them, warps with
+roles, products that run under the softmax, blocks that never end, is FlashAttention-3's (Shah et al. 2024,
 https://arxiv.org/abs/2407.08608). No architecture but sm_90 has wgmma.
 
-``variant`` (``steps.hopper.variant``) is constant when a kernel is compiled, so the compiler drops the branches that are
-not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+``variant`` (``steps.hopper.variant``) is constant when a kernel is compiled, so the compiler drops the branches that
+are not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
 """
 
 from __future__ import annotations

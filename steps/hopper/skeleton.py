@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, hole, tiles_visited
-from steps.core.step import Unsupported
+from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import HOPPER
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper.kernel import fmha
@@ -38,13 +38,16 @@ class HopperStep(FusedStep):
             return f"made of wgmma, which sm_90 alone has, not {target}"
         return None
 
-    def variant(self, problem: Problem, arch: str = "sm_90") -> Variant:
+    def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
         return make_variant(self.roles, problem)
 
     def kernel(self, problem: Problem):
         """The function that is launched."""
         return fmha
+
+    def entry(self, problem: Problem, arch: str):
+        return self.kernel(problem), {"variant": self.variant(problem)}
 
     def run(self, problem, q, k, v, out):
         return self.launch(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
@@ -91,7 +94,7 @@ def describable(x) -> bool:
 
 
 def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Variant) -> tuple:
-    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, because the hardware's exponential is.
+    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, as the hardware's is.
 
     order: order and starts, see ``steps.core.order``; what follows them is not read here.
     """

@@ -1,4 +1,4 @@
-"""What the Hopper kernels do with scores where products overlap: mask, maxima, weights, sums, the output's rescaling."""
+"""What the Hopper kernels do with scores where products overlap: mask, maxima, weights, sums."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Step overlap wrote the wait for the PV product behind the softmax, and ptxas mov
 loop it moves nothing, and the wait for a barrier is one: a second wait for the tile of values, which has long arrived,
 holds the order as it was written. Held behind all of the softmax (``late_wait``, inside this step), the wait leaves the
 rescaling of the old output to the very end, where nothing hides it. Between maxima and exponentials the maxima run
-under the product, and the exponentials, which have the MUFU, mix with the rescaling, which has the FMA pipe. At head_dim
-256 without a mask ptxas does that by itself. Up to head_dim 128 the lanes of a row also add their sums after the loop,
-which alone brings nothing (step lean_sum, in the appendix).
+under the product, and the exponentials, which have the MUFU, mix with the rescaling, which has the FMA pipe. At
+head_dim 256 without a mask ptxas does that by itself. Up to head_dim 128 the lanes of a row also add their sums after
+the loop, which alone brings nothing (step lean_sum, in the appendix).
 """
 
 from steps.core.problems import HEADLINE

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from steps.core.ladder import get_step, module_file, part_of, select
+from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import compile_ahead
 from steps.measuring.bench import Bench
-from steps.core.ladder import select
-from steps.core.step import DEFAULT_ARCH, Step
 from steps.reference.step00_sdpa import STEP as BASELINE
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
-from tutorial_lib.passes import PASSES, pass_of
+from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup
+from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup, speedup_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
-
 
 ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
 
@@ -69,7 +68,7 @@ class _Contender:
 
     def fail(self, reason: str) -> None:
         # A peer that cannot run is nobody's failure here, and what does not fit in memory is wrong nowhere.
-        harmless = self.step.number is None or reason.startswith("OutOfMemoryError")
+        harmless = self.step.backend == "peer" or reason.startswith("OutOfMemoryError")
         self.status, self.reason = ("skipped" if harmless else "failed"), reason
 
 
@@ -270,8 +269,12 @@ def _summarise(
     problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict], notes: list[str]
 ) -> Run:
     machine = describe_machine(settings.device)
-    measurements = {c.step.name: _measurement(problem, c, rounds) for c in contenders}
+    kind = pass_of(contenders[0].step)
+    bare = {c.step.name: _measurement(c) for c in contenders}
+    measurements = {c.step.name: _timed(c, bare, kind.operations(problem), rounds) for c in contenders}
+    steps = [c.step for c in contenders]
     return Run(
+        direction=kind.name,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),
@@ -285,17 +288,20 @@ def _summarise(
             "rest_ms": timing.REST_MS,
         },
         problem=problem.as_dict(),
-        steps=[measurements[c.step.name] for c in contenders if c.step.number is not None],
-        peers=[measurements[c.step.name] for c in contenders if c.step.number is None],
+        steps=[measurements[step.name] for step in steps if step.number is not None],
+        inside=[measurements[step.name] for step in steps if step.inside],
+        peers=[measurements[step.name] for step in steps if step.number is None and not step.inside],
         ceiling=_ceiling(rounds, problem),
         rounds=[_round(sampled) for sampled in rounds],
         notes=_notes(rounds, machine) + notes,
     )
 
 
-def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) -> Measurement:
+def _measurement(contender: _Contender) -> Measurement:
+    """Everything about a contender but its times."""
     step, accuracy = contender.step, contender.accuracy
-    record = Measurement(
+    listed = _place_of(step)
+    return Measurement(
         number=step.number,
         name=step.name,
         title=step.title,
@@ -311,19 +317,46 @@ def _measurement(problem: Problem, contender: _Contender, rounds: list[dict]) ->
         resources=contender.resources,
         counters=contender.counters,
         kernels=contender.kernels,
+        fork=step.fork,
+        inside=step.inside,
+        **listed,
     )
+
+
+def _place_of(step: Step) -> dict:
+    """Where a step of the ladder stands; nothing for a peer, or for what a notebook made of a step."""
+    try:
+        if get_step(step.name) is not step:
+            return {}
+    except ValueError:
+        return {}
+    owner = get_step(step.inside) if step.inside else step
+    return {"file": module_file(step), "part": part_of(owner.number).name}
+
+
+def _timed(
+    contender: _Contender, records: dict[str, Measurement], operations: float, rounds: list[dict]
+) -> Measurement:
+    """A contender's record with its times. records: those of all contenders, without times."""
+    step, record = contender.step, records[contender.step.name]
     if contender.status != "measured":
         return record
+
+    def speedup(other: str) -> Speedup | None:
+        if not _took_part(other, rounds):
+            return None
+        return speedup_of(timing.speedup(_latencies(rounds, other), mine), record, records.get(other))
+
     mine = _latencies(rounds, step.name)
     latency = timing.spread(mine)
     clocks = [sampled[step.name]["gpu"]["sm_clock_mhz"] for sampled in rounds if sampled[step.name]["gpu"]]
     return record.model_copy(
         update={
             "latency_ms": Latency(median=latency.median, low=latency.low, high=latency.high, rounds=len(mine)),
-            "tflops": problem.flops / latency.median / 1e9,
-            "percent_of_ceiling": _percent_of_ceiling(problem, mine, rounds),
-            "speedup_vs_baseline": _speedup(rounds, BASELINE.name, mine),
-            "speedup_vs_previous": _speedup(rounds, step.previous.name, mine) if step.previous else None,
+            "tflops": operations / latency.median / 1e9,
+            "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
+            "speedup_vs_baseline": speedup(BASELINE.name),
+            "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
             "sm_clock_mhz": statistics.median(clocks) if clocks else None,
         }
     )
@@ -338,22 +371,15 @@ def _latencies(rounds: list[dict], name: str) -> list[float]:
     return [sampled[name]["milliseconds"] for sampled in rounds]
 
 
-def _percent_of_ceiling(problem: Problem, mine: list[float], rounds: list[dict]) -> float | None:
+def _percent_of_ceiling(operations: float, mine: list[float], rounds: list[dict]) -> float | None:
     """The median over rounds of this step's operations a second over the matrix product's, in percent."""
     if not _took_part(timing.CEILING, rounds):
         return None
     per_round = [
-        100 * (problem.flops / ms) / (timing.CEILING_FLOPS / ceiling)
+        100 * (operations / ms) / (timing.CEILING_FLOPS / ceiling)
         for ms, ceiling in zip(mine, _latencies(rounds, timing.CEILING), strict=True)
     ]
     return statistics.median(per_round)
-
-
-def _speedup(rounds: list[dict], other: str, mine: list[float]) -> Speedup | None:
-    if not _took_part(other, rounds):
-        return None
-    ratio = timing.speedup(_latencies(rounds, other), mine)
-    return Speedup(median=ratio.median, low=ratio.low, high=ratio.high, verdict=timing.verdict(ratio))
 
 
 def _ceiling(rounds: list[dict], problem: Problem) -> Ceiling | None:

@@ -1,16 +1,21 @@
-"""Part of the exponentials as a polynomial: arithmetic that a GPU has more units for than for exponentials.
+"""Trial: part of the exponentials as a polynomial, on units that a GPU has more of than for exponentials.
 
 An SM of Hopper takes 16 exponentials a clock and 128 multiply-adds. FlashAttention-4 (Zadouri et al. 2026,
-https://arxiv.org/abs/2603.05451) therefore computes a share of the exponentials of a tile on the multiply-add units,
-and so does the kernel of ``steps/hopper.py`` when its hole ``polynomial`` asks for it. 2^x is 2^n times 2^f with n the
-whole number next to x and f between -1/2 and 1/2: a polynomial gives 2^f, and n is added to its exponent bits (Cody and
-Waite 1980).
+https://arxiv.org/abs/2603.05451) therefore computes a share of the exponentials of a tile on the multiply-add units.
+2^x is 2^n times 2^f with n the whole number next to x and f between -1/2 and 1/2: a polynomial gives 2^f, and n is
+added to its exponent bits (Cody and Waite 1980).
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from functools import cache
+
+from steps import get_step
+from steps.core.problems import FULL, standard
+from steps.trials.trial import Trial
+from steps.writing.written import edited, write_step
 
 PACK = 8  # exponentials that one piece of PTX computes
 DEGREE = 3  # errs less than rounding a weight to 16 bits does; see tests/test_exponential.py
@@ -58,3 +63,32 @@ CONSTRAINTS = ",".join(["=&f"] * PACK + ["f"] * PACK)
 
 def _hex(value: float) -> str:
     return "0f" + struct.pack(">f", value).hex().upper()
+
+
+@dataclass(frozen=True)
+class Polynomial(Trial):
+    """The value is the share of the exponentials in percent; PACK of them are computed by one piece of PTX."""
+
+    def version(self, value, problem, **named):
+        step = write_step(get_step(self.base), problem, **named)
+        if not value:
+            return step
+        assembly = f"""gl.inline_asm_elementwise(
+        {ptx(round(value / 100 * PACK))!r},
+        {CONSTRAINTS!r},
+        [scores * scale - row_max[:, None]],
+        dtype=gl.float32,
+        is_pure=True,
+        pack={PACK},
+    )"""
+        return edited(step, ("exp2(scores * scale - row_max[:, None])", assembly))
+
+
+TRIAL = Polynomial(
+    name="polynomial",
+    question="Would some of the exponentials be faster as a polynomial on the multiply-add units?",
+    base="lean_sum",
+    values=tuple(12.5 * share for share in range(7)),
+    problems=(standard(head_dim=64), FULL),
+    axis="exponentials computed as a polynomial, %",
+)

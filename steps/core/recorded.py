@@ -1,0 +1,32 @@
+"""What is recorded under results/: the run of a problem, the survey of all architectures, the search for tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from tutorial_lib.files import RESULTS
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Run, Search, Survey, recorded_runs, recorded_searches
+
+
+def find_recorded(asked: Problem, folders: Sequence[Path] = (RESULTS,)) -> Run | None:
+    """The newest run with GPU timings of this very problem, or None."""
+    runs = [run for folder in dict.fromkeys(folders) for run in recorded_runs(folder)]
+    runs = [run for run in runs if run.the_problem() == asked]
+    return max(runs, key=lambda run: run.date, default=None)
+
+
+@cache
+def recorded_search(arch: str, results: Path = RESULTS) -> Search | None:
+    """The newest recorded search on an architecture, or None."""
+    found = [search for search in recorded_searches(results) if search.machine["arch"] == arch]
+    return max(found, key=lambda search: search.date, default=None)
+
+
+def recorded_survey(results: Path = RESULTS) -> Survey | None:
+    """The newest survey of every step on every architecture, or None."""
+    paths = sorted(results.glob("compiled/*/survey.json"))
+    surveys = [Survey.model_validate_json(path.read_bytes()) for path in paths]
+    return max(surveys, key=lambda survey: survey.date, default=None)

@@ -1,0 +1,266 @@
+"""``python -m steps.report [PATH...]``: draws everything that is made from the recorded runs again, from them alone.
+
+Every run's report, results.csv and figures; the survey's figure; ladder.md and ladder.html, which tell the whole ladder
+in one document; the README's table. Without a PATH, or with ``results``, all of it; else the reports of the runs under
+each PATH, and for a folder its own ladder. Exit status: 0 done; 2 bad request.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from steps.core import ladder
+from steps.core.ladder import PARTS, Part, module_file, part_of
+from steps.core.problems import FULL, HEADLINE
+from tutorial_lib import plots, tables
+from tutorial_lib.command import OneLineParser
+from tutorial_lib.files import RESULTS, write_whole
+from tutorial_lib.report import HOW_TIMED, best_by_problem, link, read_all, write_length_plots, write_report
+from tutorial_lib.results import Measurement, ResultsError, Run, Survey, earliest_within_noise
+
+README = RESULTS.parent / "README.md"
+RIVAL = "flash_attn_4"  # the peer that the best steps are set beside, next to SDPA
+COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set beside each other
+
+# The problems whose figures are committed, and linked from reports; .gitignore names their folders.
+HEADLINES = (HEADLINE, FULL)
+
+BEGIN, END = "<!-- best: made by `make report` from results/ -->", "<!-- end of best -->"
+
+
+def write_all(found: Sequence[tuple[Path, Run]]) -> list[Path]:
+    """The reports and figures of runs, and what was drawn of several lengths; returns what to look at."""
+    with ProcessPoolExecutor() as pool:  # drawing takes seconds a run
+        list(pool.map(_write_one, *zip(*found)))
+    return [folder / "report.md" for folder, _ in found] + write_length_plots(found)
+
+
+def _write_one(folder: Path, run: Run) -> None:
+    write_report(run, folder, linked=run.the_problem() in HEADLINES)
+
+
+def write_survey(path: Path) -> list[Path]:
+    """The figure of a survey, beside its file; raises ResultsError."""
+    try:
+        survey = Survey.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise ResultsError(f"{path} is not a survey: {str(error).splitlines()[0]}") from None
+    return plots.save(plots.heat_table(survey), path.parent, "survey")
+
+
+def readme_table(runs: Sequence[Run]) -> str:
+    """SDPA, its rival and the best step of each part on the headline problems, and what that comes to over all.
+
+    Of the machine with most records.
+    """
+    timed = [run for run in runs if run.timed]
+    if not timed:
+        raise ResultsError("there is no run with timings to show")
+    [(machine, _)] = Counter(run.machine["name"] for run in timed).most_common(1)
+    timed = [run for run in timed if run.machine["name"] == machine]
+    families = [problem.family for problem in HEADLINES]
+    shown = [run for run in timed if run.the_problem().family in families]
+    lengths = sorted({run.problem["seq_len_q"] for run in shown})
+    days = sorted({run.day for run in shown})
+    rows = []
+    for problem in HEADLINES:
+        by_length = {run.problem["seq_len_q"]: run for run in shown if run.the_problem().family == problem.family}
+        found = [by_length.get(length) for length in lengths]
+        mask = "causal" if problem.causal else "full"
+        for name, title in (("sdpa", "SDPA"), (RIVAL, "flash-attn-4")):
+            rows.append([mask, title, *(_cell(run and run.measurement(name)) for run in found)])
+        for part in PARTS:
+            if part.name in COMPARED:
+                best = [run and best_of(run, part.name) for run in found]
+                rows.append([mask, f"best of {part.title.split(':')[0]}", *(_cell(m, named=True) for m in best)])
+    headers = ["mask", "TFLOPS", *(f"S={length}" for length in lengths)]
+    told = f"{machine}, B={HEADLINE.batch} H={HEADLINE.heads} D={HEADLINE.head_dim} fp16"
+    where = f"{told}, measured {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else told
+    return f"{tables.markdown(headers, rows)}\n\n{where}. {_in_the_mean(timed)}"
+
+
+def best_of(run: Run, part: str) -> Measurement | None:
+    """The best step of a part in a run, or None without one."""
+    candidates = [m for m in run.by_speed() if m.part == part]
+    return earliest_within_noise(run, candidates) if candidates else None
+
+
+def _cell(m: Measurement | None, named: bool = False) -> str:
+    if m is None or m.tflops is None:
+        return tables.NOTHING
+    told = f"{tables.tflops(m)} ({tables.factor(m.speedup_vs_baseline)})"
+    return f"{told} {link(m.name, m.file, README.parent)}" if named else told
+
+
+def _in_the_mean(runs: Sequence[Run]) -> str:
+    _, factors = best_by_problem(runs, RIVAL)
+    if not factors:
+        return "No record holds SDPA, flash-attn-4 and the best step."
+    sdpa, rival = (statistics.geometric_mean(values) for values in zip(*factors))
+    return (
+        f"In the geometric mean over all {len(factors)} recorded problems that hold both, the best step is {sdpa:.2f} "
+        f"times as fast as SDPA and {rival:.2f} times as fast as flash-attn-4."
+    )
+
+
+def update_readme(path: Path, runs: Sequence[Run]) -> None:
+    """Replace what stands between the README's markers; raises ResultsError when they are missing."""
+    text = Path(path).read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ResultsError(f"{path} must hold the lines '{BEGIN}' and '{END}' once, between which the table goes")
+    head, rest = text.split(BEGIN)
+    write_whole(path, f"{head}{BEGIN}\n\n{readme_table(runs)}\n\n{END}{rest.split(END)[1]}")
+
+
+def ladder_report(runs: Sequence[Run], folder: Path) -> str:
+    """The whole ladder in one document, which stands in ``folder``: what every step changes, and what it brought."""
+    timed = sorted((run for run in runs if run.timed), key=lambda run: run.the_problem().order)
+    if not timed:
+        raise ResultsError("there is no run with timings to report")
+    where = " and ".join(sorted({f"{run.machine['name']}, {run.day}" for run in timed}))
+    parts = ["# Fused attention, step by step", "", f"Measured on {where}.", "", _contents(), ""]
+    parts += ["## How it is measured", "", HOW_TIMED, ""]
+    parts += [
+        "A cell holds TFLOPS, in brackets the speed relative to SDPA, and how many times as fast as its predecessor a "
+        "step is, in bold where that is more than noise. Spreads, errors, what the compiler made of a step and what "
+        "the counters say are in the report of each problem, `<machine>/<problem>/report.md`. A *fork* stands beside "
+        "the main path; what has no number is what the step above it was put together from.",
+        "",
+        "## The best steps",
+        "",
+    ]
+    table, _ = best_by_problem(timed, RIVAL, lambda m: link(m.name, m.file, folder))
+    parts += [
+        "Of the steps that the rounds do not tell from the fastest the earliest, its TFLOPS, and in brackets its speed "
+        "relative to SDPA and to flash-attn-4.",
+        "",
+        table or "No record holds SDPA, flash-attn-4 and the best step.",
+        "",
+        _in_the_mean(timed),
+        "",
+    ]
+    for problem in HEADLINES:
+        parts += _pictures(folder, f"*/by_length-{problem.family}.png", "TFLOPS over the sequence length")
+    parts += _pictures(folder, "compiled/*/survey.png", "what the compiler makes of every step for every architecture")
+    for part in PARTS:
+        parts += _part(part, timed, folder)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _contents() -> str:
+    titles = ["How it is measured", "The best steps"]
+    lines = [f"- [{title}](#{_anchor(title)})" for title in titles]
+    for part in PARTS:
+        steps = [f"[{step.label}](#{_anchor(_heading(step))})" for step in _steps(part)]
+        lines.append(f"- [{part.title}](#{_anchor(part.title)}): {', '.join(steps)}")
+    return "\n".join(lines)
+
+
+def _anchor(heading: str) -> str:
+    """What a heading is linked by, as GitHub makes it."""
+    return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def _heading(step) -> str:
+    return f"{step.label}: {step.title}" + (" (fork)" if step.fork else "")
+
+
+def _steps(part: Part) -> list:
+    return [step for step in ladder.STEPS if part_of(step.number) is part]
+
+
+def _inside(step) -> list:
+    return [other for other in ladder.INSIDE if other.inside == step.name]
+
+
+def _part(part: Part, runs: Sequence[Run], folder: Path) -> list[str]:
+    """A part: all its steps on the headline problems, then each of them on all problems."""
+    shown = [next((run for run in runs if run.the_problem() == problem), None) for problem in HEADLINES]
+    rows = []
+    for step in _steps(part):
+        for one in (step, *_inside(step)):
+            number = str(one.number) if one is step else "inside"
+            name = link(one.name, module_file(one), folder)
+            title = f"{one.title} (fork)" if one.fork else one.title
+            rows.append([number, name, title, *(_found(run and run.measurement(one.name)) for run in shown)])
+    headers = ["step", "name", "title", *(problem.describe() for problem in HEADLINES)]
+    parts = [f"## {part.title}", "", tables.markdown(headers, rows), ""]
+    for step in _steps(part):
+        parts += [f"### {_heading(step)}", "", *_told(step, runs)]
+        for one in _inside(step):
+            parts += [f"Inside it, **{one.name}**: {one.title}.", "", *_told(one, runs)]
+    return parts
+
+
+def _told(step, runs: Sequence[Run]) -> list[str]:
+    """What a step changes, and a table of what it brought: a row for each family of problems, a column a length."""
+    against = f" Against {step.previous.label}:" if step.previous else ""
+    changes = [f"- {change}" for change in step.key_changes() if change != step.change]
+    parts = [f"{step.change}{against}", "", *changes, *([""] if changes else [])]
+    cells = [(run, _found(m)) for run in runs if (m := run.measurement(step.name)) and m.tflops]
+    return [*parts, tables.by_problem(cells), ""] if cells else parts
+
+
+def _found(m: Measurement | None) -> str:
+    """TFLOPS, the factor over SDPA and that over the predecessor."""
+    if m is None or m.tflops is None:
+        return tables.NOTHING
+    told = f"{tables.tflops(m)} ({tables.factor(m.speedup_vs_baseline)})"
+    ratio = m.speedup_vs_previous
+    if ratio is None:
+        return told
+    brought = f"{ratio.median:.2f}×"
+    return (
+        f"{told} same code" if ratio.same_code else f"{told} {brought if ratio.verdict == 'same' else f'**{brought}**'}"
+    )
+
+
+def _pictures(folder: Path, pattern: str, title: str) -> list[str]:
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
+    return [line for path in found for line in (f"![{title}]({path})", "")]
+
+
+def write_ladder(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """ladder.md and ladder.html into ``folder``; the page holds its figures and needs no network."""
+    import nbformat
+
+    from tutorial_lib.notebooks import as_html
+
+    text = ladder_report(runs, folder)
+    paths = [folder / "ladder.md", folder / "ladder.html"]
+    write_whole(paths[0], text)
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    write_whole(paths[1], as_html(document, "Fused attention, step by step", folder))
+    return paths
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m steps.report", description=__doc__.split("\n\n")[0])
+    paths = "results.json files, or folders of them (results)"
+    parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="PATH", help=paths)
+    try:
+        options = parser.parse_args(arguments)
+        found = read_all(options.paths)
+        for path in write_all(found):
+            print(path)
+        for folder in filter(Path.is_dir, options.paths):
+            for survey in sorted(folder.rglob("survey.json")):
+                print(*write_survey(survey), sep="\n")
+            runs = [run for place, run in found if place.is_relative_to(folder)]
+            print(*write_ladder(runs, folder), sep="\n")
+        if any(path.resolve() == RESULTS for path in options.paths):
+            update_readme(README, [run for _, run in found])
+            print(README)
+    except (ValueError, OSError) as error:
+        print(f"steps.report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""A step's whole kernel to read: ``python -m steps.show linked --against dealt --head-dim 256``.
+
+Prints the kernel that the step runs on this problem as one plain piece of Python, without any branch that it does not
+take, and marks what differs from the step that it stands on, or from ``--against``. Piped, or with ``--output FILE``,
+it is the Python alone: ``python -m steps.inspect FILE --against linked`` compiles such a file, edited or not. Needs no
+GPU. Exit status: 0 done; 2 the request makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="python -m steps.show", description=__doc__.split("\n\n")[0])
+    parser.add_argument("step", help="number or name of a step")
+    parser.add_argument("--against", metavar="STEP", help="mark what differs from this step (the one it stands on)")
+    parser.add_argument("--head-dim", type=whole_number, metavar="N", help="(as the step's own problem, as all below)")
+    parser.add_argument("--seq-len", type=whole_number, metavar="N", help="query length")
+    parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="key and value length (as --seq-len)")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"))
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
+    parser.add_argument("--arch", default="sm_90", help="architecture (sm_90)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the kernel's module here")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from steps import Unsupported, get_step
+    from steps.writing.written import written_out
+    from tutorial_lib.files import write_whole
+
+    try:
+        step = get_step(options.step)
+        other = get_step(options.against) if options.against else step.previous
+        asked = {"head_dim": options.head_dim, "dtype": options.dtype, "causal": options.causal}
+        if options.seq_len:
+            asked |= {"seq_len_q": options.seq_len, "seq_len_kv": options.seq_len}
+        asked |= {"seq_len_kv": options.seq_len_kv} if options.seq_len_kv else {}
+        problem = replace(step.default_problem, **{name: value for name, value in asked.items() if value is not None})
+        text = written_out(step, problem, options.arch)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    if options.output:
+        check_writable("--output", options.output.parent)
+        write_whole(options.output, text)
+        print(options.output)
+        return 0
+    before = None
+    try:
+        before = written_out(other, problem, options.arch) if other else None
+    except Unsupported as error:
+        if options.against:
+            raise BadRequest(str(error)) from None
+    if sys.stdout.isatty() or options.against:
+        show(text, before, other)
+    else:
+        print(text, end="")
+    return 0
+
+
+def show(text: str, before: str | None, other) -> None:
+    """The text highlighted; in front of a line + where it is new, and - in front of what went."""
+    from rich.syntax import Syntax
+
+    from tutorial_lib.display import marked_lines
+
+    console = make_console()
+    coloured = Syntax("", "python", background_color="default").highlight
+
+    def markup(program: str) -> str:
+        return "\n".join(line.markup for line in coloured(program).split("\n", allow_blank=True))
+
+    styles = {" ": "", "+": "on #12361b", "-": "on #3d1414"}
+    if before is None:
+        console.print(markup(text), soft_wrap=True)
+        return
+    for mark, line in marked_lines(before, text, markup):
+        console.print(f"{mark} {line}", style=styles[mark], soft_wrap=True)
+    console.print(f"+ new, - gone, against step {other.label}.", style="bold")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return run(make_parser().parse_args(arguments))
+    except BadRequest as error:
+        print(f"steps.show: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

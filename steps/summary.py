@@ -1,0 +1,179 @@
+"""What the first and the last chapter call: all steps at once, over problems, lengths and architectures.
+
+As in ``steps.lesson``, what a machine without a GPU cannot measure is shown as recorded, and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from steps import STEPS, get_step
+from steps.core.problems import HEADLINE
+from steps.core.recorded import find_recorded, recorded_search, recorded_survey
+from steps.core.step import DEFAULT_ARCH
+from steps.lesson import ROUNDS
+from steps.measuring.measure import Settings, measure
+from steps.trials import get_trial, recorded_trial
+from tutorial_lib import pictures, plots, tables, timing
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.display import Page, table
+from tutorial_lib.files import RESULTS
+from tutorial_lib.hardware import has_gpu
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Measurement, Run, earliest_within_noise, recorded_runs
+
+
+def recorded(problem: Problem = HEADLINE, results: Path = RESULTS) -> Run | None:
+    """The newest recorded run of a problem."""
+    return find_recorded(problem, [results])
+
+
+def baseline(problem: Problem = HEADLINE) -> Run | None:
+    """SDPA, its backends and the ceiling on a problem: measured here on a GPU, else recorded."""
+    if not has_gpu():
+        return recorded(problem)
+    from steps.reference.peers import PEERS
+
+    backends = [peer for peer in PEERS if peer.name.startswith("sdpa_")]
+    run, _, _ = measure(problem, [STEPS[0]], backends, Settings(device="cuda", seed=0, rounds=ROUNDS))
+    return run
+
+
+def ceilings(run: Run | None) -> Page:
+    """What a machine reaches: a large matrix product, and attention by each of SDPA's backends."""
+    if run is None:
+        return Page("Nothing is recorded, and there is no GPU here to measure.")
+    told = "Measured here, now" if has_gpu() else "Recorded, not measured here"
+    shown = {"a large matrix product": run.ceiling.tflops} if run.ceiling else {}
+    for m in [run.measurement("sdpa"), *run.peers]:
+        if m and m.tflops and m.name.startswith("sdpa"):
+            shown[m.title] = m.tflops
+    kernels = ", ".join(f"`{name[:60]}`" for name in run.measurement("sdpa").kernels or ())
+    chose = f"SDPA, left to itself, chose {kernels}." if kernels else ""
+    return Page(f"{told}: {tables.provenance(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
+
+
+def rounds(run: Run | None, *names: str) -> Page:
+    """Every round's latency of some contenders, and the clock: why a single number is not a measurement."""
+    if run is None:
+        return Page("Nothing is recorded, and there is no GPU here to measure.")
+    return Page(plots.latency_by_round(run, names), "\n\n".join(run.notes))
+
+
+def ladder(problem: Problem) -> Page:
+    """All recorded steps on a problem."""
+    run = recorded(problem)
+    if run is None:
+        return Page(f"No run of {problem.describe()} is recorded.")
+    columns = tables.columns(run, compact=True)
+    cells = tables.rows([m for m in [*run.steps, *run.peers] if m.tflops], columns)
+    return Page(
+        f"Recorded: {tables.provenance(run)}.",
+        plots.tflops_by_step(run),
+        tables.markdown([header for header, _ in columns], cells),
+    )
+
+
+def fastest(rival: str = "flash_attn_4") -> Page:
+    """The best step of every problem that is recorded with this peer."""
+    cells = []
+    for run in recorded_runs(RESULTS):
+        able, other = run.by_speed(), run.measurement(rival)
+        if able and other and other.tflops:
+            best = earliest_within_noise(run, able)
+            ahead = f"{best.speedup_vs_baseline.median:.2f}×, {run.speedup(best, other).median:.2f}×"
+            cells.append((run, f"[{best.label}]({chapter(best)}): {tables.tflops(best)} ({ahead})"))
+    return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
+
+
+def chapter(m: Measurement) -> str:
+    """The file of a step's chapter."""
+    return f"{m.number:02}_{m.name}.ipynb"
+
+
+def lengths(causal: bool = True) -> Page:
+    """Recorded TFLOPS over sequence length."""
+    family = dataclasses.replace(HEADLINE, causal=causal).family
+    runs = [run for run in recorded_runs(RESULTS) if run.the_problem().family == family]
+    return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
+
+
+def architectures() -> Page:
+    """The compiler's figures of every step for every architecture, as recorded."""
+    survey = recorded_survey()
+    return Page(plots.heat_table(survey)) if survey else Page("No survey is recorded: `python -m steps.inspect all`.")
+
+
+def wall(arch: str = DEFAULT_ARCH) -> Page:
+    """Tensor cores and exponentials as ceilings over head_dim, and the best recorded step and peer under them."""
+    best: dict[str, dict[int, float]] = {"the best step": {}, "the best peer": {}}
+    for run in recorded_runs(RESULTS):
+        if run.machine["arch"] != arch:
+            continue
+        for label, measured in (("the best step", run.steps[1:]), ("the best peer", run.peers)):
+            head_dim, reached = run.problem["head_dim"], max((m.tflops or 0 for m in measured), default=0)
+            if head_dim <= 256:
+                best[label][head_dim] = max(reached, best[label].get(head_dim, 0))
+    points = {label: sorted(reached.items()) for label, reached in best.items() if reached}
+    return Page(pictures.exponential_wall(REFERENCE_GPUS[arch], points))
+
+
+def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 8) -> Page:
+    """The fastest configurations of the recorded search, and of those like step 7's the fastest."""
+    search = recorded_search(arch)
+    for one in search.searched if search else ():
+        problem = one.the_problem()
+        if (problem.head_dim, problem.causal) != (head_dim, causal):
+            continue
+        plain = next(f for f in one.found if f.configuration.warps is None and f.configuration.cluster is None)
+        shown = [(n, f) for n, f in enumerate(one.found, 1) if n <= best or f is plain]
+        rows = [
+            [
+                n,
+                f.configuration.label,
+                f"{f.tflops:.0f}",
+                f"{100 * f.margin / f.microseconds:.1f} %",
+                f.registers,
+                f.spill_instructions,
+                f.shared_bytes,
+            ]
+            for n, f in shown
+        ]
+        headers = ["", "queries x keys", "TFLOPS", "95 % margin", "registers", "spills", "shared memory, bytes"]
+        where = f"{search.machine['name']}, {search.day}, cuda-tile {search.versions['cuda-tile']}"
+        failed = f", {len(one.failed)} failed" if one.failed else ""
+        return Page(
+            f"Recorded on {where}: {problem.describe()}, the fastest of {len(one.found)} configurations{failed}. "
+            f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.",
+            table(headers, rows),
+        )
+    return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `python -m steps.search`.")
+
+
+def trial(name: str) -> Page:
+    """A trial's recorded speed and error."""
+    found = get_trial(name)
+    runs = recorded_trial(found, RESULTS)
+    if not runs:
+        return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
+    where = f"Recorded: step {get_step(found.base).label}, {runs[0].machine['name']}, {runs[0].day}."
+    if found.is_switch:
+        return Page(f"*{found.question}*", where, _switched(runs))
+    return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
+
+
+def _switched(runs: list[Run]) -> str:
+    """The table of a trial that was off and on."""
+    rows = []
+    for run in runs:
+        off, on = run.steps[-2:]
+        if not (off.tflops and on.tflops):
+            told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
+            rows.append([run.the_problem().describe(), *told, "", "", ""])
+            continue
+        ratio = timing.speedup(*([r.latency_ms[m.name] for r in run.rounds] for m in (off, on)))
+        change = f"{ratio.median:.3f}× ({ratio.low:.3f}–{ratio.high:.3f})"
+        errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
+        rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
+    return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)

@@ -1,0 +1,40 @@
+"""What was tried and left: a step is kept when it helps somewhere; what helps nowhere is measured all the same.
+
+Each trial is a module with a ``TRIAL``. It makes versions of one step's kernel, outside the skeletons: most replace
+lines of the kernel as ``steps.show`` writes it out. ``python -m steps.trials`` measures them on a GPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+NO_TRIALS = ("__init__", "__main__", "trial")
+
+
+@cache
+def all_trials() -> dict[str, object]:
+    """Every trial by its name, found by its module."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_TRIALS)
+    return {name: import_module(f"steps.trials.{name}").TRIAL for name in names}
+
+
+def get_trial(name: str):
+    """The trial of this name; raises ValueError that lists those there are."""
+    if name not in all_trials():
+        raise ValueError(f"trial must be one of: {', '.join(all_trials())}; got {name!r}")
+    return all_trials()[name]
+
+
+def recorded_trial(trial, results: Path):
+    """What was recorded of a trial, in the order of its problems."""
+    from tutorial_lib.results import ResultsError, read_run
+
+    runs = []
+    for path in sorted(results.glob(f"*/trials/{trial.name}/*.json")):
+        try:
+            runs.append(read_run(path))
+        except ResultsError:
+            continue  # somebody else's file
+    return sorted(runs, key=lambda run: run.the_problem().order)

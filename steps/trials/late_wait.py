@@ -1,0 +1,30 @@
+"""Trial: the wait for the PV product stays behind the whole softmax, on every kind of problem."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from steps import get_step
+from steps.core.problems import FULL, HEADLINE, standard
+from steps.trials.trial import Trial
+
+
+@dataclass(frozen=True)
+class LateWait(Trial):
+    """Off is where the compiler moves the wait to."""
+
+    def version(self, value, problem, **named):
+        step = get_step(self.base)
+        wait = {"off": None, "on": "behind the softmax"}[value]
+        loop = dataclasses.replace(step.roles.loop, wait=wait)
+        return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop), **named)
+
+
+TRIAL = LateWait(
+    name="late_wait",
+    question="Would it be faster to keep the wait for the PV product behind the softmax in the machine code, too?",
+    base="at_maxima",
+    values=("off", "on"),
+    problems=(standard(head_dim=64), FULL, HEADLINE, standard(head_dim=256)),
+)

@@ -1,0 +1,32 @@
+"""Trial: what the row sums after the loop are worth where the wait for the PV product is held behind the maxima.
+
+Alone they bring nothing (step lean_sum, in the appendix), and step at_maxima has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from steps import get_step
+from steps.core.problems import FULL, HEADLINE, standard
+from steps.trials.trial import Trial
+
+
+@dataclass(frozen=True)
+class SumsLast(Trial):
+    """Off is the step with every tile's sums put together at once."""
+
+    def version(self, value, problem, **named):
+        step = get_step(self.base)
+        loop = dataclasses.replace(step.roles.loop, lean_sum=value == "on")
+        return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop), **named)
+
+
+TRIAL = SumsLast(
+    name="sums_last",
+    question="Are row sums after the loop worth something where the wait for the PV product is held behind the maxima?",
+    base="at_maxima",
+    values=("off", "on"),
+    problems=(standard(head_dim=64), FULL, HEADLINE),
+)

@@ -1,0 +1,41 @@
+"""What a trial is: something tried on a step and left, measured all the same."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from steps.core.step import Step
+from tutorial_lib.problem import Problem
+
+
+@dataclass(frozen=True)
+class Trial(ABC):
+    """Several versions of one step's kernel; the first is the step as it is. Subclasses say what the versions are.
+
+    values: what the axis of a plot shows, or "off" and "on", for which there is no axis.
+    """
+
+    name: str
+    question: str
+    base: str  # the step's name
+    values: tuple[float | str, ...]
+    problems: tuple[Problem, ...]
+    axis: str | None = None
+
+    @property
+    def is_switch(self) -> bool:
+        return self.axis is None
+
+    @abstractmethod
+    def version(self, value: float | str, problem: Problem, **named) -> Step:
+        """The step with this value for ``problem``; ``named``: its name and other fields."""
+
+    def steps(self, problem: Problem) -> list[Step]:
+        """The step, once for each value."""
+        from steps import get_step
+
+        base = get_step(self.base)
+        form = "" if self.is_switch else "g"
+        named = {"number": base.number, "previous": base}
+        return [self.version(value, problem, name=f"{self.name}_{value:{form}}", **named) for value in self.values]

@@ -1,0 +1,130 @@
+"""The kernel of one step as one plain piece of Python: a partial evaluator for source text.
+
+The kernels are skeletons with switches that are constants when a kernel is compiled. ``flatten`` writes down what is
+left of a skeleton when its constants are known: the functions that run, without the branches that are not taken, in the
+words and with the comments of the source. It works in three phases on concrete syntax trees (libcst):
+
+1. fold: beginning at the entry, every function that is called is read with what is known of its parameters, branches
+   whose test is known are replaced by what they come to, and the arguments of the calls that remain are noted; again,
+   until nothing new is known.
+2. spell: what is known is written as a name of a module-level constant or as a literal, captured names become the names
+   of what they stand for, and parameters that are the same at every call vanish.
+3. tidy: what has lost its purpose goes, such as calls of functions that do nothing and names for other names.
+
+Whether the text says the same as the source is for a compiler to judge: both must come to the same machine code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+
+import libcst as cst
+
+from steps.writing.inline import inline
+from steps.writing.program import Program
+from steps.writing.tidy import Text
+from steps.writing.trees import LINE_LENGTH, code, parameters, uses
+from steps.writing.values import CannotFlatten, depth
+
+
+def flatten(entry: object, bound: dict[str, object], *, header: str = "") -> str:
+    """A Python module with the kernel ``entry`` as it is when the parameters in ``bound`` are these constants.
+
+    entry: a Python function, which may be a closure, or a ``gluon.jit`` function. header: the module's docstring.
+    Raises CannotFlatten for what has no plain form.
+    """
+    program = Program(entry, bound)
+    program.fold()
+    text = Text(program)
+    modules = {function.name: function.function.__module__ for function in program.functions.values()}
+    text.functions = inline(text.functions, modules, text.entry)
+    text.tidy()
+    return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
+
+
+def _parts(program: Program, text: Text) -> Iterator[str]:
+    """Imports, constants, classes and functions, as far as something names them."""
+    places = {function.name: function.function for function in program.functions.values()}
+    functions = _ordered(text, places, program.entry.function.__module__)
+    used = Counter()
+    for name in functions:
+        used += uses(text.functions[name]).loads
+    classes = [source for cls, source in program.classes.items() if used[cls.__name__]]
+    for source in classes:
+        used += uses(cst.parse_module(source)).loads
+    constants = []
+    for name in reversed(sorted(program.constants, key=lambda name: depth(program.constants[name]))):
+        if used[name]:
+            definition = program.definitions.get(name) or program.literal(program.constants[name])
+            used += uses(cst.parse_expression(definition)).loads
+            constants.append((name, definition))
+    if program.jit and constants:
+        wrapper = program.dotted(sys.modules["triton.experimental.gluon.language"].constexpr)
+        used[wrapper.split(".")[0]] += 1
+        constants = [(f"{name}: {wrapper}", f"{wrapper}({definition})") for name, definition in constants]
+    _check(program, text, used)
+    yield _imports({name: line for name, line in program.imports.items() if used[name]})
+    yield "\n".join(f"{name} = {definition}" for name, definition in reversed(constants))
+    yield from (source.strip() for source in classes)
+    yield from (code(text.functions[name]) for name in functions)
+
+
+def _check(program: Program, text: Text, used: Counter) -> None:
+    """Raise for a name that nothing in the text explains."""
+    explained = {*program.constants, *text.functions, *program.imports, *vars(builtins)}
+    explained |= {cls.__name__ for cls in program.classes}
+    for function in program.functions.values():
+        if tree := text.functions.get(function.name):
+            found = uses(tree)
+            bound = {*found.stores, *(part.name.value for part in parameters(tree))}
+            if unexplained := set(found.loads) - bound - explained:
+                name = min(unexplained)
+                raise function.error("this name has no plain form", cst.Name(name))
+
+
+def _ordered(text: Text, places: dict[str, types.FunctionType], main: str) -> list[str]:
+    """Names of functions, callees first, and else as in the source, with the entry's module last."""
+    waiting = sorted(
+        text.functions,
+        key=lambda name: (
+            places[name].__module__ == main,
+            places[name].__module__,
+            places[name].__code__.co_firstlineno,
+        ),
+    )
+    ordered: list[str] = []
+    while waiting:
+        for name in waiting:
+            if not {*uses(text.functions[name]).loads} & {other for other in waiting if other != name}:
+                break
+        else:
+            raise CannotFlatten(f"functions that call each other: {', '.join(waiting)}")
+        waiting.remove(name)
+        ordered.append(name)
+    return ordered
+
+
+def _imports(lines: dict[str, str]) -> str:
+    """Import lines in two groups, the standard library's first, sorted; names of one module on one line."""
+    plain, froms = set(), {}
+    for line in lines.values():
+        if line.startswith("from "):
+            module, _, what = line.removeprefix("from ").partition(" import ")
+            froms.setdefault(module, set()).add(what)
+        else:
+            plain.add(line)
+    joined = sorted(plain) + [f"from {module} import {', '.join(sorted(froms[module]))}" for module in sorted(froms)]
+    standard = [line for line in joined if line.split()[1].split(".")[0] in sys.stdlib_module_names]
+    return "\n\n".join(filter(None, ["\n".join(standard), "\n".join(line for line in joined if line not in standard)]))
+
+
+def formatted(text: str) -> str:
+    """The text as ruff formats it, or as it is where there is no ruff."""
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else text

@@ -1,0 +1,219 @@
+"""Tidying: what has lost its purpose goes, such as calls of functions that do nothing and names for other names."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import libcst as cst
+from libcst import matchers
+
+from steps.writing.program import Program
+from steps.writing.trees import (
+    Rewriter,
+    Substitute,
+    assignment,
+    bare,
+    call_site,
+    code,
+    expression,
+    is_atom,
+    is_pass,
+    matched,
+    parameters,
+    pure,
+    small,
+    statements,
+    uses,
+    with_arguments,
+    with_parameters,
+)
+
+SHORT = 60  # characters of an expression that needs no function once its branches are gone
+
+
+class Tidy(Rewriter):
+    """One pass over a function of the finished program."""
+
+    def __init__(self, text: Text, name: str):
+        self.text, self.name = text, name
+        self.constants = text.constants
+        self.total = uses(text.functions[name].body)
+        self.own_names = {part.name.value for part in parameters(text.functions[name])}
+        self.moved = False  # whether a name was put in place of another: once in a pass, as the counts then change
+
+    def replace(self, statement, following):
+        line = small(statement)
+        if isinstance(line, cst.Expr):
+            return [] if self._does_nothing(line.value) else None
+        if isinstance(statement, cst.If):
+            return self._without_empty(statement)
+        found = assignment(statement)
+        if not found:
+            return None
+        target, value = (bare(part) for part in found)
+        if code(target) == code(value):
+            return []
+        if not isinstance(target, cst.Name):
+            return None
+        if pure(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
+            return []
+        if len(following) == 1 and isinstance(last := small(following[0]), cst.Return) and last.value:  # noqa: SIM102
+            if code(last.value) == target.value and not statement.trailing_whitespace.comment:  # a = x, return a
+                last = last.with_changes(value=found[1])
+                following[:] = [following[0].with_changes(body=[last], leading_lines=statement.leading_lines)]
+                return []
+        if self._is_alias(target.value, value, following):
+            self.moved = True
+            put = Substitute({target.value: value}, self.constants)
+            following[:] = [part.visit(put) for part in following]
+            return []
+        return None
+
+    @staticmethod
+    def _is_overwritten(name: str, following: list) -> bool:
+        """Whether the next statement that mentions a name assigns it without reading it."""
+        for statement in following:
+            found = uses(statement)
+            if found.loads[name] or found.stores[name]:
+                return not found.loads[name] and isinstance(statement, cst.SimpleStatementLine)
+        return False
+
+    def _does_nothing(self, node: cst.BaseExpression) -> bool:
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Name):
+            return False
+        callee = self.text.functions.get(node.func.value)
+        return callee is not None and not statements(callee) and all(pure(part.value) for part in node.args)
+
+    def _without_empty(self, statement: cst.If) -> list:
+        otherwise = statement.orelse
+        if isinstance(otherwise, cst.If):
+            left = self._without_empty(otherwise)
+            otherwise = left[0] if left else None
+        elif otherwise and all(map(is_pass, otherwise.body.body)):
+            otherwise = None
+        if otherwise is None and all(map(is_pass, statement.body.body)) and pure(statement.test):
+            return []
+        return [statement.with_changes(orelse=otherwise)]
+
+    def _is_alias(self, name: str, value: cst.BaseExpression, following: list) -> bool:
+        """Whether all that reads a name stands behind this assignment, with neither name assigned in between."""
+        if self.moved or not isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString):
+            return False
+        after = uses(*following)
+        read = after.loads[name] == self.total.loads[name] and not after.stores[name]
+        return read and not (isinstance(value, cst.Name) and after.stores[value.value])
+
+    def leave_Call(self, original, updated):
+        callee, site = self.text.callee(updated)
+        if callee is None:
+            return updated
+        less = self._with_less(updated, callee, site)
+        if less is not updated:
+            return less
+        return self._returned(updated, callee) or updated
+
+    def leave_Tuple(self, original, updated):
+        callee, site = self.text.callee(updated)
+        return self._with_less(updated, callee, site) if callee else updated
+
+    def _with_less(self, node, callee, site):
+        gone = self.text.unused[callee]
+        names = matched(site, [part.name.value for part in parameters(self.text.functions[callee])])
+        kept = [part for part, name in zip(site, names, strict=True) if name not in gone]
+        return with_arguments(node, kept) if len(kept) < len(site) else node
+
+    def _returned(self, node: cst.Call, callee: str) -> cst.BaseExpression | None:
+        """What a call comes to, for a function that hands arguments back or has become a short expression of them.
+
+        Only folding makes a function too short to be one: what is written as a short function stays one.
+        """
+        function = self.text.functions[callee]
+        body = statements(function)
+        value = small(body[0]).value if len(body) == 1 and isinstance(small(body[0]), cst.Return) else None
+        names = [part.name.value for part in parameters(function)]
+        given = dict(zip(matched(list(node.args), names), (part.value for part in node.args), strict=True))
+        counts = uses(value).loads if value else Counter()
+        if value is None or set(names) - set(given):
+            return None
+        parts = [element.value for element in value.elements] if isinstance(value, cst.Tuple) else [value]
+        if all(isinstance(part, cst.Name) and part.value in names for part in parts):
+            fits = sum(not pure(part) for part in given.values()) <= 1
+        else:
+            fits = callee in self.text.switched and len(code(value)) <= SHORT and all(map(pure, given.values()))
+            fits = fits and not (set(counts) - set(names)) & (set(self.total.stores) | self.own_names)
+        for name, part in given.items():
+            fits = fits and (counts[name] == 1 or (pure(part) and (is_atom(part) or not counts[name])))
+        if not fits:
+            return None
+        return value.visit(Substitute({name: expression(code(part)) for name, part in given.items()}))
+
+    def leave_FunctionDef(self, original, updated):
+        gone = self.text.unused[self.name]
+        return with_parameters(updated, [part for part in parameters(updated) if part.name.value not in gone], gone)
+
+    def leave_TrailingWhitespace(self, original, updated):
+        if updated.comment and updated.comment.value.startswith("# noqa"):
+            return updated.with_changes(comment=None, whitespace=cst.SimpleWhitespace(""))
+        return updated
+
+
+class Text:
+    """The functions of the finished program by name, tidied until nothing changes."""
+
+    def __init__(self, program: Program):
+        self.functions, self.entry, self.constants = program.spell(), program.entry.name, frozenset(program.constants)
+        branches = matchers.If() | matchers.IfExp()
+        self.switched = {  # functions that lost a branch
+            function.name
+            for function in program.functions.values()
+            if len(matchers.findall(function.source, branches)) > len(matchers.findall(function.folded, branches))
+        }
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Take away what has no purpose, until nothing has."""
+        while True:
+            self._reach()
+            self.unused = self._unused()
+            now = {name: tree.visit(Tidy(self, name)) for name, tree in self.functions.items()}
+            if all(now[name].deep_equals(tree) for name, tree in self.functions.items()):
+                return
+            self.functions = now
+
+    def callee(self, node: cst.CSTNode) -> tuple[str | None, list]:
+        site = call_site(node)
+        known = site and isinstance(site[0], cst.Name) and site[0].value in self.functions
+        return (site[0].value, site[1]) if known else (None, [])
+
+    def _reach(self) -> None:
+        """Keep what the entry names, by itself or through others."""
+        reached, todo = set(), [self.entry]
+        while todo:
+            name = todo.pop()
+            if name not in reached:
+                reached.add(name)
+                todo += [other for other in uses(self.functions[name]).loads if other in self.functions]
+        self.functions = {name: tree for name, tree in self.functions.items() if name in reached}
+
+    def _unused(self) -> dict[str, set[str]]:
+        """For every function parameters that nothing reads, where leaving out the arguments loses nothing."""
+        unused = {}
+        for name, tree in self.functions.items():
+            found = uses(tree.body)
+            names = {part.name.value for part in parameters(tree)} if name != self.entry else set()
+            unused[name] = {part for part in names if not found.loads[part] and not found.stores[part]}
+        for tree in self.functions.values():
+            found = uses(tree)
+            calls = set()
+            for node in found.calls:
+                callee, site = self.callee(node)
+                if callee:
+                    calls.add(id(call_site(node)[0]))
+                    names = matched(site, [part.name.value for part in parameters(self.functions[callee])])
+                    for name, argument in zip(names, site, strict=True):
+                        if not pure(argument.value):
+                            unused[callee].discard(name)
+            for node in found.chains:
+                if isinstance(node, cst.Name) and node.value in self.functions and id(node) not in calls:
+                    unused[node.value] = set()
+        return unused

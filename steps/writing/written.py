@@ -1,0 +1,146 @@
+"""Kernels written out: a step's whole kernel as one plain piece of Python, and such a text as a step.
+
+``written_out`` makes the text from the source that runs: for one problem, without any branch that is not taken.
+``WrittenStep`` is the way back: it launches and compiles a text, which somebody may have changed, in place of the
+kernel of the step that it was made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from steps.core.fused import FusedStep
+from steps.core.ladder import get_step
+from steps.core.step import DEFAULT_ARCH, Step, Unsupported
+from steps.writing.flat import flatten
+from tutorial_lib.compiler import cache_folder
+from tutorial_lib.files import write_whole
+from tutorial_lib.problem import Problem
+
+ORIGIN = re.compile(r"^Written out from: (.*)$", re.MULTILINE)
+
+
+@cache
+def written_out(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH) -> str:
+    """The kernel that ``step`` runs for ``problem`` on ``arch``, as a Python module of its own.
+
+    Raises Unsupported for a step without a kernel, and for a problem that the step does not take.
+    """
+    if not isinstance(step, FusedStep):
+        raise Unsupported(f"step {step.label} has no kernel of its own to show: it calls PyTorch")
+    if reason := step.unsupported(problem, arch):
+        raise Unsupported(f"step {step.label}: {reason}")
+    entry, constants = step.entry(problem, arch)
+    origin = json.dumps({"step": step.name, "arch": arch, "problem": problem.as_dict()})
+    title = f"Step {step.label}: {step.title}, for {problem.describe()} on {arch}."
+    return flatten(entry, constants, header=f"{title}\n\nWritten out from: {origin}")
+
+
+def kernel_in(text: str):
+    """The kernel of a module's text, its last function; kept as a file, from which compilers read its source."""
+    name = f"written_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        path = cache_folder() / "written" / f"{name}.py"
+        if not path.exists() or path.read_text() != text:
+            write_whole(path, text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return getattr(sys.modules[name], re.findall(r"^def (\w+)", text, re.MULTILINE)[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenStep(Step):
+    """A kernel's text in place of the kernel of ``base``. written_for: what the text was written out for.
+
+    It takes the problems for which ``base`` would be compiled with the same constants.
+    """
+
+    base: FusedStep
+    text: str = field(repr=False)
+    written_for: Problem
+    arch: str = DEFAULT_ARCH
+
+    @property
+    def backend(self) -> str:
+        return self.base.backend
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        return False  # it is written out for a GPU's tiles
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if target != self.arch:
+            return f"written out for {self.arch}, not for {target}"
+        if reason := self.base.unsupported(problem, target):
+            return reason
+        if self.base.variant(problem, target) != self.base.variant(self.written_for, target):
+            return f"written out for {self.written_for.describe()}, not for {problem.describe()}"
+        return None
+
+    def run(self, problem, q, k, v, out):
+        return self.base.launch(kernel_in(self.text), problem, q, k, v, out)
+
+    def compile(self, problem, arch=DEFAULT_ARCH):
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        return self.base.compile_kernel(kernel_in(self.text), problem, arch)
+
+
+def write_step(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH, **changes: str) -> WrittenStep:
+    """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below."""
+    return WrittenStep(
+        base=step.configured(problem, arch),
+        text=written_out(step, problem, arch),
+        written_for=problem,
+        arch=arch,
+        **{"name": f"{step.name}_written", "title": step.title, "change": "Written out.", "previous": step, **changes},
+    )
+
+
+def edited(step: WrittenStep, *edits: tuple[str, str], **changes) -> WrittenStep:
+    """A written step with pieces of its text replaced. edits: (old, new), where old stands in the text once.
+
+    Raises ValueError for a piece that does not, as happens when the skeleton has changed.
+    """
+    text = step.text
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ValueError(f"{step.name}: this must stand in the kernel once, not {text.count(old)} times:\n{old}")
+        text = text.replace(old, new)
+    return dataclasses.replace(step, text=text, **changes)
+
+
+def read_step(path: Path) -> WrittenStep:
+    """The step of a file that ``steps.show`` wrote and somebody may have edited; raises ValueError."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    found = ORIGIN.search(text)
+    try:
+        origin = json.loads(found[1])
+        step = write_step(get_step(origin["step"]), Problem(**origin["problem"]), origin["arch"], name=path.stem)
+    except (TypeError, KeyError, json.JSONDecodeError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be a kernel that `python -m steps.show NAME --output FILE` wrote, with its docstring"
+        ) from error
+    try:
+        compile(text, str(path), "exec")
+    except SyntaxError as error:
+        raise ValueError(f"{path} is not Python: line {error.lineno}: {error.msg}") from None
+    return dataclasses.replace(step, text=text, title=path.name, change=f"{path.name} in place of the kernel.")
