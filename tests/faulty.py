@@ -4,8 +4,8 @@ import os
 import signal
 import time
 
-from steps.step import TorchStep
-from steps.step00_sdpa import sdpa
+from steps.core.step import TorchStep
+from steps.reference.step00_sdpa import sdpa
 
 
 def raises(q, k, v, causal, scale):

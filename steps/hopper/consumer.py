@@ -210,7 +210,7 @@ def attend_overlapped(
 
     # --- a tile that only later parts see: there is at most one ---
     last_turn = turn
-    if variant.own_end and not variant.diagonal_first:  # noqa: SIM102 - a question for the compiler, one for the GPU
+    if variant.own_end and not variant.diagonal_first:  # noqa: SIM102
         if end < block_end:
             take_turn(barriers, turn - query_turn, part, variant)
             pass_turn(barriers, part, variant)

@@ -12,14 +12,11 @@ from steps.core.problems import FULL
 from steps.trials.trial import Trial
 from steps.writing.written import edited, write_step
 
+HEADING = "            # QK product: scores [query, key].\n"
 EDITS = (
-    ("def attend(i, head, batch, Q, K, V, Out, scale):", "def attend(i, head, batch, Q, K, V, Out, scale, backwards):"),
-    ("attend(i, head, batch, Q, K, V, Out, scale)\n", "attend(i, head, batch, Q, K, V, Out, scale, (n - first) % 2)\n"),
-    (
-        "        scores = product(q, K, batch, kv_head, j)\n",
-        "        at = j + backwards * (end - 1 - 2 * j)\n        scores = product(q, K, batch, kv_head, at)\n",
-    ),
-    ("absorb(scores, V, batch, kv_head, j, ", "absorb(scores, V, batch, kv_head, at, "),
+    (HEADING, "            at = j + (n - first) % 2 * (end - 1 - 2 * j)\n" + HEADING),
+    ("load_key_transposed(K, batch, kv_head, j)", "load_key_transposed(K, batch, kv_head, at)"),
+    ("(batch, kv_head, j, 0)", "(batch, kv_head, at, 0)"),
 )
 
 
@@ -27,11 +24,7 @@ EDITS = (
 class Alternating(Trial):
     def version(self, value, problem, **named):
         step = write_step(get_step(self.base), problem, **named)
-        if value == "off":
-            return step
-        *all_but_last, (old, new) = EDITS
-        definition = "def absorb(scores, V, batch, kv_head, j, "
-        return edited(step, *all_but_last, (old, new)) if definition not in step.text else edited(step, *all_but_last)
+        return edited(step, *EDITS) if value == "on" else step
 
 
 TRIAL = Alternating(

@@ -80,7 +80,7 @@ class WrittenStep(Step):
 
     @property
     def runs_on_cpu(self) -> bool:
-        return False  # it is written out for a GPU's tiles
+        return self.arch == "cpu"  # otherwise it has a GPU's tiles
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if target != self.arch:

@@ -9,6 +9,7 @@ import torch
 from steps import STEPS
 from tutorial_lib import interpreter
 from tutorial_lib.interpreter import UnsupportedOperation
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
 
@@ -201,7 +202,7 @@ def test_kernels_cannot_be_called_outside():
 
 
 def test_all_fused_steps_in_thirty_seconds():
-    inputs = Problem(batch=1, heads=2, seq_len_q=4096, seq_len_kv=4096, head_dim=128).inputs(0)
+    inputs = FORWARD.inputs(Problem(batch=1, heads=2, seq_len_q=4096, seq_len_kv=4096, head_dim=128), 0)
     began = time.perf_counter()
     for step in STEPS[2:8]:
         step.attention(*inputs, causal=True)

@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 
 import pytest
+from steps.step09_swizzle import swizzle
 from triton.experimental.gluon import language as gl
 
 from steps import get_step, layouts
-from steps.step09_swizzle import swizzle
-from tests.test_results import RECORDED
-from tests.test_steps import GLUON
+from tests.core.test_steps import GLUON
+from tests.results.recorded import RECORDED
 from tutorial_lib import layouts as model
 
 MMA = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])

@@ -8,6 +8,7 @@ import pytest
 
 from tutorial_lib import timing
 from tutorial_lib.hardware import gpu_turn
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.timing import Plan, Spread, speedup, spread, verdict
 
@@ -43,17 +44,17 @@ def test_verdict(ratio, expected):
 
 def test_operations_and_bytes_of_a_problem():
     full = Problem(batch=4, heads=32, seq_len_q=1024, seq_len_kv=1024, head_dim=128)
-    assert full.flops == 4 * 4 * 32 * 1024 * 1024 * 128
-    assert full.least_bytes == 4 * (4 * 32 * 1024 * 128) * 2
+    assert FORWARD.operations(full) == 4 * 4 * 32 * 1024 * 1024 * 128
+    assert FORWARD.least_bytes(full) == 4 * (4 * 32 * 1024 * 128) * 2
     causal = Problem(batch=4, heads=32, seq_len_q=1024, seq_len_kv=1024, head_dim=128, causal=True)
-    assert causal.flops == full.flops / 2
+    assert FORWARD.operations(causal) == FORWARD.operations(full) / 2
     wide = Problem(batch=1, heads=1, seq_len_q=2, seq_len_kv=100, head_dim=32, causal=True)
     assert wide.visible_pairs == 2  # of a 2 x 2 square, half; the other 98 keys are never seen
-    assert wide.least_bytes == (2 + 2 + 2 + 2) * 32 * 2
+    assert FORWARD.least_bytes(wide) == (2 + 2 + 2 + 2) * 32 * 2
     tall = Problem(batch=1, heads=1, seq_len_q=100, seq_len_kv=2, head_dim=32, causal=True)
     assert tall.visible_pairs == 2 + 98 * 2
     grouped = Problem(batch=1, heads=8, kv_heads=2, seq_len_q=64, seq_len_kv=64, head_dim=64)
-    assert grouped.least_bytes == (2 * 8 + 2 * 2) * 64 * 64 * 2
+    assert FORWARD.least_bytes(grouped) == (2 * 8 + 2 * 2) * 64 * 64 * 2
 
 
 def test_who_measures_at_the_same_time_waits(tmp_path, monkeypatch):

@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.test_results import RECORDED
+from tests.results.recorded import RECORDED
 from tutorial_lib import limits
 from tutorial_lib.architectures import Gpu
 from tutorial_lib.counters import METRICS, CountersError, parse, read_counters
 from tutorial_lib.limits import Limit, UnknownRates, explain, floor, limit
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.sass import ALL_KINDS
 
@@ -26,7 +27,7 @@ def test_floor_by_hand():
     found = floor(FULL, TOY)
     assert found.units["tensor cores"] == 4 * 64 * 128 * 128 / 4096 == 1024
     assert found.units["exponentials"] == 64 * 128 / 16 == 512
-    assert found.units["memory"] == FULL.least_bytes
+    assert found.units["memory"] == FORWARD.least_bytes(FULL)
     quick = floor(FULL, Gpu("toy", "sm_90", 2, 1.0, 1e12))
     assert quick.units["tensor cores"] == 512 and quick.seconds == 512 and quick.bound == "tensor cores"
 
@@ -64,7 +65,7 @@ def test_exponentials_bound_a_small_head_dim():
 
 def test_memory_bounds_when_it_is_slow():
     assert limit(FULL, resources(), TOY).bound == "memory"
-    assert limit(FULL, resources(blocks_per_sm=1), TOY).seconds == FULL.least_bytes
+    assert limit(FULL, resources(blocks_per_sm=1), TOY).seconds == FORWARD.least_bytes(FULL)
 
 
 def test_packed_arithmetic_counts_twice():

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from steps import get_step
-from steps.ahead import KERNELS_A_PROCESS, compile_ahead
-from steps.bench import Bench
-from steps.measure import Settings, measure
+from steps.measuring.ahead import KERNELS_A_PROCESS, compile_ahead
+from steps.measuring.bench import Bench
+from steps.measuring.measure import Settings, measure
 from tests import faulty
 from tests.shapes import problem
 
@@ -23,7 +23,7 @@ def nothing_on_disk(monkeypatch, tmp_path):
 
 
 def cold(steps) -> list[str]:
-    return Bench(SMALL, "cpu", 0, check=False).not_compiled(steps, "sm_90")
+    return Bench(SMALL, "forward", "cpu", 0, check=False).not_compiled(steps, "sm_90")
 
 
 def test_a_run_compiles_what_is_missing_before_the_first_step_has_its_turn(tmp_path):

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from steps import STEPS, get_step
-from steps.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
-from steps.peers import PEERS
-from steps.run import RESULTS, find_recorded, main, make_parser, select_peers, select_steps
+from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
+from steps.reference.peers import PEERS
 from tests import faulty
 from tests.shapes import problem
+from tutorial_lib.files import RESULTS, find_recorded, main, make_parser, select_peers, select_steps
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import read_run

@@ -3,8 +3,8 @@
 import matplotlib.colors
 import pytest
 
-from steps.fused import tiles_visited
-from steps.tiles import Tile
+from steps.core.fused import tiles_visited
+from steps.core.tiles import Tile
 from tests.shapes import problem
 from tutorial_lib import pictures
 

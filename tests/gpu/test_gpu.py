@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from steps import STEPS
-from steps.measure import Settings, measure
-from steps.peers import PEERS
+from steps import INSIDE, STEPS, get_step
+from steps.hopper.variant import order_of
+from steps.measuring.measure import Settings, measure
+from steps.reference.peers import PEERS
 from tests import faulty
+from tests.core.test_steps import CUTILE, GLUON, HOPPER, accuracy_of
 from tests.shapes import SHAPES, problem
-from tests.test_steps import CUTILE, GLUON, HOPPER, accuracy_of
 from tutorial_lib.counters import METRICS
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +28,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("shape", SHAPES + LONG, ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", [*STEPS, *INSIDE], ids=lambda s: s.name)
 def test_step_is_correct_on_the_gpu(step, shape):
     if step.number == 0 and shape.scale is not None and shape.scale <= 0:
         pytest.skip("PyTorch's own kernels are wrong or NaN for a scale that is not above zero")
@@ -38,7 +40,7 @@ def test_step_is_correct_on_the_gpu(step, shape):
 def test_any_strides_will_do_on_the_gpu(step):
     import torch
 
-    q, k, v = problem(seq_len_q=96, seq_len_kv=96).inputs(secrets.randbits(32), "cuda")
+    q, k, v = FORWARD.inputs(problem(seq_len_q=96, seq_len_kv=96), secrets.randbits(32), "cuda")
     expected = step.attention(q, k, v, True)
     for axes in ((1, 2), (2, 3)):
         strided = [x.transpose(*axes).contiguous().transpose(*axes) for x in (q, k, v)]
@@ -52,16 +54,19 @@ def test_compile_is_what_a_launch_compiles(step):
     """``Step.compile`` shows the code that runs: its signature is the one a launch derives."""
     from cuda.tile.compilation import CallingConvention, KernelSignature
 
-    from steps.cutile import signature
+    from steps.cutile.skeleton import signature
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
-    q, k, v = shape.inputs(0, "cuda")
+    q, k, v = FORWARD.inputs(shape, 0, "cuda")
     step = step.configured(shape, "sm_90")
     variant = step.variant(shape, "sm_90")
     _, order = step.order.blocks(shape, variant.tile, q.device)
     lists = order[: variant.lists]
     launched = KernelSignature.from_kernel_args(
-        step.kernel(variant), (q, k, v, q.clone(), 0.1, *lists), CallingConvention.cutile_python_v1(), symbol="fmha"
+        step.compiled_when_launched(step.kernel_function(variant)),
+        (q, k, v, q.clone(), 0.1, *lists),
+        CallingConvention.cutile_python_v1(),
+        symbol="fmha",
     )
     assert launched == signature(shape, tuple(len(x) for x in lists))
     assert [len(x) for x in lists] == list(step.order.lengths(shape, variant.tile, "sm_90")[: variant.lists])
@@ -85,27 +90,29 @@ def test_wide_heads_are_correct(step, shape):
 @pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
 def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
     """``Step.compile`` shows the code that runs: its types and constants are those that a launch derives."""
-    from steps.gluon import arguments, grid
+    from steps.core.fused import grid
+    from steps.gluon.skeleton import arguments
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
-    q, k, v = shape.inputs(0, "cuda")
+    q, k, v = FORWARD.inputs(shape, 0, "cuda")
     variant = step.variant(shape)
     launched = step.kernel(shape)[grid(shape, variant.tile)](
-        *arguments(q, k, v, q.clone(), shape, shape.effective_scale, variant), num_warps=variant.warps.number
+        *arguments(q, k, v, q.clone(), shape, shape.effective_scale), variant, num_warps=variant.warps.number
     )
     assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
 
 
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
 def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
-    from steps import hopper
+    from steps.hopper.skeleton import arguments
+    from steps.hopper.variant import order_of
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4, head_dim=128)
-    q, k, v = shape.inputs(0, "cuda")
+    q, k, v = FORWARD.inputs(shape, 0, "cuda")
     variant = step.variant(shape)
-    blocks, order = step.order.blocks(shape, variant.tile, q.device)
-    arguments = hopper.arguments(q, k, v, q.clone(), shape, shape.effective_scale, order, variant)
-    launched = hopper.fmha[(blocks,)](*arguments, num_warps=variant.warps)
+    blocks, order = order_of(step.roles).blocks(shape, variant.tile, q.device)
+    passed = arguments(q, k, v, q.clone(), shape, shape.effective_scale, order, variant)
+    launched = step.kernel(shape)[(blocks,)](*passed, variant, num_warps=variant.warps)
     assert launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
 
 
@@ -113,14 +120,14 @@ def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
 def test_an_output_that_tma_cannot_describe_is_written_all_the_same(step):
     import torch
 
-    q, k, v = problem(seq_len_q=96, seq_len_kv=96).inputs(secrets.randbits(32), "cuda")
+    q, k, v = FORWARD.inputs(problem(seq_len_q=96, seq_len_kv=96), secrets.randbits(32), "cuda")
     out = torch.full((2, 4, 64, 96), float("nan"), dtype=q.dtype, device="cuda").transpose(2, 3)
     assert step.attention(q, k, v, True, out=out) is out
     torch.testing.assert_close(out, step.attention(q, k, v, True))
 
 
 # Steps whose warps have roles, whose blocks share tiles, or whose blocks stay.
-TOGETHER = [s for s in HOPPER if s.producer] + [s for s in CUTILE if s.cluster or s.order.persistent]
+TOGETHER = [s for s in HOPPER if s.roles] + [s for s in CUTILE if s.cluster or s.order.persistent]
 
 
 @pytest.mark.parametrize("step", TOGETHER, ids=lambda s: s.name)
@@ -128,14 +135,16 @@ def test_the_same_input_gives_the_same_bits(step):
     """Warps with roles run in whatever order they come, and still add in the same order."""
     import torch
 
-    inputs = problem(seq_len_q=1111, seq_len_kv=1111, heads=8, head_dim=128).inputs(secrets.randbits(32), "cuda")
+    inputs = FORWARD.inputs(
+        problem(seq_len_q=1111, seq_len_kv=1111, heads=8, head_dim=128), secrets.randbits(32), "cuda"
+    )
     first = step.attention(*inputs, True)
     for _ in range(100):
         assert torch.equal(step.attention(*inputs, True), first)
 
 
 @pytest.mark.parametrize(
-    "step", [s for s in TOGETHER if s.order.persistent or s.backend == "cutile"], ids=lambda s: s.name
+    "step", [s for s in TOGETHER if s.backend == "cutile" or order_of(s.roles).persistent], ids=lambda s: s.name
 )
 def test_no_hang_in_many_launches_over_random_shapes(step):
     """Barriers that count wrong hang sooner or later: 10,000 launches, over random shapes."""
@@ -155,7 +164,7 @@ def test_no_hang_in_many_launches_over_random_shapes(step):
         lengths = {"seq_len_q": rng.randint(1, 700), "seq_len_kv": rng.randint(1, 700)}
         head_dim = rng.choice([64, 128, 256]) if ours else 128
         shape = problem(**fields, **lengths, head_dim=head_dim, causal=rng.random() < 0.5)
-        inputs = shape.inputs(rng.getrandbits(32), "cuda")
+        inputs = FORWARD.inputs(shape, rng.getrandbits(32), "cuda")
         first = step.attention(*inputs, shape.causal)
         for _ in range(9 if ours else 99):
             assert torch.equal(step.attention(*inputs, shape.causal), first), shape.describe()
@@ -166,7 +175,7 @@ def test_timing_orders_what_is_plainly_ordered():
     settings = Settings(device="cuda", seed=1, rounds=5)
     run, interrupted, _ = measure(
         Problem(batch=2, heads=16, seq_len_q=2048, seq_len_kv=2048, head_dim=128, causal=True),
-        [STEPS[1], STEPS[7]],
+        [get_step("naive"), get_step("approx_division")],
         [p for p in PEERS if p.name == "sdpa_cudnn"],
         settings,
     )
@@ -224,7 +233,7 @@ def test_what_does_not_fit_is_skipped_with_the_numbers():
 
 
 def test_tile_override_is_honoured():
-    from steps.tiles import Tile
+    from steps.core.tiles import Tile
 
     step = dataclasses.replace(STEPS[7], tile=Tile(128, 64))
     accuracy = accuracy_of(step, problem(seq_len_q=300, seq_len_kv=300), "cuda")
@@ -250,10 +259,11 @@ def test_a_search_times_every_configuration(monkeypatch, tmp_path):
 
 def test_a_trial_is_measured_and_kept(monkeypatch, tmp_path):
     from steps import trials
+    from steps.trials import __main__ as command
 
-    trial = dataclasses.replace(trials.get_trial("lazy"), problems=(SMALL,), values={0: 0.0, 8: 8.0})
-    monkeypatch.setattr(trials, "TRIALS", (trial,))
-    assert trials.main(["--iterations", "2", "--output-dir", str(tmp_path)]) == 0
+    trial = dataclasses.replace(trials.get_trial("lazy"), problems=(SMALL,), values=(0, 8))
+    monkeypatch.setattr(command, "all_trials", lambda: {"lazy": trial})
+    assert command.main(["--iterations", "2", "--output-dir", str(tmp_path)]) == 0
     [run] = trials.recorded_trial(trial, tmp_path)
     assert [m.status for m in run.steps] == ["measured"] * 3
     assert all(m.correct for m in run.steps)

@@ -6,24 +6,24 @@ import io
 import stat
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from steps import STEPS, Unsupported, get_step
-from steps.cutile import Latency, MaskLoop
-from steps.hopper import ALWAYS, GROUP_WARPS
+from steps.core.problems import HEADLINE as EVEN
+from steps.cutile.variant import Latency, MaskLoop
+from steps.hopper.variant import GROUP_WARPS
 from steps.inspect import difference, main
-from tests.test_one_change import CUTILE, EVEN, FUSED
-from tests.test_steps import GLUON, HOPPER
+from tests.core.test_one_change import CUTILE, FUSED
+from tests.core.test_steps import GLUON, HOPPER
 from tutorial_lib import compiler, sass
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError, parse_remarks
 from tutorial_lib.results import Survey
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Two loops, the second with a select in it as a mask has, a barrier that spins, and a slow path behind the end.
 TEXT = """
@@ -97,33 +97,25 @@ def test_the_order_of_work_is_that_of_the_code():
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_where_the_second_wait_stands(head_dim):
-    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn.
-
-    Step 39 has it where it pays.
-    """
-    step = get_step("early_query")
+    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn."""
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
-    early, late = (dataclasses.replace(step, late_wait=late).compile(shape).hot_order for late in (None, ALWAYS))
+    early, late = (get_step(name).compile(shape).hot_order for name in ("lean_sum", "late_wait"))
     assert [what for what, _ in late] == ["HGMMA", "wait", "FMNMX", "EX2", "wait"]
     assert sum(count for what, count in early if what == "wait") == 2 and early[-1][0] == "EX2"
     assert early[-1][1] > sum(count for what, count in early if what == "EX2") / 2
-    for causal in (False, True):
-        shape = dataclasses.replace(shape, causal=causal)
-        pays = head_dim == 128 and causal
-        assert get_step("late_wait").compile(shape).hot_order[-1][0] == ("wait" if pays else "EX2")
 
 
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, False), (128, True), (256, True)])
 def test_the_maxima_stand_in_front_of_the_second_wait(head_dim, causal):
-    """Step 40: between the two waits are all the maxima, and behind them most exponentials."""
+    """Step at_maxima: between the two waits are all the maxima, and behind them most exponentials."""
     between, behind = around_the_second_wait("at_maxima", head_dim, causal)
     assert between["FMNMX"] and not behind["FMNMX"] and behind["EX2"] > 4 * between["EX2"]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_mask_moves_the_second_wait_up(head_dim):
-    """What chapter 39 says: left to the compiler, maxima stand in front of it, but hardly one under a mask."""
-    (full, _), (masked, _) = (around_the_second_wait("early_query", head_dim, causal) for causal in (False, True))
+    """Left to the compiler, maxima stand in front of it, but hardly one under a mask."""
+    (full, _), (masked, _) = (around_the_second_wait("lean_sum", head_dim, causal) for causal in (False, True))
     assert masked["FMNMX"] <= 1 < 10 < full["FMNMX"]
 
 
@@ -136,7 +128,7 @@ def around_the_second_wait(name, head_dim, causal):
 
 
 def test_the_diagonal_first_leaves_no_mask_in_the_loop():
-    """Step 41: one branch less in a turn, the one around the mask."""
+    """Step diagonal_first: one branch less in a turn, the one around the mask."""
     shape = dataclasses.replace(EVEN, head_dim=256, causal=True)
     before, now = (get_step(name).compile(shape).hot_loop for name in ("at_maxima", "diagonal_first"))
     assert now["control"] < before["control"]
@@ -171,7 +163,7 @@ def test_which_step_lets_products_run_under_exponentials_of_its_own_tile():
     ],
 )
 def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_tile(name, head_dim, causal, overlaps):
-    """What chapter 27 and the summary say: PV products before any exponential of a turn are of the tile before."""
+    """PV products before any exponential of a turn are of the tile before."""
     order = get_step(name).compile(dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)).hot_order
     order = [(what, count) for what, count in order if what != "FMNMX"]
     before = [what for what, _ in order[: [what for what, _ in order].index("EX2")]]
@@ -183,7 +175,7 @@ def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_til
     "head_dim, causal, share", [(128, False, 1), (64, True, 1), (64, False, 0), (256, True, 1 / 4)]
 )
 def test_an_output_apart_takes_shared_memory_of_its_own(head_dim, causal, share):
-    """Chapter 43: the output of step 27 leaves through Q's place, but where it has one already, or room for a part."""
+    """The output of step stay leaves through Q's place, but where it has one already, or room for a part."""
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
     shared, apart = (get_step(name).compile(shape) for name in ("mask_loop", "apart"))
     output = get_step("apart").variant(shape, "sm_90").tile.query * head_dim * 2  # bytes
@@ -192,7 +184,7 @@ def test_an_output_apart_takes_shared_memory_of_its_own(head_dim, causal, share)
 
 
 def test_an_output_apart_leaves_the_hot_loop_alone():
-    """Chapter 43, of head_dim 128 without a mask."""
+    """Step apart, of head_dim 128 without a mask."""
     full = dataclasses.replace(EVEN, head_dim=128, causal=False)
     assert get_step("apart").compile(full).hot_order == get_step("mask_loop").compile(full).hot_order
 
@@ -203,7 +195,7 @@ def test_an_output_apart_leaves_the_hot_loop_alone():
     ids=str,
 )
 def test_hints_bring_the_overlap_back_under_a_mask(shape):
-    """Chapter 42: with the loop for the mask, and the hints, and not without them."""
+    """Step mask_loop: with the loop for the mask, and the hints, and not without them."""
     shape = dataclasses.replace(EVEN, **({"head_dim": 128, "causal": True} | shape))
     overlapped = get_step("mask_loop")
     without_hints = dataclasses.replace(overlapped, mask_loop=MaskLoop(overlapped.mask_loop.key, Latency()))
@@ -218,7 +210,7 @@ def test_hints_bring_the_overlap_back_under_a_mask(shape):
 
 
 def test_what_takes_no_loop_for_the_mask_is_the_code_of_the_step_before():
-    """Chapters 42 to 44: no mask or another head_dim; no room beside the loop for an output; under a mask as dealt."""
+    """No mask or another head_dim; no room beside the loop for an output; under a mask as dealt."""
     for name, shape in [
         ("mask_loop", dataclasses.replace(EVEN, head_dim=128, causal=False)),
         ("mask_loop", dataclasses.replace(EVEN, head_dim=64, causal=True)),
@@ -275,7 +267,7 @@ def test_every_gluon_step_compiles_and_its_hot_loop_is_found(step, arch):
 def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
     problem = dataclasses.replace(EVEN, head_dim=head_dim, dtype="bfloat16")
     compiled, variant = step.compile(problem, "sm_90"), step.variant(problem)
-    assert compiled.threads == 32 * (variant.warps * variant.parts + (GROUP_WARPS if step.producer else 0))
+    assert compiled.threads == 32 * (variant.warps * variant.parts + (GROUP_WARPS if step.roles else 0))
     assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.parts
     assert compiled.occupancy[0] >= 1
     # One exponential a score, and one a row for the correction; the mask, which whole tiles jump over, is not counted.
@@ -350,7 +342,7 @@ def test_shared_memory_is_as_the_steps_say(head_dim):
 
 
 def test_swizzling_multiplies_as_much():
-    """Step 9 has the matrix products and exponentials of step 8: only addresses differ."""
+    """Step swizzle has the matrix products and exponentials of step explicit: only addresses differ."""
     plain, swizzled = (get_step(name).compile(EVEN) for name in ("explicit", "swizzle"))
     for kind in ("tensor core", "MUFU"):
         assert plain.hot_loop[kind] == swizzled.hot_loop[kind]
@@ -376,7 +368,7 @@ def test_every_architecture_is_accepted(arch):
 
 
 def test_loading_transposed_changes_nothing():
-    """Steps 3 and 4 are the same instructions; 2 and 3 are not, and what exp2 saves shows where it should."""
+    """Steps exp2 and load_order are the same instructions; mma is not, and what exp2 saves shows where it should."""
     for arch in ("sm_90", "sm_121"):
         mma, exp2, load_order = (get_step(name).compile(EVEN, arch) for name in ("mma", "exp2", "load_order"))
         assert load_order.same_code(exp2)
@@ -388,9 +380,7 @@ def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
     first = CUTILE[-1].compile(EVEN, "sm_90")
     monkeypatch.setattr(compiler, "_compile", lambda *arguments: pytest.fail("compiled twice"))
-    began = time.perf_counter()
     again = CUTILE[-1].compile(EVEN, "sm_90")
-    assert time.perf_counter() - began < 1
     assert again == first and again.hot_loop == first.hot_loop
     [kept] = tmp_path.iterdir()
     kept.write_text("{not json")
@@ -428,7 +418,7 @@ def test_every_rate_names_its_source():
 def test_remarks_are_read_once_each():
     entry = """--- !Passed
 Pass: Memory
-DebugLoc: {{ File: '/somewhere/steps/cutile.py', Line: {line}, Column: 8 }}
+DebugLoc: {{ File: '/somewhere/steps/cutile/kernel.py', Line: {line}, Column: 8 }}
 Args:
   - RemarkId: {number}
   - Remark: Load instruction selected
@@ -439,7 +429,7 @@ Args:
     text = entry.format(line=9, number=1) + entry.format(line=3, number=2) + entry.format(line=9, number=3)
     remarks = parse_remarks(text)
     assert [remark.line for remark in remarks] == [3, 9]
-    assert remarks[0].file == "cutile.py"
+    assert remarks[0].file == "cutile/kernel.py"
     assert remarks[0].text == "Load instruction selected: TMA Load instruction: [64, 128]"
 
 
@@ -465,10 +455,12 @@ def test_inspect_compares_two_steps():
 
 def test_inspect_is_instant_the_second_time():
     command = [sys.executable, "-m", "steps.inspect", "exp2", "--against", "mma", "--arch", "sm_90,sm_100,sm_121"]
-    for limit in (60, 3 * 2):  # 3 s, and as much again for a test machine that is busy
-        began = time.perf_counter()
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        assert time.perf_counter() - began < limit
+    first, again = (subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2))
+    assert again == first
+    loaded = "import runpy, sys; sys.argv = sys.argv[1:]\ntry: runpy.run_module('steps.inspect', run_name='__main__')\n"
+    loaded += "except SystemExit: print([m for m in ('torch', 'triton', 'cuda') if m in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", loaded, *command[2:]], cwd=ROOT, check=True, capture_output=True)
+    assert done.stderr.decode().strip().splitlines()[-1] == "[]"  # what takes the time is not loaded at all
 
 
 def test_inspect_pages_through_the_code(monkeypatch):
@@ -503,8 +495,8 @@ def test_the_recorded_survey_is_what_the_compiler_makes():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["warp"], "step must be one of: 0 sdpa"),
-        (["exp2", "--against", "nothing"], "step must be one of"),
+        (["warp"], "step must be a number or name of the ladder"),
+        (["exp2", "--against", "nothing"], "step must be a number or name"),
         (["exp2", "--arch", "sm_55"], "--arch: must be all or some of sm_80"),
         (["exp2", "--arch", ""], "--arch: must be all or some of sm_80"),
         (["sdpa"], "step 0 sdpa has no kernel of its own to compile"),
@@ -578,7 +570,7 @@ def test_a_compiler_that_fails_on_one_step_stops_no_other(fake_tileiras):
     )
     status, out, err = call("all", "--arch", "sm_90")
     assert status == 2 and err == "steps.inspect: 2 mma, sm_90: tileiras failed for sm_90: error: once\n"
-    assert "none" in out and "1856" in out
+    assert "none" in out and "3 exp2" in out
 
 
 def test_differences_are_put_in_words():

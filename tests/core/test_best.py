@@ -6,23 +6,35 @@ import pytest
 
 import steps
 from steps import Unsupported
-from steps.choice import best
-from tests.test_results import RECORDED
+from steps.core.choice import best
+from tests.results.recorded import RECORDED
 from tutorial_lib.problem import Problem
 
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
 
-# In some records, made for the chapters of step 8 to 16, Hopper's kernels are missing; beyond 256 they take nothing.
+# In some records, made for the Gluon chapters, Hopper's kernels are missing; beyond 256 they take nothing.
 WHOLE = [r for r in RECORDED if r.measurement("linked") or r.the_problem().head_dim > 256]
 
 
 @pytest.mark.parametrize("run", WHOLE, ids=lambda r: r.the_problem().slug)
 def test_what_is_recorded_is_answered_by_its_own_record(run):
     choice = best(run.the_problem(), run.machine["arch"], RECORDED)
-    fastest = max((m for m in run.steps if m.number and m.tflops), key=lambda m: m.tflops)
-    assert choice.step.name == fastest.name
-    assert f"{fastest.tflops:.0f} TFLOPS" in choice.why and "not measured" not in choice.why
+    fastest, chosen = run.by_speed()[0], run.measurement(choice.step.name)
+    assert f"{chosen.tflops:.0f} TFLOPS" in choice.why and "not measured" not in choice.why
+    speedup = run.speedup(chosen, fastest)
+    assert chosen is fastest or speedup.same_code or speedup.low <= 1 <= speedup.high
+
+
+def test_the_answer_does_not_flip_between_kernels_of_the_same_code():
+    """Whichever of two steps with the same code was a little faster, the earlier one is the answer."""
+    run = next(r for r in RECORDED if r.the_problem() == H100)
+    twins = [run.measurement(name) for name in ("at_maxima", "diagonal_first")]
+    assert twins[0].code == twins[1].code
+    for first, second in (twins, twins[::-1]):
+        faster = first.model_copy(update={"tflops": 2 * second.tflops})
+        steps = [faster if m.name == first.name else m for m in run.steps]
+        assert best(H100, "sm_90", [run.model_copy(update={"steps": steps})]).step.name == "at_maxima"
 
 
 def test_a_record_without_some_kind_of_kernel_does_not_know_the_fastest():

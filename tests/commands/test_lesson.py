@@ -5,14 +5,17 @@ import types
 
 import pytest
 
-from steps import get_step
+from steps import get_step, summary
 from steps import lesson as lessons
+from steps.core.problems import few_heads
+from steps.core.tiles import Tile
+from steps.hopper.variant import Overlap, Roles
 from steps.lesson import Lesson
-from steps.measure import Settings, measure
-from steps.tiles import Tile
+from steps.measuring.measure import Settings, measure
 from steps.trials import get_trial, recorded_trial
 from tutorial_lib import tables
 from tutorial_lib.display import Html, difference
+from tutorial_lib.files import RESULTS
 
 
 def words(page) -> str:
@@ -35,19 +38,22 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(lessons, "has_gpu", lambda: True)
     monkeypatch.setattr(lessons, "describe_machine", lambda device: run.machine)
     monkeypatch.setattr(lessons, "measure", measure)
+    monkeypatch.setattr(summary, "has_gpu", lambda: True)
+    monkeypatch.setattr(summary, "measure", measure)
+    monkeypatch.setattr(lessons, "_accuracy", lambda *arguments: ["", "", "yes"])
     return asked
 
 
 def test_with_a_gpu_it_measures_and_says_so(pretend_gpu):
     lesson = Lesson("exp2")
-    assert "This machine has a GPU, NVIDIA H100" in words(lessons.machine(lesson.recorded))
+    assert "Executed on a GPU, NVIDIA H100" in words(lessons.machine(lesson.recorded))
     lesson.lost(), lesson.predict(guess=1.5)
     assert pretend_gpu == []  # the prediction comes before the number
     assert "Measured here, now" in words(lesson.time())
     assert pretend_gpu == [(lesson.problem, ["sdpa", "mma", "exp2"])]
     varied = words(lesson.vary(tile=Tile(64, 64)))
     assert "TFLOPS, measured here" in varied and pretend_gpu[-1][1] == ["exp2", "exp2_varied"]
-    assert "Measured here, now" in words(lessons.ceilings(lessons.baseline()))
+    assert "Measured here, now" in words(summary.ceilings(summary.baseline()))
 
 
 def test_without_one_it_shows_what_is_recorded_and_says_so():
@@ -68,10 +74,30 @@ def test_with_nothing_recorded_it_still_teaches(tmp_path):
 
 
 def test_the_change_is_computed_from_the_code():
-    [_, hole, change] = Lesson("swizzle").change().parts
-    assert "shared_layout" in hole and isinstance(change, Html)
-    assert "-def no_swizzle" in change.text and "+def swizzle" in change.text
-    assert "-stages = 1\n+stages = 2" in Lesson("stages").change().parts[2].text
+    *told, change = Lesson("swizzle").change().parts
+    assert "shared_layout: no_swizzle -> swizzle" in "".join(told) and isinstance(change, Html)
+    assert "- SHARED" in change.text and "+ SHARED" in change.text and "  def fmha(" in change.text
+    assert "+ STAGES: gl.constexpr = gl.constexpr(2)" in Lesson("stages").change().parts[-1].text
+
+
+def test_a_new_kernel_is_shown_whole_and_an_unchanged_one_is_called_so():
+    assert "def fmha(" in Lesson("wgmma").change().parts[-1].text
+    assert "reads as before" in "".join(map(str, Lesson("occupancy").change().parts))
+
+
+def test_what_is_inside_a_step_is_shown_piece_by_piece():
+    shown = words(Lesson("room").inside())
+    assert "half_output" in shown and "half_query" in shown and "half of Q" not in words(Lesson("exp2").inside())
+    assert "one piece" in words(Lesson("exp2").inside())
+
+
+def test_a_wrong_variation_is_found_without_a_gpu():
+    def forgets_the_maximum(scores, row_max, scale):
+        weights, correction, new_max = get_step("exp2").softmax(scores, row_max, scale)
+        return weights * 2.0, correction, new_max
+
+    shown = words(Lesson("exp2").vary(softmax=forgets_the_maximum))
+    assert "| yes | NO |" in shown
 
 
 def test_identical_code_is_called_so():
@@ -80,7 +106,7 @@ def test_identical_code_is_called_so():
 
 
 def test_a_variation_that_cannot_run_says_why():
-    wide = dataclasses.replace(lessons.PROBLEMS["gluon"], head_dim=256)
+    wide = few_heads(256)
     assert "needs 416 KiB of shared memory" in words(Lesson("stages", wide).vary(stages=6))
 
 
@@ -92,14 +118,14 @@ def test_a_unit_that_only_one_kernel_knows_is_drawn():
 
 
 def test_what_does_not_fit_is_told(monkeypatch):
-    wide = dataclasses.replace(lessons.PROBLEMS["gluon"], head_dim=256)
+    wide = few_heads(256)
     monkeypatch.setattr(Lesson, "arch", "sm_120")
     assert "needs 160 KiB of shared memory a block; sm_120 has 99 KiB" in words(Lesson("stages", wide).evidence())
 
 
 def test_the_difference_reads_without_colour():
     shown = difference("a\nb < c\n", "a\nb > c\n")
-    assert "-b < c\n+b > c" in shown.text and "b &lt; c" in shown.html
+    assert "- b < c\n+ b > c" in shown.text and "&lt;" in shown.html
 
 
 def test_only_known_architectures_bring_their_record(monkeypatch):
@@ -135,26 +161,23 @@ def test_what_cannot_be_sent_to_a_process_is_measured_without_one():
 
 
 def test_a_variation_that_cannot_be_is_refused_in_words():
-    linked = Lesson("linked")
-    assert (
-        words(linked.vary(overlap=False))
-        == "overlap=False: linked takes overlap=True and blocks that stay, order=DEALT."
-    )
-    assert words(linked.vary(overlap=False, tyle=3)).startswith("No hole tyle: step 23 linked has producer, registers,")
+    exp2 = Lesson("exp2")
+    assert words(exp2.vary(tile=(64, 64))) == "tile=(64, 64): tile must be a Tile(query, key), got (64, 64)."
+    assert words(exp2.vary(tile=(64, 64), tyle=3)).startswith("No hole tyle: step 3 exp2 has load_key, softmax,")
 
 
 def test_an_order_of_work_is_told_or_refused_in_words():
     assert "8 HGMMA" in words(Lesson("stay").order())
-    assert words(Lesson("stay").order(tyle=3)).startswith("No hole tyle: step 27 stay has load_key,")
-    assert words(Lesson("linked").order(overlap=False)).startswith("overlap=False: linked takes overlap=True")
+    assert words(Lesson("stay").order(tyle=3)).startswith("No hole tyle: step 9 stay has load_key,")
+    assert "HGMMA" in words(Lesson("linked").order(roles=Roles(registers=240, loop=Overlap())))
     assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").order()).startswith("1 naive: ")
 
 
 def test_a_trial_whose_value_failed_is_shown_as_failed():
-    [run, *_] = recorded_trial(get_trial("ahead"))
+    [run, *_] = recorded_trial(get_trial("ahead"), RESULTS)
     failed = run.steps[-1].model_copy(update={"tflops": None, "max_error": None, "status": "failed", "reason": "hung"})
     rounds = [r.model_copy(update={"latency_ms": {}}) for r in run.rounds]
-    shown = lessons._switched([run.model_copy(update={"steps": [*run.steps[:-1], failed], "rounds": rounds})])
+    shown = summary._switched([run.model_copy(update={"steps": [*run.steps[:-1], failed], "rounds": rounds})])
     assert tables.outcome(failed) in shown and tables.tflops(run.steps[-2]) in shown

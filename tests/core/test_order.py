@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from steps import order
-from steps.fused import tiles_visited
-from steps.tiles import Tile
+from steps.core import order
+from steps.core.fused import tiles_visited
+from steps.core.tiles import Tile
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem
 

@@ -1,0 +1,86 @@
+"""The search: what is recorded is what chapters show, and bad requests get one line."""
+
+import json
+
+import pytest
+
+from steps import search, summary
+from steps.core.recorded import recorded_search
+from steps.core.tiles import tile_for
+from tutorial_lib.display import Page
+from tutorial_lib.files import RESULTS
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.results import recorded_searches
+
+RECORDED = recorded_searches(RESULTS)
+
+
+def text_of(page: Page) -> str:
+    return "\n".join(part for part in page.parts if isinstance(part, str))
+
+
+def test_the_space_holds_every_combination_once():
+    found = search.space()
+    assert len(set(found)) == len(found)
+    assert {(c.query, c.key) for c in found} == set(search.TILES)
+    assert {(c.warps, c.cluster) for c in found} == set(search.TOGETHER)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda s: s.machine["slug"])
+def test_a_recorded_search_is_of_the_whole_space_in_order(recorded):
+    for searched in recorded.searched:
+        times = [found.microseconds for found in searched.found]
+        assert times == sorted(times)
+        asked = {found.configuration.label for found in searched.found} | set(searched.failed)
+        assert asked == {c.label for c in search.space()}
+        for found in searched.found:
+            assert found.tflops == pytest.approx(FORWARD.operations(searched.the_problem()) / found.microseconds / 1e6)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda s: s.machine["slug"])
+def test_the_tiles_of_the_first_steps_are_the_best_of_their_kind(recorded):
+    """Four warps, no cluster, step occupancy's two blocks an SM: no other tile is more than 1 % faster."""
+    for searched in recorded.searched:
+        kind = [
+            found
+            for found in searched.found
+            if (found.configuration.warps, found.configuration.cluster, found.configuration.occupancy)
+            == (None, None, 2)
+        ]
+        used = tile_for(recorded.machine["arch"], searched.problem["head_dim"])
+        [ours] = [f for f in kind if (f.configuration.query, f.configuration.key) == (used.query, used.key)]
+        assert ours.microseconds <= 1.01 * kind[0].microseconds
+
+
+def test_where_nothing_was_searched_it_says_how_to():
+    assert recorded_search("sm_80") is None
+    assert "No search is recorded" in text_of(summary.searched(64, True, arch="sm_80"))
+
+
+def test_a_chapter_shows_the_search():
+    text = text_of(summary.searched(128, True))
+    assert RECORDED[0].day in text and "cluster of 2" in text
+
+
+def test_requests_that_make_no_sense_get_one_line(capsys, tmp_path):
+    assert search.main(["--seq-len", "0"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_of_another_schema_is_passed_over(tmp_path):
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "search.json").write_text(json.dumps({"schema": 9}))
+    assert recorded_searches(tmp_path) == []
+
+
+def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
+    reason = "OutOfMemoryError: far too long"
+    monkeypatch.setattr(search, "compile_all", lambda asked: [dict.fromkeys(search.space(), reason) for _ in asked])
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine"})
+    assert search.main(["--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"no configuration runs; the first says {reason}" in error
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,106 @@
+"""The ladder: found by its folders, in parts; every step of the main path brings something where it says so."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steps import INSIDE, PARTS, STEPS, get_step
+from steps.core import ladder
+from steps.core.ladder import OLD_NUMBERS, asked_by_number, module_file, part_of, renumbered, select
+from tests.results.recorded import RECORDED
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MAIN_PATH = [step for step in STEPS[1:] if not step.fork and part_of(step.number).name != "appendix"]
+
+
+def test_steps_are_numbered_named_and_found():
+    assert [step.number for step in STEPS] == sorted({step.number for step in STEPS})
+    for step in STEPS:
+        assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
+        assert (ROOT / module_file(step)).stem == f"step{step.number:02}_{step.name}"
+    with pytest.raises(ValueError, match=r"must be a number or name of the ladder \(0-19 sdpa, .*\), got 'warp'"):
+        get_step("warp")
+
+
+def test_a_step_stands_on_one_before_it():
+    """In its own part, but for the first of a part; the appendix stands on all of them."""
+    for step in STEPS[1:]:
+        assert step.previous.number < step.number
+        first = min(s.number for s in STEPS if part_of(s.number) is part_of(step.number))
+        if step.number != first and part_of(step.number).name != "appendix":
+            assert part_of(step.previous.number) is part_of(step.number)
+        if not step.fork and part_of(step.number).name != "appendix":
+            assert not step.previous.fork  # the main path does not lead over a fork
+
+
+def test_what_is_inside_a_step_has_no_number_and_is_found_by_name():
+    for piece in INSIDE:
+        assert piece.number is None and get_step(piece.name) is piece
+        assert module_file(piece) == module_file(get_step(piece.inside))
+    assert get_step("turns") is get_step("three_groups") and get_step("early_query") is get_step("room")
+
+
+@pytest.mark.parametrize("step", [s for s in MAIN_PATH if s.name != "load_order"], ids=lambda s: s.name)
+def test_a_step_of_the_main_path_is_faster_on_its_own_problem(step):
+    runs = [run for run in RECORDED if run.the_problem() == step.default_problem]
+    if step.name == "naive":
+        return  # it is what the others are to be faster than
+    assert runs and runs[0].measurement(step.name).speedup_vs_previous.verdict == "faster"
+
+
+def test_load_order_is_the_same_code_and_so_never_faster():
+    found = [run.measurement("load_order") for run in RECORDED]
+    assert {m.speedup_vs_previous.verdict for m in found if m and m.speedup_vs_previous} == {"same"}
+
+
+def test_a_toy_step_is_found_by_its_file(tmp_path):
+    """A copy of the tree, one more module, and nothing else."""
+    for folder in ("steps", "tutorial_lib"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "steps" / "cutile" / "step17_toy.py").write_text(
+        "from steps.cutile import step12_counted\n\n"
+        'STEP = step12_counted.STEP.evolve(number=17, name="toy", title="Toy", change="A toy.", occupancy=1)\n'
+    )
+    asked = "from steps import get_step; print(get_step('toy').label, get_step(17).previous.label)"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "17 toy 12 counted"
+    (tmp_path / "steps" / "cutile" / "step17_toy.py").rename(tmp_path / "steps" / "cutile" / "step18_toy.py")
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and "must hold the step of its file's name" in done.stderr
+
+
+def test_steps_are_selected_by_number_name_range_and_part():
+    def names(text):
+        return [step.name for step in select(text)]
+
+    assert names("all") == [step.name for step in STEPS]
+    assert names("2-4,sdpa") == ["sdpa", "mma", "exp2", "load_order"]
+    assert names("17-24") == ["explicit", "swizzle", "split_q", "stages", "wide_block"]
+    assert names("hopper") == [step.name for step in STEPS if 30 <= step.number < 40]
+    assert names("large_tile") == ["large_tile"]
+    for text, message in (
+        ("7-2", "must not run backwards"),
+        ("40-59", "no step has a number of 40-59"),
+        ("x", "got 'x'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            select(text)
+
+
+def test_old_numbers_are_told_what_they_are_now():
+    assert asked_by_number("17-19,exp2,2") == {2, 17, 18, 19} and asked_by_number("all") == set()
+    told = renumbered({2, 17, 24, 25})
+    assert "17 wgmma, now 30" in told and "24 third_group, now inside 36 three_groups" in told and "2 mma" not in told
+    assert renumbered({0, 1, 2, 3, 4, 5, 6, 7, 60, 90}) is None
+    assert len(OLD_NUMBERS) == 45 and all(get_step(name) for name in OLD_NUMBERS)
+
+
+def test_parts_do_not_overlap_and_every_step_is_in_one():
+    numbers = [number for part in PARTS for number in part.numbers]
+    assert len(set(numbers)) == len(numbers)
+    with pytest.raises(ValueError, match="must be one of a part"):
+        part_of(45)
+    assert {part_of(step.number).name for step in STEPS} == {part.name for part in ladder.PARTS}

@@ -1,0 +1,197 @@
+"""Every step computes attention, on the CPU, over the shapes it promises; what it cannot do it refuses in words."""
+
+import dataclasses
+import pickle
+import re
+import secrets
+
+import pytest
+import torch
+
+from steps import INSIDE, STEPS, get_step
+from steps.core.fused import FusedStep
+from steps.core.order import Order
+from steps.core.step import Unsupported
+from steps.cutile.skeleton import CuTileStep
+from steps.cutile.variant import Latency, MaskLoop
+from steps.gluon.skeleton import GluonStep
+from steps.hopper.skeleton import HopperStep
+from steps.hopper.variant import Roles
+from tests.shapes import SHAPES, problem
+from tutorial_lib.accuracy import Accuracy, compare, rounding_step, worst
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.reference import attention_float64, sdpa_error
+
+CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
+GLUON = [step for step in STEPS if isinstance(step, GluonStep)]
+HOPPER = [step for step in STEPS if isinstance(step, HopperStep)]
+
+
+def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
+    inputs = FORWARD.inputs(a_problem, secrets.randbits(32), device)
+    exact = FORWARD.reference(a_problem, inputs)
+    return FORWARD.check(step, a_problem, inputs, exact, FORWARD.yardstick(a_problem, inputs, exact))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", [s for s in (*STEPS[1:], *INSIDE) if s.runs_on_cpu], ids=lambda s: s.name)
+def test_step_is_correct(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+def test_any_strides_will_do(step):
+    shape = problem(seq_len_q=96, seq_len_kv=96)
+    q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
+    expected = step.attention(q, k, v, True)
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
+    assert torch.equal(step.attention(*transposed, True), expected)
+    columns = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]  # head_dim is not contiguous
+    assert torch.equal(step.attention(*columns, True), expected)
+
+
+def test_the_check_fails_a_wrong_result():
+    """The rule is worth something: an error beyond it, a missing element and a NaN all fail."""
+    shape = problem()
+    inputs = FORWARD.inputs(shape, secrets.randbits(32))
+    exact = attention_float64(*inputs, True)
+    yardstick = sdpa_error(inputs, exact, True, None)
+    limit = 2 * yardstick + rounding_step(exact, torch.float16)
+
+    class Writes:
+        """A step that writes what a function does with the output."""
+
+        direction = "forward"
+
+        def __init__(self, write):
+            self.write = write
+
+        def attention(self, q, k, v, causal, scale, out):
+            self.write(out)
+            return out
+
+    def found(write):
+        return FORWARD.check(Writes(write), shape, inputs, (exact,), (yardstick,))
+
+    def wrong_by(amount):
+        def write(out):
+            out.copy_(exact)
+            out.view(-1)[17] += amount
+
+        return found(write)
+
+    def leaves_one_out(out):
+        out.view(-1)[1:] = exact.view(-1)[1:]
+
+    assert wrong_by(0.0).correct
+    assert not wrong_by(3 * limit).correct
+    assert not wrong_by(float("nan")).correct
+    assert not found(leaves_one_out).correct
+
+
+def test_of_several_outputs_the_worst_counts():
+    """A wrong one, NaN or not, or else the one nearest to what is allowed."""
+    exact = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+    right, near, nan = (exact.half() + offset for offset in (0.0, 1e-3, float("nan")))
+    found = [compare(output, exact, 1e-3) for output in (right, near, nan)]
+    assert worst(found) is found[2] and worst(found[:2]) is found[1] and not found[2].correct
+
+
+def test_reference_agrees_with_a_direct_computation():
+    shape = problem(heads=4, kv_heads=2, seq_len_q=50, seq_len_kv=70)
+    q, k, v = (x.double() for x in FORWARD.inputs(shape, 1))
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    hidden = torch.ones(50, 70, dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-2, -1) / 8).masked_fill(hidden, float("-inf"))
+    torch.testing.assert_close(attention_float64(*FORWARD.inputs(shape, 1), True), scores.softmax(-1) @ v)
+
+
+def test_reference_in_chunks_is_the_same(monkeypatch):
+    inputs = FORWARD.inputs(problem(seq_len_q=100, seq_len_kv=130), 1)
+    whole = attention_float64(*inputs, True)
+    monkeypatch.setattr("tutorial_lib.reference.SCORE_BYTES", 8 * 130 * 7)  # seven rows at a time
+    torch.testing.assert_close(attention_float64(*inputs, True), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": lambda q: q[0]}, "q must have 4 dimensions"),
+        ({"q": lambda q: q.float()}, "q must be float16 or bfloat16"),
+        ({"k": lambda k: k.bfloat16()}, "k must have q's dtype"),
+        ({"k": lambda k: k[..., :32]}, "k must be"),
+        ({"v": lambda v: v[:, :, :5]}, "v must have k's shape"),
+        ({"k": lambda k: k[:, :3], "v": lambda v: v[:, :3]}, "kv_heads must divide heads"),
+        ({"k": lambda k: k[:, :, :0], "v": lambda v: v[:, :, :0]}, "seq_len_kv must be a whole number of at least 1"),
+        ({"q": lambda q: "tensor"}, "q must be a torch.Tensor"),
+    ],
+)
+@pytest.mark.parametrize("step", [STEPS[0], STEPS[-1]], ids=lambda s: s.name)
+def test_bad_arguments_are_named(step, change, message):
+    q, k, v = FORWARD.inputs(problem(), 0)
+    arguments = {"q": q, "k": k, "v": v}
+    arguments |= {name: spoil(arguments[name]) for name, spoil in change.items()}
+    with pytest.raises(ValueError, match=message):
+        step.attention(**arguments)
+
+
+def test_bad_scale_and_out_are_named():
+    q, k, v = FORWARD.inputs(problem(), 0)
+    with pytest.raises(ValueError, match="scale must be a finite number, got nan"):
+        STEPS[2].attention(q, k, v, scale=float("nan"))
+    with pytest.raises(ValueError, match="out must have q's shape"):
+        STEPS[2].attention(q, k, v, out=torch.empty(3))
+
+
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+def test_unsupported_head_dim_is_refused(step):
+    q, k, v = FORWARD.inputs(problem(head_dim=48), 0)
+    with pytest.raises(Unsupported, match="head_dim must be one of 32, 64, 128, 256, got 48"):
+        step.attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (problem(batch=70000), "batch and heads must be at most 65535"),
+        (problem(seq_len_q=2**24, seq_len_kv=1, heads=2), "must be below 2\\^31"),
+    ],
+)
+def test_what_the_hardware_cannot_index_is_refused(shape, message):
+    assert re.search(message, CUTILE[0].unsupported(shape, "sm_90"))
+    assert CUTILE[0].unsupported(problem(), "sm_90") is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Roles(registers=248), "registers must be a multiple of 8 from 24 to 240, got 248"),
+        (lambda: Roles(registers=100), "registers must be a multiple of 8"),
+        (lambda: Order(persistent=False, section_bytes=None, counted=True), "for blocks that stay"),
+        (lambda: Order(persistent=True, section_bytes=None, counted=True, one_loop=True), "not both at once"),
+        (lambda: replaced("one_loop", mask_loop=MaskLoop(64, Latency())), "mask_loop takes a loop for every tile"),
+        (lambda: replaced("mask_loop", mask_loop=MaskLoop(256, Latency())), "a tile whose keys its key divides"),
+        (lambda: replaced("mask_loop", mask_loop=MaskLoop(0, Latency())), "a tile whose keys its key divides"),
+        (lambda: replaced("exp2", mask_loop=MaskLoop(64, Latency())), "a tile whose keys its key divides"),
+        (lambda: replaced("exp2", tile=(64, 64)), "tile must be a Tile"),
+        (lambda: replaced("stages", tile=(64, 64)), "tile must be a Tile"),
+    ],
+)
+def test_holes_that_do_not_go_together_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def replaced(name, **holes):
+    tile = {"tile": get_step("stay").tile} if name == "one_loop" else {}
+    return dataclasses.replace(get_step(name), **tile, **holes)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
+def test_a_step_can_be_sent_to_another_process(step):
+    """The worker process that runs a step gets it pickled; it is the same step on the other side."""
+    arrived = pickle.loads(pickle.dumps(step))
+    assert arrived.name == step.name and arrived.key_changes() == step.key_changes()
+    if isinstance(step, FusedStep):
+        assert arrived.holes() == step.holes()

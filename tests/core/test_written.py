@@ -1,0 +1,132 @@
+"""A kernel written out is the kernel that runs: the same code, no switch left, no later step; and it can be edited."""
+
+import io
+import re
+import tokenize
+
+import pytest
+
+from steps import STEPS, Unsupported, get_step
+from steps.core.ladder import part_of
+from steps.core.problems import FULL, standard
+from steps.writing.written import edited, read_step, write_step, written_out
+from tests.expected import EXPECTED, kernels, same_compilers
+
+KERNELS = kernels()
+LATER = {  # names that only later steps bring; ordinary words that are names, too, are left out
+    "cutile": {"mask_loop", "apart", "counted", "sections", "halves", "one_loop", "persistent"},
+    "hopper": {"linked", "own_end", "room", "half_query", "early_query", "half_output", "diagonal_first", "lean_sum"},
+    "gluon": {"wide_block", "shared_kv", "q_registers", "fine_grained", "defer_sum", "share_keys_values"},
+}
+
+
+def names_in(text: str) -> set[str]:
+    return {
+        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.NAME
+    }
+
+
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_the_text_compiles_to_the_code_of_the_step(step):
+    problem = step.default_problem
+    written = write_step(step, problem)
+    assert written.compile(problem).code == step.compile(problem).code
+
+
+@pytest.mark.parametrize("name", ["mma", "mask_loop", "linked", "at_maxima", "diagonal_first", "wide_block"])
+def test_so_it_does_on_other_problems(name):
+    step = get_step(name)
+    for problem in (standard(head_dim=64, causal=True), standard(4000, 128)):
+        assert write_step(step, problem).compile(problem).code == step.compile(problem).code
+
+
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_nothing_is_left_of_switches_and_of_later_steps(step):
+    text = written_out(step, step.default_problem)
+    names = names_in(text)
+    assert not names & {"variant", "Variant", "static_eval"}
+    own = {word for word in LATER[step.backend] if word in (step.name, *_before(step))}
+    assert not names & (LATER[step.backend] - own)
+    assert not re.search(r"\bif (True|False)\b|# noqa", text)
+
+
+def _before(step) -> list[str]:
+    found = []
+    while step.previous:
+        step = step.previous
+        found.append(step.name)
+    return found
+
+
+@same_compilers
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_the_text_does_not_grow(step):
+    assert len(written_out(step, step.default_problem).splitlines()) <= 1.1 * EXPECTED["lines"][step.name]
+
+
+def test_the_first_kernel_fits_a_page():
+    assert len(written_out(get_step("mma"), get_step("mma").default_problem).splitlines()) <= 90
+
+
+def test_the_text_is_plain_python_with_the_step_in_its_docstring():
+    step = get_step("producer")
+    text = written_out(step, FULL)
+    assert text.startswith('"""Step 31 producer: ') and text.rstrip().splitlines()[0].count('"""') == 1
+    compile(text, "producer", "exec")
+    assert written_out(step, FULL) == text
+
+
+def test_a_step_made_of_pytorch_has_no_text():
+    with pytest.raises(Unsupported, match="no kernel of its own to show"):
+        written_out(get_step("naive"), FULL)
+    with pytest.raises(Unsupported, match="head_dim must be one of"):
+        written_out(get_step("linked"), standard(head_dim=512))
+
+
+def test_a_text_is_for_the_problems_that_it_was_written_for():
+    written = write_step(get_step("linked"), FULL)
+    assert written.unsupported(standard(8192), "sm_90") is None
+    assert "written out for B=4 H=32 S=4096 D=128 fp16 full, not for" in written.unsupported(
+        standard(head_dim=64), "sm_90"
+    )
+    assert "not for sm_80" in written.unsupported(FULL, "sm_80")
+
+
+def test_an_edited_text_is_another_kernel():
+    written = write_step(get_step("mma"), FULL)
+    faster = edited(
+        written, ("weights = ct.exp(scores - new_max)", "weights = ct.exp2(scores - new_max)"), name="other"
+    )
+    assert faster.compile(FULL).code != written.compile(FULL).code
+    with pytest.raises(ValueError, match="must stand in the kernel once, not 0 times:\nno such line"):
+        edited(written, ("no such line", ""))
+
+
+def test_a_file_comes_back_as_a_step(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(written_out(get_step("exp2"), FULL).replace("softmax_exp2", "my_softmax"))
+    step = read_step(path)
+    assert step.name == "mine" and step.written_for == FULL
+    assert step.compile(FULL).code == get_step("exp2").compile(FULL).code
+    path.write_text(path.read_text().replace("def fmha(", "def fmha(("))
+    with pytest.raises(ValueError, match=r"mine.py is not Python: line \d+"):
+        read_step(path)
+    path.write_text("print('somebody else')\n")
+    with pytest.raises(ValueError, match="must be a kernel that"):
+        read_step(path)
+    with pytest.raises(ValueError, match="cannot read"):
+        read_step(tmp_path / "nothing.py")
+
+
+@same_compilers
+@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+def test_every_kernel_is_the_code_that_it_was(step):
+    """A refactoring leaves every instruction as it is. A change on purpose: ``python -m tests.expected``."""
+    problem = step.default_problem
+    key = f"{step.name} {problem.slug}"
+    if key in EXPECTED["code"]:
+        assert step.compile(problem).code == EXPECTED["code"][key]
+
+
+def test_every_part_is_written_out():
+    assert {part_of(step.number).name for step in STEPS if step in KERNELS} == {"cutile", "gluon", "hopper", "appendix"}

@@ -1,0 +1,60 @@
+"""What depends on one version of the compilers: ``tests/expected.json``, and the command that makes it again.
+
+``python -m tests.expected`` compiles every step on a few problems and writes down which code came out. Run it when
+requirements.txt names other compilers, or when a kernel was changed on purpose; a refactoring must leave the file as it
+is. With other compilers installed the tests that read it are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).with_name("expected.json")
+PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")
+EXPECTED = json.loads(PATH.read_text()) if PATH.exists() else {"compilers": {}, "flat": {}, "code": {}, "lines": {}}
+
+same_compilers = pytest.mark.skipif(
+    EXPECTED["compilers"] != {package: version(package) for package in PACKAGES},
+    reason=f"tests/expected.json is of {EXPECTED['compilers']}: python -m tests.expected makes it again",
+)
+
+
+def problems() -> list:
+    """Where kernels differ: head_dim and mask, a last tile that is not full, the other dtype."""
+    from dataclasses import replace
+
+    from steps.core.problems import standard
+
+    found = [standard(head_dim=head_dim, causal=causal) for head_dim in (64, 128, 256) for causal in (True, False)]
+    return [*found, replace(found[3], seq_len_kv=4001), replace(found[2], dtype="bfloat16")]
+
+
+def kernels() -> list:
+    """Every step with a kernel of its own, and what is inside steps."""
+    from steps import INSIDE, STEPS
+
+    return [step for step in (*STEPS, *INSIDE) if step.backend != "torch"]
+
+
+def main() -> None:
+    from rich.progress import track
+
+    from steps.writing.written import written_out
+
+    code = {
+        f"{step.name} {problem.slug}": step.compile(problem).code
+        for step in track(kernels(), "compiling")
+        for problem in problems()
+    }
+    lines = {step.name: len(written_out(step, step.default_problem).splitlines()) for step in kernels()}
+    compilers = {package: version(package) for package in PACKAGES}
+    made = {"compilers": compilers, "flat": EXPECTED["flat"], "code": code, "lines": lines}
+    PATH.write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a reader meets first: short, and every link and every command in it leads somewhere."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "results/README.md", "notebooks/README.md")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"python -m ((?:steps|tutorial_lib)[\w.]*)")
+TARGET = re.compile(r"make ([a-z][a-z-]*)")
+FILE = re.compile(r"`((?:steps|tutorial_lib|tests|notebooks)/[\w./-]+)`")
+
+
+def code(page: str) -> str:
+    """What stands as code in a page: in fences, and between backticks."""
+    text = (ROOT / page).read_text()
+    fences = re.findall(r"^```[\w]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*fences, *re.findall(r"`([^`\n]+)`", text)])
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_one_screen():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 100
+    first, last = (
+        lines.index(f"<!-- {mark} -->") for mark in ("best: made by `make report` from results/", "end of best")
+    )
+    assert first < last
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    links = [link for link in LINK.findall((ROOT / page).read_text()) if not link.startswith("http")]
+    assert links
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_there(page):
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    modules, made = COMMAND.findall(code(page)), TARGET.findall(code(page))
+    assert modules or made
+    for module in modules:
+        assert find_spec(module), module
+    assert set(made) <= set(targets)
+
+
+def test_every_file_that_is_named_is_there():
+    named = [name for page in PAGES for name in FILE.findall((ROOT / page).read_text()) if "NN_" not in name]
+    assert named
+    for name in named:
+        assert (ROOT / name).exists(), name

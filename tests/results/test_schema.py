@@ -1,0 +1,179 @@
+"""results.json: what it holds, how it is read and written, and what may be said of two measurements."""
+
+import json
+import os
+import re
+
+import pytest
+
+from tests.results.made_up import run_of
+from tests.results.recorded import RECORDED, recorded
+from tutorial_lib import tables, timing
+from tutorial_lib.files import write_whole
+from tutorial_lib.passes import PASSES
+from tutorial_lib.results import (
+    MIGRATE,
+    ResultsError,
+    earliest_within_noise,
+    read_run,
+    recorded_runs,
+    same_code,
+    speedup_of,
+    verdict_of,
+    write_run,
+)
+
+
+def test_written_and_read_it_is_the_same(tmp_path):
+    run = recorded()
+    assert read_run(write_run(run, tmp_path)) == run
+    text = (tmp_path / "results.json").read_text()
+    data = json.loads(text)
+    assert data["schema"] == 2 and data["direction"] == "forward"
+    step = data["steps"][3]
+    assert set(step) >= {"number", "name", "title", "status", "reason", "latency_ms", "tflops", "percent_of_ceiling"}
+    assert set(step) >= {"speedup_vs_baseline", "speedup_vs_previous", "max_error", "reference_error", "correct"}
+    assert set(step) >= {"key_changes", "resources", "file", "part", "fork", "inside"}
+    assert set(step["latency_ms"]) == {"median", "low", "high", "rounds"}
+    assert set(step["speedup_vs_previous"]) == {"median", "low", "high", "verdict", "same_code"}
+    assert (
+        step != {"name": "exp2", "latency_ms": 1} and f'\n  {{"number": {step["number"]}, "name"' in text
+    )  # a line each
+
+
+def test_what_is_no_number_is_written_as_json(tmp_path):
+    """A step that is wrong may have an error of NaN or infinity, and JSON knows neither."""
+    run = run_of({"sdpa": 1.0, "exp2": 2.0}, max_error=float("nan"))
+    path = write_run(run, tmp_path)
+    assert "NaN" not in path.read_text() and read_run(path).measurement("exp2").max_error is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda text: text[:200], "is not a results.json of schema 2"),
+        (lambda text: text.replace('"schema": 2', '"schema": 3'), "schema: Input should be 2"),
+        (lambda text: text.replace('"schema": 2', '"schema": 1'), f"is of schema 1, not 2: `{MIGRATE}`"),
+        (lambda text: text.replace('"tflops"', '"teraflops"', 1), "steps.0"),
+        (lambda text: text.replace('"measured"', '"estimated"', 1), "steps.0.status"),
+    ],
+)
+def test_a_file_of_another_schema_is_refused_in_one_line(tmp_path, spoil, message):
+    path = write_run(recorded(), tmp_path)
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(ResultsError, match=re.escape(message)) as error:
+        read_run(path)
+    assert "\n" not in str(error.value)
+    assert recorded_runs(tmp_path.parent) == []
+
+
+def test_the_command_that_the_error_names_is_there():
+    from importlib.util import find_spec
+
+    assert find_spec(MIGRATE.split()[2])
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    write_whole(path, "old")
+
+    def fails(*arguments):
+        raise OSError("disk full")
+
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, fails)
+            with pytest.raises(OSError, match="disk full"):
+                write_whole(path, "new")
+        assert path.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_inside_a_step_is_found_and_is_not_ranked():
+    run = run_of({"sdpa": 1.0, "eight_warps": 0.5, "large_tile": 0.4})
+    *steps, part = run.steps
+    part = part.model_copy(update={"number": None, "inside": "eight_warps"})
+    run = run.model_copy(update={"steps": steps, "inside": [part]})
+    assert run.measurement("large_tile") is part and run.everybody == [*steps, part]
+    assert [m.name for m in run.by_speed()] == ["eight_warps"]
+    assert part.label == "large_tile" and part.verdict == "faster than eight_warps"
+
+
+@pytest.mark.parametrize("ratio", [timing.Spread(1.2, 1.1, 1.3), timing.Spread(0.8, 0.7, 0.9)])
+def test_the_same_code_is_never_faster_or_slower(ratio):
+    names = ("sdpa", "one", "two", "other", "unknown")
+    run = run_of(dict.fromkeys(names, 1.0), code={"one": "abc", "two": "abc", "other": "def"})
+    _, one, two, other, unknown = run.steps
+    assert same_code(one, two) and verdict_of(ratio, one, two) == "same"
+    speedup = speedup_of(ratio, one, two)
+    assert (speedup.verdict, speedup.same_code, speedup.median) == ("same", True, ratio.median)
+    assert tables.ratio(speedup).endswith("same code") and f"{ratio.median:.2f}× (" in tables.ratio(speedup)
+    for mine, before in ((one, other), (one, unknown), (unknown, unknown), (one, None)):
+        assert not same_code(mine, before)
+        assert verdict_of(ratio, mine, before) == timing.verdict(ratio) != "same"
+
+
+def test_a_verdict_names_the_predecessor_that_is_not_right_before():
+    run = run_of({"sdpa": 1.0, "one": 0.5, "two": 0.5}, code={"one": "abc", "two": "abc"})
+    _, one, two = run.steps
+    assert one.verdict == "faster" and two.verdict == "same code"
+    assert one.model_copy(update={"number": 9}).verdict == "faster than sdpa"
+    moved = two.model_copy(update={"number": 9})
+    assert moved.verdict == "same code as one"
+    assert tables.vs_previous(moved) == "1.00× (1.00–1.00) same code as one"
+
+
+def test_the_best_is_the_earliest_that_noise_does_not_tell_from_the_fastest():
+    run = run_of({"sdpa": 9.0, "slow": 1.05, "early": 1.01, "fast": 1.0, "late": 1.005})
+    assert run.by_speed()[0].name == "fast"
+    assert earliest_within_noise(run, run.by_speed()).name == "early"
+    assert earliest_within_noise(run, [m for m in run.by_speed() if m.name in ("slow", "late")]).name == "late"
+    coded = run_of({"sdpa": 9.0, "slow": 1.5, "early": 1.01, "fast": 1.0}, code={"slow": "abc", "fast": "abc"})
+    assert earliest_within_noise(coded, coded.by_speed()).name == "slow"  # so it was no matter of the code
+
+
+@pytest.mark.parametrize("r", RECORDED, ids=lambda r: r.the_problem().slug)
+def test_recorded_figures_follow_from_the_recorded_rounds(r):
+    """Nobody typed a number: latencies, TFLOPS, speedups and verdicts are recomputed from the raw rounds."""
+    for m in (m for m in r.everybody if m.status == "measured"):
+        mine = [x.latency_ms[m.name] for x in r.rounds]
+        latency = timing.spread(mine)
+        assert (latency.median, latency.low, latency.high) == pytest.approx(
+            (m.latency_ms.median, m.latency_ms.low, m.latency_ms.high)
+        )
+        assert m.tflops == pytest.approx(PASSES[r.direction].operations(r.the_problem()) / latency.median / 1e9)
+        ratio = timing.speedup([x.latency_ms["sdpa"] for x in r.rounds], mine)
+        assert ratio.median == pytest.approx(m.speedup_vs_baseline.median)
+        assert timing.verdict(ratio) == m.speedup_vs_baseline.verdict
+        if m.speedup_vs_previous:
+            ratio = timing.speedup([x.latency_ms[m.previous] for x in r.rounds], mine)
+            assert ratio.median == pytest.approx(m.speedup_vs_previous.median)
+            same = same_code(m, r.measurement(m.previous))
+            assert m.speedup_vs_previous.same_code == same
+            assert m.speedup_vs_previous.verdict == ("same" if same else timing.verdict(ratio))
+
+
+def test_what_the_readme_speaks_of_is_recorded():
+    """H100, B=4 H=32 D=128 fp16, five lengths, causal and full, every part and peer."""
+    for causal in (True, False):
+        runs = [r for r in RECORDED if r.the_problem().causal is causal and "H100" in r.machine["name"]]
+        runs = [r for r in runs if r.the_problem().family.startswith("b4_h32_d128_fp16")]
+        assert {r.the_problem().seq_len_q for r in runs} >= {1024, 2048, 4096, 8192, 16384}
+        for r in runs:
+            assert {m.part for m in r.steps} >= {"cutile", "gluon", "hopper"}
+            assert {"sdpa_cudnn", "sdpa_flash", "flex", "flash_attn_4"} <= {m.name for m in r.peers if m.tflops}
+            assert all(m.correct for m in r.everybody if m.status == "measured")
+
+
+def test_identical_machine_code_is_called_the_same():
+    """Where two steps compile to the same instructions, a verdict other than "same" would be noise taken for news."""
+    found = [(r.problem["head_dim"], m) for r in RECORDED for m in r.steps if m.speedup_vs_previous]
+    pairs = [m for d, m in found if m.name == "load_order" or (m.name == "fine_grained" and d <= 128)]
+    assert {m.name for m in pairs} == {"load_order", "fine_grained"}
+    assert {m.speedup_vs_previous.verdict for m in pairs} == {"same"}
+
+
+def test_approx_division_is_near_cudnn():
+    """0.85 of SDPA's cuDNN backend, in the same rounds."""
+    run = recorded()
+    assert run.speedup(run.measurement("approx_division"), run.measurement("sdpa_cudnn")).median >= 0.85

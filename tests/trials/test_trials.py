@@ -1,0 +1,103 @@
+"""Trials: versions of a step's kernel outside the skeletons: right, compiled, recorded; the polynomial's numbers."""
+
+import json
+import re
+import struct
+
+import pytest
+import torch
+
+from steps import get_step, summary
+from steps.trials import __main__ as command
+from steps.trials import ahead, all_trials, alternating, get_trial, recorded_trial
+from steps.trials import polynomial as exponential
+from steps.writing.written import edited, write_step
+from tests.core.test_steps import accuracy_of
+from tests.shapes import problem
+from tutorial_lib.files import RESULTS
+
+TRIALS = list(all_trials().values())
+TRIED = [  # whole tiles without a mask, as the texts are edited for; a block of the interpreter has several
+    problem(causal=False, seq_len_q=300, seq_len_kv=384),
+    problem(causal=False, seq_len_q=200, seq_len_kv=256, head_dim=128, dtype="bfloat16"),
+    problem(causal=False, kv_heads=2, scale=-0.3),
+]
+
+
+def by_polynomial(x: torch.Tensor) -> torch.Tensor:
+    """What the PTX computes, operation for operation, in float32."""
+    x = torch.maximum(x, torch.tensor(exponential.LEAST))
+    whole = torch.round(x)
+    *lower, highest = exponential.coefficients()
+    p = torch.full_like(x, float(highest))
+    for c in reversed(lower):
+        p = p * (x - whole) + float(c)
+    return torch.ldexp(p, whole.int())
+
+
+def test_it_errs_less_than_rounding_to_16_bits():
+    x = torch.linspace(-100, 8, 1_000_001)
+    relative = (by_polynomial(x).double() / torch.exp2(x.double()) - 1).abs().max()
+    assert relative < 2.0**-12  # float16 rounds by up to 2^-11 of a number, bfloat16 by up to 2^-8
+
+
+def test_what_a_mask_hides_weighs_next_to_nothing():
+    assert 0 <= by_polynomial(torch.tensor(float("-inf"))) < 1e-37
+
+
+@pytest.mark.parametrize("share", [0, 1, 3, exponential.PACK])
+def test_the_ptx_holds_the_coefficients_and_the_share(share):
+    text = exponential.ptx(share)
+    assert text.count("ex2.approx") == exponential.PACK - share
+    constants = [struct.unpack(">f", bytes.fromhex(h))[0] for h in re.findall(r"0f([0-9A-F]{8})", text)]
+    for c in exponential.coefficients():
+        assert constants.count(torch.tensor(float(c)).item()) == share
+    assert exponential.CONSTRAINTS.count("=&f") == exponential.PACK
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda t: t.name)
+def test_a_version_that_changes_nothing_is_the_step_and_the_others_are_not(trial):
+    shape = trial.problems[0]
+    base, versions = get_step(trial.base).compile(shape).code, [s.compile(shape).code for s in trial.steps(shape)]
+    unchanged = 0 if trial.name == "late_wait" else 1  # both of its versions leave the wait of the step out
+    assert versions.count(base) == unchanged and len(set(versions)) == len(versions)
+
+
+@pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
+@pytest.mark.parametrize("trial", [ahead, alternating], ids=lambda t: t.TRIAL.name)
+def test_what_was_tried_in_cutile_is_right(trial, shape):
+    step = edited(write_step(get_step("stay"), shape, "cpu"), *trial.EDITS)
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+RECORDED = [trial for trial in TRIALS if recorded_trial(trial, RESULTS)]
+
+
+@pytest.mark.parametrize("trial", RECORDED, ids=lambda t: t.name)
+def test_recorded_trials_hold_speed_and_error_of_every_value(trial):
+    runs = recorded_trial(trial, RESULTS)
+    assert {run.the_problem() for run in runs} == set(trial.problems)
+    for run in runs:
+        tried = [m for m in run.steps if m.name != "sdpa"]
+        assert [m.name for m in tried] == [step.name for step in trial.steps(run.the_problem())]
+        assert all(m.correct and m.tflops and m.max_error and m.reference_error for m in tried)
+
+
+def test_a_trial_that_is_not_there_gets_one_line(capsys, tmp_path):
+    assert command.main(["polynomail", "--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"trial must be one of: {', '.join(all_trials())}; got 'polynomail'" in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_that_nobody_recorded_says_how_to(monkeypatch):
+    monkeypatch.setattr(summary, "recorded_trial", lambda trial, results: [])
+    assert "python -m steps.trials lazy" in "".join(map(str, summary.trial("lazy").parts))
+
+
+def test_files_of_others_are_passed_over(tmp_path):
+    folder = tmp_path / "machine" / "trials" / "lazy"
+    folder.mkdir(parents=True)
+    (folder / "notes.json").write_text(json.dumps({"schema": 9}))
+    assert recorded_trial(get_trial("lazy"), tmp_path) == []
