@@ -48,9 +48,9 @@ notebooks: .venv/ready
 html: .venv/ready
 	$(PY) -m tutorial_lib.notebooks --html html
 
-# Draws every recorded report again, and the README's tables; results/ladder.md and .html hold all of it in one document.
+# Draws every recorded report again, and the README's table; results/ladder.md and .html tell the whole ladder in one.
 report: .venv/ready
-	$(PY) -m tutorial_lib.report --readme README.md --teach results results
+	$(PY) -m steps.report
 	$(PY) -m steps.layouts
 
 lint: .venv/ready

@@ -17,7 +17,7 @@ from steps.core.ladder import module_file
 from steps.core.recorded import find_recorded, recorded_survey
 from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
 from steps.measuring.measure import Settings, measure
-from steps.writing.written import written_out
+from steps.writing.written import without_title, written_out
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
@@ -68,13 +68,13 @@ class Lesson:
             return [difference(before, now) if before else code(now)]
         where = f"`python -m steps.show {self.step.name}` prints it. It is made from `{module_file(self.step)}`"
         try:
-            text = written_out(self.step, self.problem, self.arch)
+            text = without_title(written_out(self.step, self.problem, self.arch))
         except Unsupported as error:
             return [f"{error}."]
         if self.step.begins_a_skeleton:
             return [f"The whole kernel, for {self.problem.describe()}. {where}, and what that builds on.", code(text)]
         try:
-            before = written_out(self.previous, self.problem, self.arch)
+            before = without_title(written_out(self.previous, self.problem, self.arch))
         except Unsupported as error:
             return [f"The whole kernel ({error}). {where}.", code(text)]
         holes = [f"- `{change}`" for change in self.step.key_changes()]

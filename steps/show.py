@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from steps import Unsupported, get_step
-    from steps.writing.written import written_out
+    from steps.writing.written import without_title, written_out
     from tutorial_lib.files import write_whole
 
     try:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         if options.against:
             raise BadRequest(str(error)) from None
     if sys.stdout.isatty() or options.against:
-        show(text, before, other)
+        show(without_title(text), before and without_title(before), other)
     else:
         print(text, end="")
     return 0

@@ -44,6 +44,11 @@ def written_out(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH) -> 
     return flatten(entry, constants, header=f"{title}\n\nWritten out from: {origin}")
 
 
+def without_title(text: str) -> str:
+    """A kernel's text without the docstring that says which step it is of: what two steps are compared by."""
+    return text.split('"""', 2)[2].lstrip()
+
+
 def kernel_in(text: str):
     """The kernel of a module's text, its last function; kept as a file, from which compilers read its source."""
     name = f"written_{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -3,6 +3,7 @@
 import dataclasses
 import types
 
+import cuda.tile as ct
 import pytest
 
 from steps import get_step, summary
@@ -91,12 +92,13 @@ def test_what_is_inside_a_step_is_shown_piece_by_piece():
     assert "one piece" in words(Lesson("exp2").inside())
 
 
-def test_a_wrong_variation_is_found_without_a_gpu():
-    def forgets_the_maximum(scores, row_max, scale):
-        weights, correction, new_max = get_step("exp2").softmax(scores, row_max, scale)
-        return weights * 2.0, correction, new_max
+def forgets_to_subtract_the_maximum(scores, row_max, scale):
+    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
+    return ct.exp2(scores * scale), ct.exp2(row_max - new_max), new_max
 
-    shown = words(Lesson("exp2").vary(softmax=forgets_the_maximum))
+
+def test_a_wrong_variation_is_found_without_a_gpu():
+    shown = words(Lesson("exp2").vary(softmax=forgets_to_subtract_the_maximum))
     assert "| yes | NO |" in shown
 
 

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from steps import hopper, races
+from steps import races
+from steps.hopper.kernel import fmha
 
-LINES, FIRST = inspect.getsourcelines(hopper.fmha.fn)
+LINES, FIRST = inspect.getsourcelines(fmha.fn)
 DEFINITION = FIRST + next(n for n, line in enumerate(LINES) if line.startswith("def "))
 REPORT = """========= COMPUTE-SANITIZER
 ========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
-=========     Write Thread (63,0,0) at fmha+0x8d50 in hopper.py:{write}
-=========     Read Thread (320,0,0) at fmha+0x110 in hopper.py:{read}
+=========     Write Thread (63,0,0) at fmha+0x8d50 in kernel.py:{write}
+=========     Read Thread (320,0,0) at fmha+0x110 in kernel.py:{read}
 =========     Current Value : 1
 =========
 18 producer: ran

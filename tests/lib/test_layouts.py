@@ -4,10 +4,10 @@ import dataclasses
 import itertools
 
 import pytest
-from steps.step09_swizzle import swizzle
 from triton.experimental.gluon import language as gl
 
 from steps import get_step, layouts
+from steps.gluon.step21_swizzle import swizzle
 from tests.core.test_steps import GLUON
 from tests.results.recorded import RECORDED
 from tutorial_lib import layouts as model
