@@ -1,23 +1,24 @@
-# Each target makes .venv by itself when it is missing. `make run ARGS="--seq-len 1024 --steps 2-7"` passes arguments.
+# Each target makes .venv by itself when it is missing. `make run ARGS="--seq-len 1024 --steps 2-7"` passes arguments,
+# and `make test ARGS="tests/core -k ladder"` runs some tests only.
 
 PYTHON ?= python3
-ARGS ?= --seq-len 4096
+ARGS ?=
 PY := .venv/bin/python
 
 .PHONY: run test test-gpu sanitize lab notebooks html report lint clean
 
 run: .venv/ready
-	$(PY) -m steps.run $(ARGS)
+	$(PY) -m steps.run $(or $(ARGS),--seq-len 4096)
 
 test: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -m "not gpu"
+	$(PY) -m pytest -m "not gpu" $(ARGS)
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready
 	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(None if h.has_gpu() else 'test-gpu: PyTorch finds no CUDA GPU here')"
-	$(PY) -m pytest -m gpu
+	$(PY) -m pytest -m gpu $(ARGS)
 
 # Memory errors, and races between warps, at ragged shapes; compute-sanitizer comes with the CUDA toolkit.
 RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128, "causal": true}
@@ -26,13 +27,13 @@ BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-44 '$(RAGGED)'
-	$(SANITIZE) --tool racecheck $(PY) -m steps.once 8-17 '$(RAGGED)'
-	$(PY) -m steps.races 18-24,31-36,39-41 '$(RAGGED)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 24,31-36,39-41 '$(NARROW)'
-	$(PY) -m steps.races 24,31-36,39-41 '$(NARROW)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 31-36,39-41 '$(BROAD)'
-	$(PY) -m steps.races 31-36,39-41 '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once eight_warps,stay,apart,gluon,hopper,appendix '$(RAGGED)'
+	$(SANITIZE) --tool racecheck $(PY) -m steps.once gluon,deferred_sum,wgmma '$(RAGGED)'
+	$(PY) -m steps.races 31-39,ping_pong,lean_sum,diagonal_first '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,lean_sum '$(NARROW)'
+	$(PY) -m steps.races 36-39,lean_sum '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,diagonal_first '$(BROAD)'
+	$(PY) -m steps.races 36-39,diagonal_first '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 
@@ -43,6 +44,7 @@ lab: .venv/ready
 # Executes every notebook again, from its source in notebooks/source/.
 notebooks: .venv/ready
 	$(PY) -m tutorial_lib.notebooks
+	$(PY) -m steps.chapters
 
 # The series as static pages in html/, which need no network.
 html: .venv/ready
@@ -52,6 +54,7 @@ html: .venv/ready
 report: .venv/ready
 	$(PY) -m steps.report
 	$(PY) -m steps.layouts
+	$(PY) -m steps.chapters
 
 lint: .venv/ready
 	$(PY) -m ruff check --fix .

@@ -17,6 +17,7 @@ from steps.core.ladder import module_file
 from steps.core.recorded import find_recorded, recorded_survey
 from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
 from steps.measuring.measure import Settings, measure
+from steps.trials import get_trial
 from steps.writing.written import without_title, written_out
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -273,6 +274,13 @@ class Lesson:
         )
         where = f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:"
         return Page(where, f"`{order}`" if order else "no loop over tiles of keys was found.")
+
+    def trial_order(self, name: str) -> Page:
+        """As ``order``, of the version of a trial on this step that is something else than the step."""
+        trial = get_trial(name)
+        version = trial.version(trial.values[-1], self.problem, name=name, previous=self.step)
+        order = " → ".join(f"{count} {what}" for what, count in version.compile(self.problem, self.arch).hot_order)
+        return Page(f"Trial {name}, of step {self.step.label}: a turn of the hot loop, {self.arch}:", f"`{order}`")
 
     def _varied(self, changes: dict) -> Step | Page:
         """This step with holes filled otherwise, or why there is none."""

@@ -137,9 +137,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_writable("--output-dir", options.output_dir)
     if not has_gpu():
-        raise BadRequest(
-            "a search is timed, and PyTorch finds no CUDA GPU here: chapter 15 shows what is recorded"
-        )
+        raise BadRequest("a search is timed, and PyTorch finds no CUDA GPU here: chapter 15 shows what is recorded")
     console = make_console()
     machine = describe_machine("cuda")
     asked = problems(options.seq_len)

@@ -12,7 +12,7 @@ from steps import STEPS, get_step
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
-from steps.lesson import ROUNDS
+from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
 from steps.trials import get_trial, recorded_trial
 from tutorial_lib import pictures, plots, tables, timing
@@ -22,6 +22,8 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run, earliest_within_noise, recorded_runs
+
+__all__ = ["machine"]  # every chapter begins with it
 
 
 def recorded(problem: Problem = HEADLINE, results: Path = RESULTS) -> Run | None:

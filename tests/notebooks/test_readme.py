@@ -1,6 +1,9 @@
 """What a reader meets first: short, and every link and every command in it leads somewhere."""
 
 import re
+import shutil
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,3 +65,26 @@ def test_every_file_that_is_named_is_there():
     assert named
     for name in named:
         assert (ROOT / name).exists(), name
+
+
+def test_the_step_in_contributing_works_in_a_copy(tmp_path):
+    """Its file and nothing else: found, listed, one hole changed, and right on the CPU."""
+    [module] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    for folder in ("steps", "tutorial_lib"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "steps" / "cutile" / "step19_reciprocal.py").write_text(module)
+    program = """
+import torch
+from steps import get_step
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.problem import Problem
+
+step = get_step(19)
+problem = Problem(batch=1, heads=1, seq_len_q=70, seq_len_kv=70, head_dim=64, causal=True)
+inputs = FORWARD.inputs(problem, 0)
+exact = FORWARD.reference(problem, inputs)
+found = FORWARD.check(step, problem, inputs, exact, FORWARD.yardstick(problem, inputs, exact))
+print(step.label, list(step.changed_holes()), found.correct)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "19 reciprocal ['divide'] True\n", done.stderr
