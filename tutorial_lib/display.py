@@ -10,12 +10,12 @@ from tutorial_lib import plots, tables
 
 # Ink and paper are both named, so that a page of dark theme does not put its own behind the one or over the other.
 PAPER, INK = "#f8f8f8", "#1a1a1a"
-MARKED = {"+": "#d3f0d3", "-": "#fadbd4", " ": PAPER}
+MARKED = {"+": "#d3f0d3", "-": "#fadbd4"}
+NEWLINE = "\n"
 CODE = (
     f"background:{PAPER}; color:{INK}; font-family:monospace; line-height:1.35; font-size:90%; "
     "max-height:44em; overflow:auto; padding:0.6em"
 )
-STYLE = "tango"  # of pygments; readable on PAPER, and in grey
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def marked_lines(before: str, after: str, written: Callable[[str], str] = str) -
 
 def difference(before: str, after: str) -> Html:
     """A program with what is new in it, and what went, marked in front of the line, so that colour is not needed."""
-    rows = "".join(
-        f'<div style="background:{MARKED[mark]}; white-space:pre">{mark} {line or " "}</div>'
+    rows = [
+        f"  {line}" if mark == " " else f'<span style="background:{MARKED[mark]}">{mark} {line}</span>'
         for mark, line in marked_lines(before, after, _highlighted)
-    )
+    ]
     text = "\n".join(f"{mark} {line}".rstrip() for mark, line in marked_lines(before, after))
-    return Html(f'<div style="{CODE}">{rows}</div>', text)
+    return Html(f'<pre style="{CODE}">{NEWLINE.join(rows)}</pre>', text)
 
 
 def code(text: str) -> Html:
@@ -81,13 +81,18 @@ def code(text: str) -> Html:
 
 
 def _highlighted(text: str) -> str:
-    """A Python program as HTML, line for line; no element reaches over the end of a line."""
+    """A Python program as HTML, line for line; comments, strings and keywords stand out, also in grey."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import PythonLexer
+    from pygments.style import Style
+    from pygments.token import Comment, Keyword, String
+
+    class Plain(Style):  # every colour more makes a page larger
+        styles = {Comment: "italic #5a5a5a", String: "#7a4a00", Keyword: "bold #1a3f7a"}  # noqa: RUF012
 
     lexer = PythonLexer(stripnl=False, ensurenl=False)
-    made = highlight(text, lexer, HtmlFormatter(nowrap=True, noclasses=True, style=STYLE))
+    made = highlight(text, lexer, HtmlFormatter(nowrap=True, noclasses=True, style=Plain))
     return made.removesuffix("\n") if text.count("\n") < made.count("\n") else made
 
 

@@ -101,6 +101,18 @@ def write(notebook, path: Path) -> None:
     write_whole(path, nbformat.writes(notebook) + "\n")
 
 
+def relink(source: Path) -> None:
+    """Bring the links of a notebook that is there up to date, when a chapter beside it is new; nothing else."""
+    import nbformat
+
+    path = NOTEBOOKS / f"{source.stem}.ipynb"
+    if path.exists():
+        notebook, links = nbformat.read(path, as_version=4), read_source(source).cells[-1]
+        if notebook.cells[-1] != links and f"]({LIST})" in notebook.cells[-1].source:
+            notebook.cells[-1] = links
+            write(notebook, path)
+
+
 def _metadata() -> dict:
     return {"kernelspec": dict(KERNEL), "language_info": dict(LANGUAGE)}
 
@@ -189,6 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         write(notebook, path)
         console.print(str(path), soft_wrap=True)
+    for source in known.values():
+        relink(source)
     return 1 if failed else 0
 
 

@@ -229,10 +229,11 @@ def tflops_by_length(runs: Sequence[Run]):
     panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]
     figure, grid = figure_with_axes(8.0, 3.1 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
+    shades = _shades(max(map(len, panels)))
     for axes, members in zip(grid[:, 0], panels):
         looks = [{"color": "black", "linestyle": "--", "linewidth": 2}] * len(baseline)
         looks += [{"color": GREY, "linestyle": style} for style in (":", "-.")][: len(others) - len(looks)]
-        looks += [{"color": colour} for colour in _shades(len(members))]
+        looks += [{"color": colour} for colour in shades[: len(members)]]
         for n, (m, look) in enumerate(zip([*others, *members], looks)):
             points = [(run.problem["seq_len_q"], run.measurement(m.name)) for run in runs]
             points = [(length, at.tflops) for length, at in points if at is not None and at.tflops is not None]

@@ -213,8 +213,8 @@ def speedup_of(ratio: timing.Spread, mine: Measurement | None, other: Measuremen
 def earliest_within_noise(run: Run, candidates: Sequence[Measurement]) -> Measurement:
     """The best of some timed steps of a run: of those that its rounds do not tell from the fastest, the earliest.
 
-    Of several steps with the same code, or nearly, chance decides which one is the fastest; the answer to which is the
-    best must not change with it. Where there is nothing to tell them apart by, the earliest step is the simplest.
+    Not told apart are steps with the same code, and those of which now the one, now the other was ahead. Chance decides
+    which of them is the fastest, and which is the best must not change with it; the earliest is the simplest.
     """
     fastest = max(candidates, key=lambda m: m.tflops)
     names = {m.name for m in candidates}

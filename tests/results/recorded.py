@@ -32,7 +32,7 @@ def recorded(slug: str = HEADLINE) -> Run:
 
 
 def of_schema_1(run: Run) -> dict:
-    """What schema 1 would have held of a run, under the names of then; verdicts and numbers are nonsense."""
+    """What schema 1 would have held of a run, under the names of then; what the ladder says of steps is nonsense."""
     head_dim = Problem(**run.problem).head_dim
     before = {"three_groups": "turns", "room": "early_query" if head_dim == 256 else "half_output"}
     old = json.loads(run.model_dump_json(by_alias=True))

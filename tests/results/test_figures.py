@@ -1,0 +1,153 @@
+"""Figures: what is in them, that they can be read, and which of them are committed."""
+
+import io
+import itertools
+import re
+import subprocess
+
+import pytest
+
+from steps.report import HEADLINES
+from tests.results.made_up import run_of
+from tests.results.recorded import RECORDED, ROOT, recorded, tracked
+from tutorial_lib import limits, pictures, plots
+from tutorial_lib.problem import Problem
+
+LENGTHS = [r for r in RECORDED if r.the_problem().family == HEADLINES[0].family]
+
+
+def test_a_row_holds_steps_of_one_part_in_their_order():
+    """No more bars side by side than a page shows, and none left out; labels of at most two lines."""
+    run = recorded()
+    drawn = {
+        plots.tflops_by_step(run): [m for m in run.steps if m.tflops],
+        plots.gain_by_step(run): [m for m in run.steps if m.speedup_vs_previous],
+        plots.hot_loop_by_kind(run): [m for m in run.steps if m.resources and m.resources["hot_loop"]],
+        plots.predicted_and_measured(limits.compare(run), run): [c.measurement for c in limits.compare(run)],
+    }
+    for figure, expected in drawn.items():
+        rows = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
+        labels = [label for row in rows for label in row]
+        assert labels == [plots.two_lines(m.label) for m in expected] and len(expected) > plots.STEPS_A_ROW
+        assert max(label.count("\n") for label in labels) == 1
+        parts = {m.number: m.part for m in expected}
+        for row in rows:
+            assert len(row) <= plots.STEPS_A_ROW
+            assert len({parts[int(re.match(r"\d+", label)[0])] for label in row}) == 1
+
+
+def test_a_part_longer_than_a_row_is_broken_evenly():
+    run = run_of({"sdpa": 1.0} | {f"step{n}": 1.0 for n in range(plots.STEPS_A_ROW + 1)}, part="one")
+    assert [len(axes.get_xticks()) for axes in plots.tflops_by_step(run).axes] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("21 swizzle", "21\nswizzle"),
+        ("7 approx_division", "7 approx\ndivision"),
+        ("36 three_groups", "36 three\ngroups"),
+    ],
+)
+def test_a_label_is_broken_once(label, expected):
+    assert plots.two_lines(label) == expected and plots.two_lines("sdpa") == "sdpa"
+
+
+def test_gains_have_one_scale_and_the_long_ones_are_cut():
+    """6 % must not look like 86 %, in whichever row."""
+    run = run_of({"sdpa": 1.0, "lower": 4.0, "higher": 0.4, "little": 0.38})
+    parts = {"sdpa": "one", "lower": "one"}
+    steps = [m.model_copy(update={"part": parts.get(m.name, "two")}) for m in run.steps]
+    figure = plots.gain_by_step(run.model_copy(update={"steps": steps}))
+    assert len(figure.axes) == 2 and len({axes.get_ylim() for axes in figure.axes}) == 1
+    heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
+    assert heights == pytest.approx([plots.LOSS_SHOWN, plots.GAIN_SHOWN, 100 * (0.4 / 0.38 - 1)], rel=0.05)
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert texts[0].startswith("-75") and texts[1].startswith("×10") and texts[2].startswith("+5")
+
+
+def test_a_gain_of_nothing_has_no_minus():
+    """A hundredth of a percent below 0 is rounded to +0.0 %."""
+    run = recorded()
+    ratio = run.measurement("latency").speedup_vs_previous
+    nothing = ratio.model_copy(update={"median": 0.9999, "low": 0.999, "high": 1.001})
+    update = {"speedup_vs_previous": nothing}
+    steps = [m.model_copy(update=update) if m.name == "latency" else m for m in run.steps]
+    figure = plots.gain_by_step(run.model_copy(update={"steps": steps}))
+    texts = [text.get_text().split("\n")[0] for axes in figure.axes for text in axes.texts]
+    assert "+0.0 %" in texts and "-0.0 %" not in texts
+
+
+def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
+    figure = plots.tflops_by_length(LENGTHS)
+    panels = {axes.get_title(loc="left"): [line.get_label() for line in axes.lines] for axes in figure.axes}
+    assert list(panels) == ["cutile", "gluon", "hopper"]
+    for labels in panels.values():
+        assert len(labels) <= plots.LINES_A_PANEL and labels[:2] == ["0 sdpa", "flash_attn_4"]
+        assert "sdpa_cudnn" not in labels  # what SDPA chose
+    steps = {label for labels in panels.values() for label in labels[3:]}
+    beside = {m.label for m in LENGTHS[0].steps if m.fork or m.part == "appendix"}
+    assert beside and not steps & beside
+    assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "39 at_maxima"} <= steps
+
+
+def test_lines_of_a_panel_can_be_told_apart_in_grey():
+    light = [0.3 * r + 0.59 * g + 0.11 * b for r, g, b, _ in plots._shades(6)]
+    assert all(a - b > 0.05 for a, b in itertools.pairwise(light))
+
+
+def test_nothing_is_drawn_outside_of_the_axes():
+    """Also where a later panel's lines rise above those of the first."""
+    run = LENGTHS[0]
+    steps = [m.model_copy(update={"tflops": 10 * m.tflops}) if m.name == "at_maxima" else m for m in run.steps]
+    figure = plots.tflops_by_length([run.model_copy(update={"steps": steps})])
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low == 0 and all(0 < y <= high for line in axes.lines for y in line.get_ydata())
+
+
+@pytest.mark.parametrize("dpi", [80, 110])
+def test_every_colour_of_a_figure_is_kept_in_its_png(dpi):
+    """A thin line does not take the colour of another, nor a light tile that of the paper."""
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    lengths = plots.tflops_by_length([r for r in RECORDED if r.the_problem().slug.endswith("_d64_fp16_causal")])
+    small = Problem(batch=1, heads=1, seq_len_q=256, seq_len_kv=256, head_dim=64, causal=True)
+    tiles = pictures.tiles_of(small, 64, 64)
+    drawn = {
+        lengths: {to_rgb(line.get_color()) for axes in lengths.axes for line in axes.lines} | {(1, 1, 1)},
+        tiles: {patch.get_facecolor()[:3] for axes in tiles.axes for patch in axes.patches} | {(1, 1, 1)},
+    }
+    for figure, colours in drawn.items():
+        picture = Image.open(io.BytesIO(plots.png(figure, dpi))).convert("RGB")
+        kept = [colour for _, colour in picture.getcolors(picture.width * picture.height)]
+        assert len(kept) <= 256 and len(colours) > 2
+        for colour in colours:
+            assert min(max(abs(255 * a - b) for a, b in zip(colour, other)) for other in kept) <= 4, colour
+
+
+COMMITTED = re.compile(
+    r"results/(layouts/\w+"
+    r"|compiled/\w+/survey"
+    rf"|[\w-]+/({'|'.join(problem.slug for problem in HEADLINES)})/figures/\w+"
+    rf"|[\w-]+/by_length-({'|'.join(problem.family for problem in HEADLINES)}))\.png"
+)
+
+
+def test_only_figures_of_the_headline_problems_are_committed():
+    pngs = {path.relative_to(ROOT).as_posix(): path.stat().st_size for path in tracked("results/*.png")}
+    assert pngs and [name for name in pngs if not COMMITTED.fullmatch(name)] == []
+    assert {name: size for name, size in pngs.items() if size > (240_000 if "survey" in name else 90_000)} == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["a-gpu/{slug}/figures/gain.png", "a-gpu/by_length-{family}.png", "a/{slug}/results.csv"]
+)
+def test_gitignore_knows_which_figures_are_committed(name):
+    other = "b1_h8_s8192_d128_fp16_full", "b4_h32_d64_fp16_full"
+    known = [(problem.slug, problem.family, name.endswith("png")) for problem in HEADLINES]
+    for slug, family, kept in [*known, (*other, False)]:
+        path = "results/" + name.format(slug=slug, family=family)
+        ignored = subprocess.run(["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT).returncode == 0
+        assert ignored is not kept, path

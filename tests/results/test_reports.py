@@ -1,0 +1,249 @@
+"""Reports, the document of the whole ladder and the README's table: made from results.json alone."""
+
+import dataclasses
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from steps import INSIDE, STEPS, report
+from steps.core.problems import FULL, HEADLINE
+from tests.results.made_up import measurement, run_of
+from tests.results.recorded import PATHS, RECORDED, ROOT, read, recorded
+from tutorial_lib import plots, tables
+from tutorial_lib.report import as_markdown, best_by_problem, link, main, write_report
+from tutorial_lib.results import ResultsError, write_run
+
+LINKS = re.compile(r"\]\(([^)#]+)\)")
+PLACE = ROOT / "results" / "nvidia-h100-80gb-hbm3" / recorded().the_problem().slug
+
+
+def small(problem=HEADLINE, **fields):
+    """A run with the best of two parts, and a rival."""
+    times = {"sdpa": 1.0, "exp2": 0.9, "mask_loop": 0.9005, "linked": 0.5, "flash_attn_4": 0.8}
+    run = run_of(times, problem=problem, peers=("flash_attn_4",), **fields)
+    parts = {"exp2": "cutile", "mask_loop": "cutile", "linked": "hopper"}
+    steps = [m.model_copy(update={"part": parts.get(m.name), "file": f"steps/{m.name}.py"}) for m in run.steps]
+    return run.model_copy(update={"steps": steps})
+
+
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """Figures are drawn, and a dot is written for each, which is faster: test_figures.py looks into them."""
+
+    def save(figure, folder, name):
+        from PIL import Image
+
+        folder.mkdir(exist_ok=True)
+        paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+        Image.new("L", (1, 1)).save(paths[0])
+        paths[1].touch()
+        return paths
+
+    monkeypatch.setattr(plots, "save", save)
+    monkeypatch.setattr(report, "ProcessPoolExecutor", lambda: ThreadPoolExecutor(1))  # a process knows nothing of it
+
+
+def test_report_holds_every_step_and_how_it_was_measured(tmp_path, blank_figures):
+    run = recorded()
+    write_report(run, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    for m in run.everybody:
+        assert m.title in text
+    for m in run.inside:
+        assert f"| {m.inside} | {m.name} |" in text
+    assert run.machine["name"] in text and run.day in text and run.versions["torch"] in text
+    assert f"{run.measurement('exp2').tflops:.0f}" in text
+    figures = {p.name for p in (tmp_path / "figures").iterdir()}
+    assert figures == {f"{name}.{kind}" for name in ("tflops", "gain", "hot_loop", "limits") for kind in ("png", "svg")}
+    for name in LINKS.findall(text):
+        assert (tmp_path / name).exists()
+
+
+def test_what_is_inside_a_step_stands_beside_its_predecessor_and_the_step():
+    run = run_of({"sdpa": 1.0, "whole": 0.5, "piece": 0.8})
+    *steps, piece = run.steps
+    piece = piece.model_copy(update={"number": None, "inside": "whole", "previous": "sdpa", "previous_number": 0})
+    against = run.speedup(piece, steps[0])
+    piece = piece.model_copy(update={"speedup_vs_previous": against})
+    text = as_markdown(run.model_copy(update={"steps": steps, "inside": [piece]}))
+    [row] = [line for line in text.splitlines() if line.startswith("| whole | piece |")]
+    assert "1.25× (1.25–1.25) faster than sdpa" in row and "0.62× (0.62–0.63) slower |" in row
+    assert "put together from" in text and "put together from" not in as_markdown(run)
+
+
+def test_figures_that_are_not_to_stay_are_drawn_and_not_linked(tmp_path, blank_figures):
+    write_report(small(), tmp_path, linked=False)
+    assert (tmp_path / "figures" / "gain.png").exists()
+    assert "![" not in (tmp_path / "report.md").read_text()
+
+
+def test_reports_are_drawn_from_the_file_alone(tmp_path):
+    for name in ("one", "two"):
+        write_run(small(), tmp_path / name)
+    assert main([str(tmp_path)]) == 0
+    for name in ("report.md", "results.csv", "figures/tflops.svg", "figures/gain.png"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert list(tmp_path.glob("by_length-*.png")) and list(tmp_path.glob("by_length-*.svg"))
+
+
+def test_links_lead_from_a_report_to_the_files_of_its_steps(tmp_path):
+    text = as_markdown(recorded(), PLACE, linked=False)
+    files = {Path(name).name for name in LINKS.findall(text)}
+    assert files == {Path(m.file).name for m in recorded().everybody if m.file}
+    for name in LINKS.findall(text):
+        assert (PLACE / name).exists(), name
+    assert link("a title", "steps/run.py", tmp_path) == link("a title", None, ROOT) == "a title"  # no way there
+
+
+def test_a_report_names_no_step_of_its_own():
+    """What knows the ladder is steps/report.py."""
+    for path in ("report", "tables", "plots", "results"):
+        text = (ROOT / "tutorial_lib" / f"{path}.py").read_text()
+        known = {step.name for step in (*STEPS, *INSIDE)} - {"sdpa", "latency", "occupancy", "registers", "found"}
+        assert not known & set(re.findall(r'"(\w+)"', text)), path
+        assert "import steps" not in text and "from steps" not in text
+
+
+def test_bad_paths_get_one_line(tmp_path, capsys):
+    for command in (main, report.main):
+        assert command([str(tmp_path / "missing.json")]) == 2
+        assert command([str(tmp_path)]) == 2
+        assert command(["--colour"]) == 2
+        err = capsys.readouterr().err.splitlines()
+        assert len(err) == 3 and "cannot read" in err[0] and "no results.json under" in err[1]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, blank_figures):
+    """A repository's results with two runs, and its README."""
+    for problem in (HEADLINE, dataclasses.replace(HEADLINE, seq_len_q=1024, seq_len_kv=1024)):
+        write_run(small(problem), tmp_path / "results" / "a-gpu" / problem.slug)
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(report, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text(f"Before.\n{report.BEGIN}\nold\n{report.END}\nAfter.\n")
+    return tmp_path
+
+
+def test_the_command_draws_all_of_it_and_again_the_same(place, capsys):
+    assert report.main([str(place / "results")]) == 0
+    assert str(place / "README.md") in capsys.readouterr().out
+    made = sorted(path for path in place.rglob("*") if path.is_file())
+    names = {path.relative_to(place).as_posix() for path in made}
+    slug = HEADLINE.slug
+    assert {"results/ladder.md", "results/ladder.html", "README.md", f"results/a-gpu/{slug}/report.md"} <= names
+    assert {f"results/a-gpu/{slug}/results.csv", f"results/a-gpu/{slug}/figures/gain.png"} <= names
+    assert f"results/a-gpu/by_length-{HEADLINE.family}.png" in names
+    page = (place / "results" / "ladder.html").read_text()
+    assert page.count('src="data:image/png') == 1 and not re.search(r'(src|href)="https?:', page)
+    unlinked = place / "results" / "a-gpu" / "b4_h32_s1024_d128_fp16_causal"
+    assert "![" not in (unlinked / "report.md").read_text() and (unlinked / "figures" / "gain.png").exists()
+    before = [path.read_bytes() for path in made if path.suffix != ".html"]
+    assert report.main([str(place / "results")]) == 0
+    assert [path.read_bytes() for path in made if path.suffix != ".html"] == before
+
+
+def test_other_paths_leave_the_readme_alone(place, tmp_path):
+    before = report.README.read_text()
+    write_run(small(), tmp_path / "elsewhere" / "one")
+    assert report.main([str(tmp_path / "elsewhere")]) == 0
+    assert report.README.read_text() == before and (tmp_path / "elsewhere" / "ladder.md").exists()
+
+
+def test_the_readme_table_holds_rivals_and_the_best_of_each_part():
+    runs = [small(), small(FULL), small(dataclasses.replace(HEADLINE, seq_len_q=1024, seq_len_kv=1024))]
+    table, told = report.readme_table(runs).split("\n\n")
+    lines = table.splitlines()
+    assert lines[0] == "| mask | TFLOPS | S=1024 | S=4096 |" and len(lines) == 12
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert [row[:2] for row in cells[:5]] == [
+        ["causal", "SDPA"],
+        ["causal", "flash-attn-4"],
+        ["causal", "best of cuTile"],
+        ["causal", "best of Gluon"],
+        ["causal", "best of Hopper"],
+    ]
+    assert cells[0][2] == "1000 (1.00×)" and cells[3][2:] == ["–", "–"] and cells[5][0] == "full"
+    assert cells[2][2] == "1111 (1.11×) [exp2](steps/exp2.py)"  # mask_loop is as fast, and comes later
+    assert cells[4][3] == "2000 (2.00×) [linked](steps/linked.py)" and cells[9][2] == "–"
+    assert "all 3 recorded problems that hold both, the best step is 2.00 times as fast as SDPA and 1.60" in told
+
+
+def test_the_mean_leaves_out_what_does_not_know_the_best():
+    """Without the rival; without the part of the best; and what was wrong is not the best."""
+    run = small()
+    no_rival = run.model_copy(update={"peers": []})
+    no_part = run.model_copy(update={"steps": [m for m in run.steps if m.part != "hopper"]})
+    table, factors = best_by_problem([run, no_rival, no_part], "flash_attn_4")
+    assert factors == [pytest.approx((2.0, 1.6), rel=0.01)] and "3 linked: 2000 (2.00×, 1.60×)" in table
+    wrong = [m.model_copy(update={"correct": m.name != "linked"}) for m in run.steps]
+    table, factors = best_by_problem([run.model_copy(update={"steps": wrong})], "flash_attn_4")
+    assert len(factors) == 1 and "1 exp2: 1111" in table
+    assert best_by_problem([no_rival], "flash_attn_4") == ("", [])
+    assert "No record holds" in report.readme_table([no_rival])
+
+
+@pytest.mark.parametrize("text", ["nothing here", f"{report.END} {report.BEGIN} {report.BEGIN}"])
+def test_a_readme_without_markers_is_refused(tmp_path, text):
+    (tmp_path / "README.md").write_text(text)
+    with pytest.raises(ResultsError, match="must hold the lines"):
+        report.update_readme(tmp_path / "README.md", [small()])
+    assert (tmp_path / "README.md").read_text() == text
+
+
+def test_one_document_tells_the_whole_ladder():
+    """Every step with its change; contents and links that lead somewhere; no longer than can be read."""
+    text = report.ladder_report(RECORDED, ROOT / "results")
+    lines = text.splitlines()
+    assert len(lines) < 1500
+    for step in STEPS:
+        heading = f"### {step.label}: {step.title}{' (fork)' if step.fork else ''}"
+        assert heading in lines and step.change in text
+    for step in INSIDE:
+        [row] = [line for line in lines if line.startswith(f"| inside | [{step.name}]")]
+        above = next(line for line in lines[lines.index(row) :: -1] if line.startswith("| ") and line[2].isdigit())
+        assert f"[{step.inside}]" in above and f"Inside it, **{step.name}**" in text
+    anchors = {report._anchor(line.lstrip("# ")) for line in lines if line.startswith("#")}
+    contents = re.findall(r"\]\(#([^)]+)\)", text)
+    assert len(contents) == len(STEPS) + 6 and set(contents) <= anchors
+    for name in LINKS.findall(text):
+        assert (ROOT / "results" / name).exists(), name
+
+
+def test_a_cell_of_the_ladder_says_what_was_brought():
+    run = run_of({"sdpa": 1.0, "one": 0.5, "two": 0.5, "three": 0.5}, code={"one": "abc", "two": "abc"})
+    cells = [report._found(m) for m in run.steps]
+    assert cells == ["1000 (1.00×)", "2000 (2.00×) **2.00×**", "2000 (2.00×) same code", "2000 (2.00×) 1.00×"]
+    assert report._found(None) == report._found(measurement("skipped", 1)) == tables.NOTHING
+
+
+def test_a_table_by_problem_has_a_cell_for_each_run_and_a_dash_for_none():
+    run = recorded()
+
+    def like(**changes):
+        return run.model_copy(update={"problem": run.problem | changes})
+
+    elsewhere = run.model_copy(update={"machine": run.machine | {"name": "Another"}})
+    runs = [like(seq_len_q=512), run, like(head_dim=64), like(seq_len_q=512, seq_len_kv=512), elsewhere]
+    first, second = tables.by_problem([(r, f"cell {n}") for n, r in enumerate(runs)]).split("\n\n")
+    assert first.splitlines() == [
+        f"| {run.machine['name']}, {run.day} | S=512 | S=512x4096 | S=4096 |",
+        "| --- | --- | --- | --- |",
+        "| b4_h32_d64_fp16_causal | – | – | cell 2 |",
+        "| b4_h32_d128_fp16_causal | cell 3 | cell 0 | cell 1 |",
+    ]
+    assert second.startswith("| Another") and second.endswith("| b4_h32_d128_fp16_causal | cell 4 |")
+
+
+def test_what_is_committed_is_what_make_report_makes():
+    made = [(path.parent / "report.md", read(path)) for path in PATHS]
+    for path, run in made:
+        expected = as_markdown(run, path.parent, linked=run.the_problem() in report.HEADLINES)
+        assert path.read_text() == expected, "run `make report`"
+        for name in LINKS.findall(expected):
+            assert (path.parent / name).exists(), name
+    runs = [run for _, run in made]
+    assert (ROOT / "results" / "ladder.md").read_text() == report.ladder_report(runs, ROOT / "results")
+    text = report.README.read_text()
+    assert text.split(report.BEGIN)[1].split(report.END)[0].strip() == report.readme_table(runs), "run `make report`"
