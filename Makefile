@@ -39,7 +39,7 @@ sanitize: .venv/ready
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready
-	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
+	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language notebooks/00_start_here.ipynb
 
 # Executes every notebook again, from its source in notebooks/source/.
 notebooks: .venv/ready

@@ -25,7 +25,7 @@ from tutorial_lib.compiler import cache_folder
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
-ORIGIN = re.compile(r"^Written out from: (.*)$", re.MULTILINE)
+ORIGIN = re.compile(r"^Written out from: (\{.*\})", re.MULTILINE)
 
 
 @cache

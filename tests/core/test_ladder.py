@@ -43,11 +43,10 @@ def test_what_is_inside_a_step_has_no_number_and_is_found_by_name():
     assert get_step("turns") is get_step("three_groups") and get_step("early_query") is get_step("room")
 
 
-@pytest.mark.parametrize("step", [s for s in MAIN_PATH if s.name != "load_order"], ids=lambda s: s.name)
+# naive is what the others are to be faster than.
+@pytest.mark.parametrize("step", [s for s in MAIN_PATH if s.name not in ("naive", "load_order")], ids=lambda s: s.name)
 def test_a_step_of_the_main_path_is_faster_on_its_own_problem(step):
     runs = [run for run in RECORDED if run.the_problem() == step.default_problem]
-    if step.name == "naive":
-        return  # it is what the others are to be faster than
     assert runs and runs[0].measurement(step.name).speedup_vs_previous.verdict == "faster"
 
 
@@ -78,7 +77,7 @@ def test_steps_are_selected_by_number_name_range_and_part():
 
     assert names("all") == [step.name for step in STEPS]
     assert names("2-4,sdpa") == ["sdpa", "mma", "exp2", "load_order"]
-    assert names("17-24") == ["explicit", "swizzle", "split_q", "stages", "wide_block"]
+    assert names("20-24") == ["explicit", "swizzle", "split_q", "stages", "wide_block"]
     assert names("hopper") == [step.name for step in STEPS if 30 <= step.number < 40]
     assert names("large_tile") == ["large_tile"]
     for text, message in (
