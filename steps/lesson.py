@@ -317,7 +317,8 @@ class Lesson:
         if cells:
             told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
             parts += [told, tables.by_problem(cells)]
-        return Page(*parts, *self._architectures())
+        shown = [*parts, *self._architectures()]
+        return Page(*(shown or [f"Nothing is recorded of step {self.step.label} yet."]))
 
     def _architectures(self) -> list[str]:
         survey = recorded_survey(self.results)
