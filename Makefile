@@ -13,7 +13,7 @@ run: .venv/ready
 test: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -m "not gpu" $(ARGS)
+	$(PY) -m pytest -m "not gpu" -n 2 --dist worksteal $(ARGS)
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready
@@ -27,13 +27,13 @@ BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once eight_warps,stay,apart,gluon,hopper,appendix '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-16,gluon,hopper,appendix '$(RAGGED)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once gluon,deferred_sum,wgmma '$(RAGGED)'
 	$(PY) -m steps.races 31-39,ping_pong,lean_sum,diagonal_first '$(RAGGED)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,lean_sum '$(NARROW)'
-	$(PY) -m steps.races 36-39,lean_sum '$(NARROW)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,diagonal_first '$(BROAD)'
-	$(PY) -m steps.races 36-39,diagonal_first '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once third_group,36-39,late_wait,lean_sum '$(NARROW)'
+	$(PY) -m steps.races third_group,36-39,late_wait,lean_sum '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
+	$(PY) -m steps.races 36-39,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 

@@ -187,7 +187,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from tutorial_lib import plots
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole
-    from tutorial_lib.results import Survey
+    from tutorial_lib.results import Survey, as_json
 
     found: dict[str, dict[str, dict | str]] = {step.label: {} for step in steps}
     pairs = [(step, arch) for step in steps for arch in architectures]
@@ -232,7 +232,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
             steps=list(found),
             compiled=found,
         )
-        write_whole(output / "survey.json", record.model_dump_json(by_alias=True, indent=1) + "\n")
+        write_whole(output / "survey.json", as_json(record))
         plots.save(plots.heat_table(record), output, "survey")
         console.print(f"Written: {output / 'survey.json'}")
     return 2 if failed else 0

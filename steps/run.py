@@ -223,7 +223,7 @@ def show_run(console, run, recorded) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for n, (header, _) in enumerate(columns):
         table.add_column(header, justify="left" if n < 2 else "right", no_wrap=n < 2)
-    measurements = [*run.steps, *run.peers]
+    measurements = run.everybody
     for cells in tables.rows(measurements, columns):
         table.add_row(*cells)
     console.print(table)
@@ -333,7 +333,7 @@ def run(options: argparse.Namespace) -> int:
         bar, listener = _progress(console)
         with bar:
             result, interrupted, output = measure(here, steps, peers, settings, listener)
-        if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.steps):
+        if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.everybody):
             print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
             break
         recorded = None if result.timed else find_recorded(asked, [options.output_dir, RESULTS])
@@ -348,7 +348,7 @@ def run(options: argparse.Namespace) -> int:
             return 1
         console.print(f"Written: {folder / 'report.md'}", soft_wrap=True)
         written.append((folder, result))
-        failed |= any(m.status == "failed" for m in result.steps)
+        failed |= any(m.status == "failed" for m in result.everybody)
         if interrupted:
             print(f"Interrupted: what was finished is kept in {folder}.", file=sys.stderr)
             break

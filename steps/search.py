@@ -22,7 +22,7 @@ from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Configuration, Found, Search, Searched
+from tutorial_lib.results import Configuration, Found, Search, Searched, as_json
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
 TOGETHER = ((None, None), (8, None), (None, 2))  # warps, cluster
@@ -152,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
         searched=searched,
     )
     path = options.output_dir / machine["slug"] / "search.json"
-    write_whole(path, record.model_dump_json(by_alias=True, indent=1) + "\n")
+    write_whole(path, as_json(record))
     console.print(f"Written: {path}", soft_wrap=True)
     console.print("For FOUND in steps/core/tiles.py:")
     for key, found in table_of(record).items():

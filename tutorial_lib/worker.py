@@ -52,8 +52,9 @@ class Worker:
     def stop(self) -> None:
         """End the process, whatever it is doing."""
         if self._process is not None:
-            self._process.kill()
-            self._process.join()
+            if self._process.pid is not None:  # Ctrl-C may come before it has been started
+                self._process.kill()
+                self._process.join()
             self._connection.close()
             self._process = self._connection = None
 

@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from steps.measuring.measure import Settings, measure
     from tutorial_lib.files import write_whole
     from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.results import as_json
 
     try:
         chosen = [get_trial(name) for name in options.trials] or list(all_trials().values())
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
                 console.print(f"  {problem.slug} {m.name}: {told}", soft_wrap=True)
             failed |= any(m.status == "failed" for m in found.steps)
             path = options.output_dir / found.machine["slug"] / "trials" / trial.name / f"{problem.slug}.json"
-            write_whole(path, found.model_dump_json(by_alias=True, indent=1) + "\n")
+            write_whole(path, as_json(found))
             console.print(f"Written: {path}", soft_wrap=True)
     return int(failed)
 

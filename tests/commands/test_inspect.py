@@ -1,0 +1,176 @@
+"""``python -m steps.inspect``: what it shows and records, what it refuses, and compilers that fail."""
+
+import contextlib
+import io
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steps import get_step
+from steps.core.problems import HEADLINE as EVEN
+from steps.inspect import difference, main
+from tests.core.test_one_change import CUTILE
+from tests.expected import same_compilers
+from tutorial_lib import compiler
+from tutorial_lib.compiler import CUTILE_ARCHITECTURES, CompilerError
+from tutorial_lib.results import Survey
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def call(*arguments) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(list(arguments))
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_inspect_compares_two_steps():
+    status, out, err = call("exp2", "--against", "mma", "--arch", "sm_90")
+    assert status == 0 and err == ""
+    assert "2 mma" in out and "3 exp2" in out and "Different code." in out
+    assert "registers a thread" in out and "instructions a K/V tile, hot loop" in out
+    assert "step02_mma.py" in out and "TMA Load instruction" in out and "k = ct.load(" in out
+    assert "matrix products and softmax take turns" in " ".join(out.split())
+    assert "The same code." in call("4", "--against", "3")[1]
+
+
+def test_inspect_is_instant_the_second_time():
+    command = [sys.executable, "-m", "steps.inspect", "exp2", "--against", "mma", "--arch", "sm_90,sm_100,sm_121"]
+    first, again = (subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2))
+    assert again == first
+    loaded = "import runpy, sys; sys.argv = sys.argv[1:]\ntry: runpy.run_module('steps.inspect', run_name='__main__')\n"
+    loaded += "except SystemExit: print([m for m in ('torch', 'triton', 'cuda') if m in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", loaded, *command[2:]], cwd=ROOT, check=True, capture_output=True)
+    assert done.stderr.decode().strip().splitlines()[-1] == "[]"  # what takes the time is not loaded at all
+
+
+def test_inspect_pages_through_the_code(monkeypatch):
+    shown = []
+    monkeypatch.setattr("pydoc.pager", shown.append)
+    for which in ("tile-ir", "sass", "ptx"):
+        assert call("7", "--text", which)[0] == 0
+    assert "entry @fmha" in shown[0] and "HGMMA" in shown[1] and "no PTX" in shown[2]
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Of the ladder some that differ: every kind of kernel, and one without."""
+    few = tuple(map(get_step, ("sdpa", "mma", "exp2", "approx_division", "split_q", "wgmma")))
+    monkeypatch.setattr("steps.STEPS", few, raising=False)
+    return few
+
+
+def test_inspect_records_a_survey(few_steps, tmp_path):
+    status, out, _ = call("all", "--arch", "sm_90,sm_107", "--output", str(tmp_path))
+    assert status == 0
+    assert "does not know sm_107" in out.replace("\n", " ")
+    survey = Survey.model_validate_json((tmp_path / "survey.json").read_text())
+    assert survey.steps == [step.label for step in few_steps[1:]] and survey.architectures == ["sm_90", "sm_107"]
+    assert survey.compiled["7 approx_division"]["sm_90"] == get_step("approx_division").compile(EVEN, "sm_90").as_dict()
+    assert {path.name for path in tmp_path.iterdir()} == {"survey.json", "survey.png", "survey.svg"}
+
+
+@same_compilers
+def test_the_recorded_survey_is_what_the_compiler_makes():
+    path = ROOT / "results" / "compiled" / EVEN.slug / "survey.json"
+    survey = Survey.model_validate_json(path.read_text())
+    assert survey.architectures == list(CUTILE_ARCHITECTURES)
+    for step in CUTILE:
+        for arch in ("sm_90", "sm_121"):
+            refused = step.unsupported(EVEN, arch)
+            made = f"step {step.label}: {refused}" if refused else step.compile(EVEN, arch).as_dict()
+            assert survey.compiled[step.label][arch] == made, "run: python -m steps.inspect all --arch all --output ..."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["warp"], "step must be a number or name of the ladder"),
+        (["exp2", "--against", "nothing"], "step must be a number or name"),
+        (["exp2", "--arch", "sm_55"], "--arch: must be all or some of sm_80"),
+        (["exp2", "--arch", ""], "--arch: must be all or some of sm_80"),
+        (["sdpa"], "step 0 sdpa has no kernel of its own to compile"),
+        (["exp2", "--head-dim", "48"], "head_dim must be one of 32, 64, 128, 256, got 48"),
+        (["exp2", "--seq-len", "0"], "--seq-len: must be a whole number of at least 1, got '0'"),
+        (["all", "--against", "mma"], "--against and --text: go with a single step"),
+        (["all", "--output", "/proc/somewhere"], "--output: cannot write to /proc/somewhere"),
+        (["exp2", "--output", "somewhere"], "--output: goes with the step all"),
+        ([], "the following arguments are required: step"),
+    ],
+)
+def test_inspect_refuses_in_one_line(arguments, message):
+    status, out, err = call(*arguments)
+    assert status == 2 and out == "" and len(err.splitlines()) == 1 and message in err
+
+
+@pytest.fixture
+def fake_tileiras(monkeypatch, tmp_path):
+    """Puts a script in the compiler's place: fake_tileiras(shell text)."""
+
+    def install(script: str):
+        path = tmp_path / "tileiras"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(compiler, "_tileiras", lambda: str(path))
+        compiler.compiler_version.cache_clear()
+
+    yield install
+    compiler.compiler_version.cache_clear()
+
+
+def test_a_compiler_that_is_too_old_is_refused(fake_tileiras):
+    fake_tileiras('echo "Cuda compilation tools, release 13.2, V13.2.86"')
+    status, _, err = call("exp2")
+    assert status == 2 and err == "steps.inspect: tileiras must be at least 13.4, got 13.2.86\n"
+
+
+def test_a_compiler_that_cannot_be_run_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_tileiras", lambda: str(tmp_path))  # a folder
+    compiler.compiler_version.cache_clear()
+    status, _, err = call("exp2")
+    assert status == 2 and err.startswith("steps.inspect: tileiras cannot be run") and len(err.splitlines()) == 1
+
+
+def test_a_compiler_that_is_missing_is_refused(monkeypatch):
+    def missing():
+        raise CompilerError("tileiras, cuTile's compiler, was not found")
+
+    monkeypatch.setattr(compiler, "_tileiras", missing)
+    compiler.compiler_version.cache_clear()
+    status, _, err = call("exp2")
+    assert status == 2 and err == "steps.inspect: tileiras, cuTile's compiler, was not found\n"
+
+
+def test_a_compiler_that_fails_for_one_architecture_still_serves_the_others(fake_tileiras):
+    real = compiler._tileiras()
+    fake_tileiras(f'case "$*" in *sm_80*) echo "error: out of luck" >&2; exit 3;; esac\nexec "{real}" "$@"')
+    status, out, err = call("exp2", "--arch", "sm_80,sm_90")
+    assert status == 2
+    assert err == "steps.inspect: sm_80: tileiras failed for sm_80: error: out of luck\n"
+    assert "sm_90, tileiras" in out and "registers a thread" in out
+
+
+def test_a_compiler_that_fails_on_one_step_stops_no_other(fake_tileiras, few_steps):
+    real = compiler._tileiras()
+    seen = "$(dirname $0)/seen"  # the first compilation fails, all others are real
+    version = f'case "$*" in --version) exec "{real}" --version;; esac'
+    fake_tileiras(
+        f'{version}\nif [ ! -e "{seen}" ]; then touch "{seen}"; echo "error: once" >&2; exit 3; fi\nexec "{real}" "$@"'
+    )
+    status, out, err = call("all", "--arch", "sm_90")
+    assert status == 2 and err == "steps.inspect: 2 mma, sm_90: tileiras failed for sm_90: error: once\n"
+    assert "none" in out and "3 exp2" in out
+
+
+def test_differences_are_put_in_words():
+    assert difference(10, 10) == ""
+    assert difference(0, 5) == "appeared"
+    assert difference(5, 0) == "vanished"
+    assert difference(200, 150) == "-25 %"
+    assert difference(1000, 999) == "+0 %"  # not "-0 %"
+    assert difference(None, 5) == ""

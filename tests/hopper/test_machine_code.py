@@ -1,0 +1,91 @@
+"""What the compiler makes of the Hopper steps, as chapters tell it: waits, masks, registers."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from steps import Unsupported, get_step
+from steps.core.problems import HEADLINE as EVEN
+from steps.hopper.variant import GROUP_WARPS
+from tests.core.test_steps import HOPPER
+from tests.expected import same_compilers
+
+pytestmark = same_compilers
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_where_the_second_wait_stands(head_dim):
+    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn."""
+    shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
+    early, late = (get_step(name).compile(shape).hot_order for name in ("lean_sum", "late_wait"))
+    assert [what for what, _ in late] == ["HGMMA", "wait", "FMNMX", "EX2", "wait"]
+    assert sum(count for what, count in early if what == "wait") == 2 and early[-1][0] == "EX2"
+    assert early[-1][1] > sum(count for what, count in early if what == "EX2") / 2
+
+
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, False), (128, True), (256, True)])
+def test_the_maxima_stand_in_front_of_the_second_wait(head_dim, causal):
+    """Step at_maxima: between the two waits are all the maxima, and behind them most exponentials."""
+    between, behind = around_the_second_wait("at_maxima", head_dim, causal)
+    assert between["FMNMX"] and not behind["FMNMX"] and behind["EX2"] > 4 * between["EX2"]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_mask_moves_the_second_wait_up(head_dim):
+    """Left to the compiler, maxima stand in front of it, but hardly one under a mask."""
+    (full, _), (masked, _) = (around_the_second_wait("lean_sum", head_dim, causal) for causal in (False, True))
+    assert masked["FMNMX"] <= 1 < 10 < full["FMNMX"]
+
+
+def around_the_second_wait(name, head_dim, causal):
+    """How many maxima and exponentials of a turn stand between its two waits, and behind the second."""
+    order = get_step(name).compile(dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)).hot_order
+    waits = [n for n, (what, count) in enumerate(order) for _ in range(count) if what == "wait"]
+    assert len(waits) == 2
+    return Counter(dict(order[waits[0] + 1 : waits[1]])), Counter(dict(order[waits[1] + 1 :]))
+
+
+def test_the_diagonal_first_leaves_no_mask_in_the_loop():
+    """Step diagonal_first: one branch less in a turn, the one around the mask."""
+    shape = dataclasses.replace(EVEN, head_dim=256, causal=True)
+    before, now = (get_step(name).compile(shape).hot_loop for name in ("at_maxima", "diagonal_first"))
+    assert now["control"] < before["control"]
+    assert (now["tensor core"], now["MUFU"]) == (before["tensor core"], before["MUFU"])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
+    problem = dataclasses.replace(EVEN, head_dim=head_dim, dtype="bfloat16")
+    compiled, variant = step.compile(problem, "sm_90"), step.variant(problem)
+    assert compiled.threads == 32 * (variant.warps * variant.parts + (GROUP_WARPS if step.roles else 0))
+    assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.parts
+    assert compiled.occupancy[0] >= 1
+    # One exponential a score, and one a row for the correction; the mask, which whole tiles jump over, is not counted.
+    exponentials = compiled.scores_per_tile / compiled.compute_threads
+    assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 2
+    # wgmma takes 16 of head_dim at a time for QK, 16 keys for PV, and at most 256 columns.
+    assert compiled.hot_loop["tensor core"] == head_dim / 16 + variant.tile.key / 16
+    assert "wgmma.mma_async" in compiled.ptx and "cp.async.bulk.tensor" in compiled.ptx
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_hopper_steps_refuse_other_architectures_by_name(step, arch):
+    with pytest.raises(Unsupported, match=f"wgmma, which sm_90 alone has, not {arch}"):
+        step.compile(EVEN, arch)
+
+
+@pytest.mark.parametrize("name", ["overlap", "dealt", "linked"])
+def test_a_mask_that_whole_tiles_jump_over_is_not_counted(name):
+    causal, full = (get_step(name).compile(dataclasses.replace(EVEN, causal=mask)).hot_loop for mask in (True, False))
+    for kind in ("FP32", "MUFU", "conversion", "tensor core"):
+        assert causal[kind] == full[kind]
+
+
+def test_registers_end_the_spills_at_head_dim_256():
+    wide = dataclasses.replace(EVEN, head_dim=256)
+    assert get_step("producer").compile(wide).spill_instructions > 0
+    assert get_step("registers").compile(wide).spill_instructions == 0
+    assert get_step("producer").compile(EVEN).spill_instructions == 0

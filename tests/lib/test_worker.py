@@ -1,0 +1,22 @@
+"""The worker process: Ctrl-C finds it in any state, also while it is being started."""
+
+import multiprocessing.process
+import os
+import signal
+
+import pytest
+
+from tutorial_lib.worker import Worker
+
+
+def test_ctrl_c_while_the_process_is_being_started(monkeypatch):
+    """It is heard as Ctrl-C, and not as an error about a process that is not there yet."""
+    real = multiprocessing.process.BaseProcess.start
+
+    def interrupted(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        real(self)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), Worker(dict) as worker:
+        worker.call("keys", timeout=300)
