@@ -4,11 +4,13 @@
 requirements.txt names other compilers, or when a kernel was changed on purpose; a refactoring must leave the file as it
 is. With other compilers installed the tests that read it are skipped. The tests compile every step on two of its
 problems, as all take long: after a refactoring of a skeleton run the command, and look at what git says of the file.
+``python -m tests.expected NAME`` does it for a step alone, such as a new one.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 
 PATH = Path(__file__).with_name("expected.json")
 PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")
-EXPECTED = json.loads(PATH.read_text()) if PATH.exists() else {"compilers": {}, "flat": {}, "code": {}, "lines": {}}
+EXPECTED = json.loads(PATH.read_text()) if PATH.exists() else {"compilers": {}, "code": {}, "lines": {}}
 
 same_compilers = pytest.mark.skipif(
     EXPECTED["compilers"] != {package: version(package) for package in PACKAGES},
@@ -46,21 +48,21 @@ def kernels() -> list:
     return [step for step in (*STEPS, *INSIDE) if step.backend != "torch"]
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     from rich.progress import track
 
+    from steps import get_step
     from steps.writing.written import written_out
+    from tutorial_lib.files import write_whole
 
-    code = {
-        f"{step.name} {problem.slug}": step.compile(problem).code
-        for step in track(kernels(), "compiling")
-        for problem in problems_of(step)
-    }
-    lines = {step.name: len(written_out(step, step.default_problem).splitlines()) for step in kernels()}
+    steps = [get_step(name) for name in names] or kernels()
+    code, lines = (dict(EXPECTED[kind]) if names else {} for kind in ("code", "lines"))
+    for step in track(steps, "compiling"):
+        code |= {f"{step.name} {problem.slug}": step.compile(problem).code for problem in problems_of(step)}
+        lines[step.name] = len(written_out(step, step.default_problem).splitlines())
     compilers = {package: version(package) for package in PACKAGES}
-    made = {"compilers": compilers, "flat": EXPECTED["flat"], "code": code, "lines": lines}
-    PATH.write_text(json.dumps(made, indent=1) + "\n")
+    write_whole(PATH, json.dumps({"compilers": compilers, "code": code, "lines": lines}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -93,7 +93,8 @@ class _Place(cst.CSTTransformer):
             return None
         arguments = dict(zip(found, (argument.value for argument in call.args), strict=True))
         body = statements(self.callee)
-        result = small(body.pop()).value if isinstance(small(body[-1]), cst.Return) else None
+        end = body.pop() if isinstance(small(body[-1]), cst.Return) else None
+        result = small(end).value if end else None
         results = _elements(result, len(targets)) if targets else []
         if targets and results is None:
             return None
@@ -134,13 +135,18 @@ class _Place(cst.CSTTransformer):
         written = [line.visit(change) for line in body]
         if result is not None:
             result = result.visit(change)
+        last = None
         if isinstance(small(statement), cst.Return):
-            written.append(cst.SimpleStatementLine([cst.Return(result)]))
+            last = cst.SimpleStatementLine([cst.Return(result)])
         else:
             pairs = [(t, node.visit(change)) for t, node in zip(targets, results)]
             pairs = [(t, node) for t, node in pairs if not (isinstance(node, cst.Name) and node.value == t)]
             if pairs:
-                written.append(_assign([t for t, _ in pairs], [node for _, node in pairs]))
+                last = _assign([t for t, _ in pairs], [node for _, node in pairs])
+        if last:
+            written.append(_commented(last, end))
+        if written:
+            written[-1] = _commented(written[-1], statement, above=False)
         return _headed(statement, [*bindings, *written], self.callee.get_docstring())
 
 
@@ -179,6 +185,16 @@ def _headed(statement, body: list, docstring: str | None) -> list:
         lines.append(cst.EmptyLine(comment=cst.Comment(f"# {first}")))
     inner = [line for line in body[0].leading_lines if line.comment]
     return [body[0].with_changes(leading_lines=lines + inner), *body[1:]]
+
+
+def _commented(line: cst.CSTNode, source: cst.CSTNode | None, above: bool = True) -> cst.CSTNode:
+    """A statement with the comments of another one that it stands for, those above it and the one beside it."""
+    if above and source:
+        line = line.with_changes(leading_lines=[part for part in source.leading_lines if part.comment])
+    beside = source and source.trailing_whitespace
+    if beside and beside.comment and isinstance(line, cst.SimpleStatementLine) and not line.trailing_whitespace.comment:
+        line = line.with_changes(trailing_whitespace=beside)
+    return line
 
 
 class _Rename(Substitute):

@@ -1,0 +1,91 @@
+"""Functions for the tests of ``steps.writing.flat``: small skeletons with switches, as plain Python."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LIMIT = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A switch and two numbers that go together."""
+
+    doubled: bool
+    width: int
+    stages: int = 2
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One switch, and another."""
+
+    one: Choice
+    other: Choice
+
+
+class Pair(NamedTuple):
+    """Two numbers."""
+
+    first: object
+    second: object
+
+
+def double(x):
+    """Twice x."""
+    return x + x
+
+
+def triple(x):
+    """Three times x."""
+    return x + x + x
+
+
+def widen(x, choice):
+    """x times the width, doubled or not."""
+    if choice.doubled:
+        x = double(x)  # said beside the line
+    else:
+        x = -x
+    # said before the line
+    return x * choice.width
+
+
+def branches(x, choice):
+    """A switch that is known, and a test that is not."""
+    x = widen(x, choice)
+    if x > LIMIT:
+        return x
+    return x if choice.stages > 1 else -x
+
+
+def hole(x, how, choice):
+    """A function that is handed in."""
+    total = 0
+    for n in range(choice.stages):
+        total += how(x + n)
+    return total
+
+
+def structure(x, choice):
+    """A tuple with names, and a name that is taken."""
+    width = x + 1
+    pair = Pair(width, x * choice.width)
+    return pair.first - pair.second
+
+
+def both_ways(x, choices):
+    """The same function, called with two constants."""
+    return widen(x, choices.one) + widen(x, choices.other)
+
+
+def ends_early(x, choice):
+    """What stands behind a return that is taken is gone."""
+    if choice.doubled:
+        return x
+    y = undefined_here(x)  # noqa: F821
+    return y
+
+
+def strange(x, choice):
+    """A name that nothing explains."""
+    return nowhere(x) if choice.doubled else x  # noqa: F821

@@ -1,0 +1,76 @@
+"""The flattener on small functions: its text does what the source does, and holds no more than what runs."""
+
+import pytest
+
+from steps.writing import program, values
+from steps.writing.flat import flatten
+from steps.writing.values import CannotFlatten
+from tests.core import flat_source
+from tests.core.flat_source import Choice, Choices, both_ways, double, triple
+
+INPUTS = [-3, 0, 1, 2, 40]
+
+
+@pytest.fixture(autouse=True)
+def the_tests_are_the_projects_own(monkeypatch):
+    """The flattener takes functions of its own packages apart, and leaves those of others alone."""
+    for module in (program, values):
+        monkeypatch.setattr(module, "OWN_PACKAGES", ("steps", "tests"))
+
+
+def run(text: str, name: str):
+    made = {}
+    exec(text, made)
+    return made[name]
+
+
+@pytest.mark.parametrize("choice", [Choice(True, 5), Choice(False, 3), Choice(True, 1, stages=1)], ids=str)
+@pytest.mark.parametrize("name", ["branches", "structure", "hole"])
+def test_the_text_does_what_the_source_does(name, choice):
+    source = getattr(flat_source, name)
+    bound = {"choice": choice} | ({"how": triple} if name == "hole" else {})
+    written = run(flatten(source, bound), name)
+    assert [written(x) for x in INPUTS] == [source(x, **bound) for x in INPUTS]
+
+
+@pytest.mark.parametrize("other", [Choice(True, 7), Choice(True, 5, stages=3), Choice(False, 7)], ids=str)
+def test_a_function_that_is_called_with_two_constants(other):
+    choices = Choices(Choice(True, 5), other)
+    text = flatten(both_ways, {"choices": choices})
+    written = run(text, "both_ways")
+    assert [written(x) for x in INPUTS] == [both_ways(x, choices) for x in INPUTS]
+
+
+def test_a_branch_that_is_not_taken_is_gone_and_comments_stay():
+    text = flatten(flat_source.branches, {"choice": Choice(True, 5)})
+    assert "x = -x" not in text and "choice" not in text and "doubled:" not in text
+    assert "# said beside the line" in text and "# said before the line" in text
+    assert "if x > LIMIT" in text  # known only when it runs
+    assert "LIMIT = 10" in text
+
+
+def test_a_number_keeps_its_name():
+    text = flatten(flat_source.branches, {"choice": Choice(True, 5)})
+    assert "WIDTH = 5" in text and "* WIDTH" in text
+
+
+def test_a_function_that_is_handed_in_is_called_by_its_own_name():
+    text = flatten(flat_source.hole, {"how": double, "choice": Choice(True, 5)})
+    assert "double(x + n)" in text and "how" not in text and "triple" not in text
+
+
+def test_what_is_behind_a_return_is_not_looked_at():
+    text = flatten(flat_source.ends_early, {"choice": Choice(True, 5)})
+    assert "undefined_here" not in text
+
+
+def test_what_has_no_plain_form_is_named():
+    with pytest.raises(CannotFlatten, match="strange"):
+        flatten(flat_source.strange, {"choice": Choice(True, 5)})
+    with pytest.raises(ValueError, match="branches has no parameter wrong"):
+        flatten(flat_source.branches, {"wrong": 1})
+
+
+def test_the_same_text_every_time():
+    bound = {"choice": Choice(False, 3)}
+    assert flatten(flat_source.branches, bound) == flatten(flat_source.branches, bound)
