@@ -80,7 +80,7 @@ def both_ways(x, choices):
 
 def ends_early(x, choice):
     """What stands behind a return that is taken is gone."""
-    if choice.doubled:  # noqa: SIM108  a branch is what is to be tested
+    if choice.doubled:
         return x
     y = undefined_here(x)  # noqa: F821
     return y
