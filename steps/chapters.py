@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steps.core.ladder import PARTS, Part, get_step, part_of
-from tutorial_lib.command import BadRequest, OneLineParser
+from tutorial_lib.command import OneLineParser, as_command
 from tutorial_lib.files import write_whole
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading, sources
 
@@ -88,20 +88,13 @@ def _stands_on(step) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.chapters", description=__doc__.split("\n\n")[0])
-    try:
-        parser.parse_args(arguments)
-        text = listed()
-    except (BadRequest, ValueError) as error:
-        print(f"steps.chapters: {error}", file=sys.stderr)
-        return 2
-    try:
-        write_whole(NOTEBOOKS / LIST, text)
-    except OSError as error:
-        print(f"steps.chapters: cannot write the list: {error}", file=sys.stderr)
-        return 1
-    print(NOTEBOOKS / LIST)
-    return 0
+    def work() -> int:
+        OneLineParser(prog="python -m steps.chapters", description=__doc__.split("\n\n")[0]).parse_args(arguments)
+        write_whole(NOTEBOOKS / LIST, listed())
+        print(NOTEBOOKS / LIST)
+        return 0
+
+    return as_command("steps.chapters", work, wrong=(ValueError,))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES, Compiled, CompilerError, from_fields, keep, read_kept
 from tutorial_lib.problem import Problem
 
@@ -337,13 +337,7 @@ def times(units: dict[str, float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        return run(make_parser().parse_args(arguments))
-    except BadRequest as error:
-        print(f"steps.inspect: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, BrokenPipeError):
-        return 130
+    return as_command("steps.inspect", lambda: run(make_parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

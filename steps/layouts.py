@@ -6,12 +6,14 @@ run was recorded; and two drawings: plain and swizzled shared memory, split-KV a
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from steps.core.problems import few_heads
 from steps.core.recorded import find_recorded
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console
+from tutorial_lib.command import OneLineParser, as_command, check_writable, make_console
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 
@@ -69,23 +71,15 @@ def exchanged(step, problem: Problem = DRAWN) -> str:
     return drawings.crosses(v.accumulator, v.left, (v.tile.query, v.tile.key))
 
 
-def main(argv: list[str] | None = None) -> int:
+def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tutorial_lib import plots, tables
 
-    parser = OneLineParser(prog="python -m steps.layouts", description=__doc__.split("\n\n")[1])
-    parser.add_argument("--results", type=Path, default=RESULTS, help="recorded runs (results)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write the drawings here (RESULTS/layouts)")
-    try:
-        options = parser.parse_args(argv)
-        folder = options.output or options.results / "layouts"
-        check_writable("--output", folder)
-    except BadRequest as error:
-        print(f"steps.layouts: {error}", file=sys.stderr)
-        return 2
+    folder = options.output or options.results / "layouts"
+    check_writable("--output", folder)
     console = make_console()
-    run = find_recorded(DRAWN, [options.results])
+    recorded = find_recorded(DRAWN, [options.results])
     table = Table(title=f"ldmatrix at shared memory, {DRAWN.describe()}", title_justify="left")
     table.add_column("step")
     for header in ("turns a matrix", "by Triton", "conflicts, computed", "counted by ncu"):
@@ -93,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     table.add_column("crosses between warps")
     for step in gluon_steps():
         ours, tritons = turns(step, DRAWN)
-        counted = run and run.measurement(step.name)
+        counted = recorded and recorded.measurement(step.name)
         table.add_row(
             step.label,
             str(ours),
@@ -103,12 +97,19 @@ def main(argv: list[str] | None = None) -> int:
             exchanged(step),
         )
     console.print(table)
-    if run:
-        console.print(f"Counted: {tables.provenance(run)}.")
+    if recorded:
+        console.print(f"Counted: {tables.provenance(recorded)}.")
     for name, figure in (("banks", draw_banks()), ("owners", draw_owners())):
         for path in plots.save(figure, folder, name):
             console.print(str(path), soft_wrap=True)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m steps.layouts", description=__doc__.split("\n\n")[1])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="recorded runs (results)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write the drawings here (RESULTS/layouts)")
+    return as_command("steps.layouts", lambda: run(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

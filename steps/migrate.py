@@ -9,6 +9,7 @@ request.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from steps.core import ladder
 from steps.core.ladder import OLD_NAMES, OLD_NUMBERS, get_step, module_file, part_of
-from tutorial_lib.command import OneLineParser, check_writable
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import SCHEMA, Measurement, ResultsError, Run, Search, Survey, as_json
@@ -183,26 +184,15 @@ def read_codes(path: Path) -> Codes:
     return codes
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.migrate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where the records are, such as results")
-    codes = "fingerprints of the machine code by step and problem: a step with the code of another is never faster"
-    parser.add_argument("--code", type=Path, metavar="FILE", help=codes)
-    try:
-        options = parser.parse_args(arguments)
-        check_writable("DIR", options.folder)
-        codes = read_codes(options.code) if options.code else {}
-        paths = sorted(options.folder.rglob("*.json"))
-        made = {path: found for path in paths if (found := migrated(path, codes))}  # all of them, before any is written
-    except ValueError as error:
-        print(f"steps.migrate: {error}", file=sys.stderr)
-        return 2
+def run(options: argparse.Namespace) -> int:
+    if not options.folder.is_dir():
+        raise BadRequest(f"argument DIR: must be a folder of records, got {options.folder}")
+    check_writable("DIR", options.folder)
+    codes = read_codes(options.code) if options.code else {}
+    paths = sorted(options.folder.rglob("*.json"))
+    made = {path: found for path in paths if (found := migrated(path, codes))}  # all of them, before any is written
     for path, (text, warnings) in made.items():
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            print(f"steps.migrate: cannot write {path}: {error}", file=sys.stderr)
-            return 1
+        write_whole(path, text)
         for warning in warnings:
             print(warning)
         print(f"{path}: schema {OLD_SCHEMA} to {SCHEMA}")
@@ -210,6 +200,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = f", {total} fingerprints left out" if total else ""
     print(f"{len(made)} records under {options.folder} rewritten in schema {SCHEMA}{told}.")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m steps.migrate", description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where the records are, such as results")
+    codes = "fingerprints of the machine code by step and problem: a step with the code of another is never faster"
+    parser.add_argument("--code", type=Path, metavar="FILE", help=codes)
+    return as_command("steps.migrate", lambda: run(parser.parse_args(arguments)), wrong=(ValueError,))
 
 
 if __name__ == "__main__":

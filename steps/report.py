@@ -7,6 +7,7 @@ each PATH, and for a folder its own ladder. Exit status: 0 done; 2 bad request.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections import Counter
@@ -18,7 +19,7 @@ from steps.core import ladder
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
 from tutorial_lib import plots, tables
-from tutorial_lib.command import OneLineParser
+from tutorial_lib.command import OneLineParser, as_command
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.report import HOW_TIMED, best_by_problem, link, read_all, write_length_plots, write_report
 from tutorial_lib.results import Measurement, ResultsError, Run, Survey, earliest_within_noise
@@ -239,27 +240,26 @@ def write_ladder(runs: Sequence[Run], folder: Path) -> list[Path]:
     return paths
 
 
+def run(options: argparse.Namespace) -> int:
+    found = read_all(options.paths)
+    for path in write_all(found):
+        print(path)
+    for folder in filter(Path.is_dir, options.paths):
+        for survey in sorted(folder.rglob("survey.json")):
+            print(*write_survey(survey), sep="\n")
+        runs = [run for place, run in found if place.is_relative_to(folder)]
+        print(*write_ladder(runs, folder), sep="\n")
+    if any(path.resolve() == RESULTS for path in options.paths):
+        update_readme(README, [run for _, run in found])
+        print(README)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m steps.report", description=__doc__.split("\n\n")[0])
     paths = "results.json files, or folders of them (results)"
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="PATH", help=paths)
-    try:
-        options = parser.parse_args(arguments)
-        found = read_all(options.paths)
-        for path in write_all(found):
-            print(path)
-        for folder in filter(Path.is_dir, options.paths):
-            for survey in sorted(folder.rglob("survey.json")):
-                print(*write_survey(survey), sep="\n")
-            runs = [run for place, run in found if place.is_relative_to(folder)]
-            print(*write_ladder(runs, folder), sep="\n")
-        if any(path.resolve() == RESULTS for path in options.paths):
-            update_readme(README, [run for _, run in found])
-            print(README)
-    except (ValueError, OSError) as error:
-        print(f"steps.report: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return as_command("steps.report", lambda: run(parser.parse_args(arguments)), wrong=(ValueError, OSError))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
@@ -176,7 +176,7 @@ def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) ->
     return all(m and m.status != "failed" for m in found)
 
 
-def list_steps() -> None:
+def list_steps() -> int:
     """The ladder, part by part; what a step was put together from stands below it."""
     from rich.console import Console
     from rich.table import Table
@@ -195,6 +195,7 @@ def list_steps() -> None:
             for piece in (piece for piece in INSIDE if piece.inside == step.name):
                 table.add_row("", f"  {piece.name}", piece.previous.name, piece.change)
     Console().print(table)
+    return 0
 
 
 def check_memory(problems: Sequence, check: bool, device: str) -> None:
@@ -358,18 +359,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
+    def work() -> int:
         options = make_parser().parse_args(arguments)
-        if options.list:
-            list_steps()
-            return 0
-        return run(options)
-    except BadRequest as error:
-        print(f"steps.run: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
+        return list_steps() if options.list else run(options)
+
+    return as_command("steps.run", work, interrupted="Interrupted.")
 
 
 if __name__ == "__main__":

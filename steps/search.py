@@ -18,7 +18,7 @@ from pathlib import Path
 
 from steps.core import tiles
 from steps.core.problems import standard
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
@@ -167,17 +167,8 @@ def table_of(record: Search) -> dict[tuple[str, int, bool], tiles.Found]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        return run(make_parser().parse_args(arguments))
-    except BadRequest as error:
-        print(f"steps.search: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted: nothing was written.", file=sys.stderr)
-        return 130
-    except OSError as error:  # a full disk, say
-        print(f"steps.search: cannot write results: {error}", file=sys.stderr)
-        return 1
+    told = "Interrupted: nothing was written."
+    return as_command("steps.search", lambda: run(make_parser().parse_args(arguments)), interrupted=told)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -88,13 +88,7 @@ def show(text: str, before: str | None, other) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        return run(make_parser().parse_args(arguments))
-    except BadRequest as error:
-        print(f"steps.show: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, BrokenPipeError):
-        return 130
+    return as_command("steps.show", lambda: run(make_parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -17,6 +18,30 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise BadRequest(message)
+
+
+def as_command(
+    name: str, work: Callable[[], int], *, interrupted: str = "", wrong: tuple[type[Exception], ...] = ()
+) -> int:
+    """The exit status of ``work``, with every error that is not a fault of ours told in one line.
+
+    2: a request that makes no sense, a package that is not installed, or what ``wrong`` names; 1: something cannot be
+    read or written; 130: Ctrl-C, with what ``interrupted`` says of it.
+    """
+    try:
+        return work()
+    except (KeyboardInterrupt, BrokenPipeError):
+        status, told = 130, interrupted
+    except (BadRequest, *wrong) as error:
+        status, told = 2, f"{name}: {error}"
+    except ModuleNotFoundError as error:
+        told = f"{name}: the package {error.name} is not installed for {sys.executable}: "
+        status, told = 2, told + "`make .venv/ready` installs all, and `. .venv/bin/activate` makes python find it"
+    except OSError as error:  # a full disk, say
+        status, told = 1, f"{name}: {error}"
+    if told:
+        print(told, file=sys.stderr)
+    return status
 
 
 def whole_number(text: str) -> int:

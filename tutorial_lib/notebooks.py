@@ -8,6 +8,7 @@ choose some: ``03_exp2``.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 import sys
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable
 from tutorial_lib.files import write_whole
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -161,29 +162,20 @@ def heading(path: Path) -> str:
     return first.removeprefix("# ")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(options: argparse.Namespace) -> int:
     import nbformat
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from rich.console import Console
 
-    parser = OneLineParser(prog="python -m tutorial_lib.notebooks", description=__doc__.split("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 03_exp2 (all)")
-    parser.add_argument("--execute", action="store_true", help="execute the notebooks that are there, not their source")
-    parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as static pages")
     console = Console()
-    try:
-        options = parser.parse_args(argv)
-        known = {path.stem: path for path in sources()}
-        for name in options.names:
-            if name not in known:
-                raise BadRequest(f"argument NAME: must be some of {', '.join(known)}, got {name!r}")
-            if options.execute and not (NOTEBOOKS / f"{name}.ipynb").exists():
-                raise BadRequest(f"argument --execute: {name}.ipynb is not there yet; make it without --execute")
-        if options.html:
-            check_writable("--html", options.html)
-    except BadRequest as error:
-        print(f"tutorial_lib.notebooks: {error}", file=sys.stderr)
-        return 2
+    known = {path.stem: path for path in sources()}
+    for name in options.names:
+        if name not in known:
+            raise BadRequest(f"argument NAME: must be some of {', '.join(known)}, got {name!r}")
+        if options.execute and not (NOTEBOOKS / f"{name}.ipynb").exists():
+            raise BadRequest(f"argument --execute: {name}.ipynb is not there yet; make it without --execute")
+    if options.html:
+        check_writable("--html", options.html)
     if options.html:
         for path in write_html(options.html):
             console.print(str(path), soft_wrap=True)
@@ -204,6 +196,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for source in known.values():
         relink(source)
     return 1 if failed else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m tutorial_lib.notebooks", description=__doc__.split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 03_exp2 (all)")
+    parser.add_argument("--execute", action="store_true", help="execute the notebooks that are there, not their source")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as static pages")
+    return as_command("tutorial_lib.notebooks", lambda: run(parser.parse_args(arguments)), interrupted="Interrupted.")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,9 @@ def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumu
     )
     v = ct.reshape(v, (tile.key, variant.head_dim))
     for n, piece in ct.static_iter(enumerate(pieces)):
-        values = ct.extract(v, (n, 0), (piece.shape[1], variant.head_dim))
+        values = v
+        if ct.static_eval(isinstance(weights, tuple)):
+            values = ct.extract(v, (n, 0), (piece.shape[1], variant.head_dim))
         accumulator = ct.mma(ct.astype(piece, V.dtype), values, accumulator)
     return row_max, row_sum, accumulator
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steps.trials import all_trials, get_trial
-from tutorial_lib.command import BadRequest, OneLineParser, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 
 
@@ -60,17 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        return run(make_parser().parse_args(arguments))
-    except BadRequest as error:
-        print(f"steps.trials: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted; what was finished is kept.", file=sys.stderr)
-        return 130
-    except OSError as error:  # a full disk, say
-        print(f"steps.trials: cannot write results: {error}", file=sys.stderr)
-        return 1
+    told = "Interrupted; what was finished is kept."
+    return as_command("steps.trials", lambda: run(make_parser().parse_args(arguments)), interrupted=told)
 
 
 if __name__ == "__main__":

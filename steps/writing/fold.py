@@ -250,6 +250,8 @@ class Fold(Rewriter):
                     return left
                 return decides if pure(left) else node.with_changes(left=left, right=cst.Name(str(right)))
             return node.with_changes(left=left, right=right)
+        if isinstance(node, cst.Call) and self._is_static_eval(node):
+            return self.test(node.args[0].value)
         asks = matchers.Call(func=matchers.Name("isinstance"), args=[matchers.Arg(), matchers.Arg()])
         if matchers.matches(node, asks) and self.function.single(node.args[1].value) is tuple:
             answer = self.function.is_tuple(node.args[0].value)
@@ -318,9 +320,10 @@ class Fold(Rewriter):
     def leave_Call(self, original, updated):
         """What is asked of the compiler as ``static_eval(...)`` is written without it where it is a tuple."""
         tuple_alone = matchers.matches(updated, matchers.Call(args=[matchers.Arg(value=matchers.Tuple())]))
-        if tuple_alone and getattr(self.function.single(updated.func), "__name__", "") == "static_eval":
-            return updated.args[0].value
-        return updated
+        return updated.args[0].value if tuple_alone and self._is_static_eval(updated) else updated
+
+    def _is_static_eval(self, call: cst.Call) -> bool:
+        return getattr(self.function.single(call.func), "__name__", "") == "static_eval"
 
     def leave_IfExp(self, original, updated):
         result = self.test(updated.test)

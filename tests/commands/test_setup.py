@@ -47,6 +47,24 @@ sys.exit(f"imported {heavy}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_a_package_that_is_missing_is_named_in_one_line():
+    """For whom forgot to activate the environment: every command, whatever it needs first."""
+    hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'cuda', 'pydantic', 'nbformat', 'rich'])); "
+    for module, arguments in {
+        "steps.show": ["mma"],
+        "steps.run": ["--device", "cpu"],
+        "steps.inspect": ["mma"],
+        "steps.chapters": [],
+        "tutorial_lib.notebooks": [],
+    }.items():
+        code = f"{hide}from {module} import main; sys.exit(main({arguments}))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stdout == "", (module, done.stderr)
+        assert re.fullmatch(rf"{module}: the package \S+ is not installed for \S+: `make .*\n", done.stderr), (
+            done.stderr
+        )
+
+
 def test_the_library_knows_no_step():
     for path in (ROOT / "tutorial_lib").glob("*.py"):
         assert not re.search(r"^\s*(from|import) steps\b", path.read_text(), re.MULTILINE), path.name
