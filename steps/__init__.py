@@ -2,8 +2,9 @@
 
 A folder is a part, and the tens digit of a step's number tells which: ``reference`` and ``cutile`` (0 to 19), ``gluon``
 (20s), ``hopper`` (30s), ``appendix`` (90s). ``STEPS`` is the tuple of all steps in the order of their numbers,
-``get_step("exp2")`` finds one, ``best`` the fastest recorded one. The steps are loaded when they are first asked for,
-so ``import steps`` alone costs nothing. To add a step, write its module: see CONTRIBUTING.md.
+``get_step("exp2")`` finds one, ``best`` the fastest recorded one; ``attention`` is for programs, and uses that one.
+The steps are loaded when they are first asked for, so ``import steps`` alone costs nothing. To add a step, write its
+module: see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ _WHERE = {
     "PARTS": "steps.core.ladder",
     "STEPS": "steps.core.ladder",
     "Unsupported": "steps.core.step",
+    "attention": "steps.core.attention",
     "best": "steps.core.choice",
     "get_step": "steps.core.ladder",
 }
@@ -23,5 +25,6 @@ __all__ = list(_WHERE)
 
 def __getattr__(name: str):
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+        return found
     raise AttributeError(f"module 'steps' has no attribute {name!r}")

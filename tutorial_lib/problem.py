@@ -155,11 +155,11 @@ class Problem:
         return asdict(self)
 
 
-def fold_sign(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
-    """q and a positive scale that give the same scores.
+def positive(scale: float) -> tuple[int, float]:
+    """(factor on q, scale above zero) that give the same scores together.
 
     A kernel takes a row's maximum before it scales, and masks with minus infinity: both want a scale above zero.
     """
     if scale > 0:
-        return q, scale
-    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
+        return 1, scale
+    return (-1, -scale) if scale < 0 else (0, 1.0)

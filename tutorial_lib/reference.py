@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-from tutorial_lib.problem import fold_sign
+from tutorial_lib.problem import positive
 
 SCORE_BYTES = 1 << 29  # float64 scores held at once: half a GiB, so that S=16384 fits beside the inputs
 
@@ -56,6 +56,7 @@ def sdpa_error(
     from tutorial_lib.accuracy import max_error
 
     q, k, v = inputs
-    q, scale = fold_sign(q, q.shape[-1] ** -0.5 if scale is None else scale)
+    sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
+    q = q if sign == 1 else q * sign
     grouped = q.shape[1] != k.shape[1]
     return max_error(scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), exact)

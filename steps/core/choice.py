@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from steps.core import ladder
@@ -23,10 +23,17 @@ from tutorial_lib.tables import provenance
 
 @dataclass(frozen=True)
 class Choice:
-    """step: the one to use; why: one line on the record behind it."""
+    """step: the one to use; why: one line on the record behind it; record: that record."""
 
     step: Step
     why: str
+    record: Run = field(repr=False)
+
+    def beats_sdpa(self, arch: str) -> bool:
+        """Whether the record is of this architecture, and has the step as fast as PyTorch's own attention there."""
+        measured = self.record.measurement(self.step.name)
+        faster = measured.speedup_vs_baseline
+        return self.record.machine["arch"] == arch and faster is not None and faster.median >= 1
 
 
 def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS) -> Choice:
@@ -48,7 +55,7 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
         if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
             chosen = earliest_within_noise(run, able)
             tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
-            return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried))
+            return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
     raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
 

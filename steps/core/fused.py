@@ -26,10 +26,10 @@ class Choices:
 class FusedStep(Step):
     """A step that runs a kernel of the tutorial's own; its skeleton is a subclass.
 
-    A skeleton offers, beside ``run`` and ``compile``: ``variant(problem, arch)``, the constants that a kernel is
+    A skeleton offers, beside ``make_ready`` and ``compile``: ``variant(problem, arch)``, the constants that a kernel is
     compiled with; ``entry(problem, arch)``, the kernel's function and what of its parameters is constant, from which
-    ``steps.show`` writes it out; ``compile_kernel`` and ``launch``, which do with a kernel that is given what
-    ``compile`` and ``run`` do with the step's own.
+    ``steps.show`` writes it out; ``compile_kernel`` and ``make_kernel_ready``, which do with a kernel that is given
+    what ``compile`` and ``make_ready`` do with the step's own.
     """
 
     def holes(self) -> dict[str, object]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device
 from tutorial_lib.problem import Problem
 
 if TYPE_CHECKING:
@@ -83,6 +85,32 @@ class Step:
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
+        return self.ready(q, k, v, causal, scale, out)(q, k, v, out)
+
+    def ready(self, q, k, v, causal: bool = False, scale: float | None = None, out=None) -> Launch:
+        """``launch(q, k, v, out)`` for calls of this kind, made ready at the first; raises as ``attention`` does."""
+        # What is compared below must be plain values: a tensor would be compared by what it holds only now.
+        if type(causal) is not bool:
+            causal = bool(causal)
+        if scale is not None and type(scale) is not float:
+            scale = float(scale)
+        try:
+            kind = kind_of(q, k, v, causal, scale, out)
+        except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
+            kind = None
+        return self.launches.find(kind) or self._made_ready(kind, q, k, v, causal, scale, out)
+
+    @cached_property
+    def launches(self) -> Launches:
+        """What is ready to be launched, by kind of call."""
+        return Launches()
+
+    def __getstate__(self) -> dict:
+        """What goes to another process: the step, without launches, which belong to this one."""
+        return {name: value for name, value in vars(self).items() if name != "launches"}
+
+    def _made_ready(self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out) -> Launch:
+        """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
         problem = Problem.of(q, k, v, causal, scale)
         if reason := self.unsupported(problem, target_of(q.device)):
             raise Unsupported(f"step {self.label}: {reason}")
@@ -91,7 +119,11 @@ class Step:
                 f"out must have q's shape, dtype and device ({tuple(q.shape)}, {q.dtype}, {q.device}), "
                 f"got ({tuple(out.shape)}, {out.dtype}, {out.device})"
             )
-        return self.run(problem, q, k, v, out)
+        with MAKING_READY:
+            launch = on_its_device(self.make_ready(problem, q, k, v, out), q.device)
+        if kind is not None:
+            self.launches.keep(kind, launch)
+        return launch
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
@@ -103,10 +135,14 @@ class Step:
         """Device memory that the step needs at once besides q, k, v and o, in bytes."""
         return 0
 
-    def run(
+    def make_ready(
         self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute ``problem``, which is checked, into ``out`` or, when that is None, into a new tensor."""
+    ) -> Launch:
+        """A function that computes ``problem``, which is checked, for tensors of the kind of these.
+
+        ``launch(q, k, v, out)`` returns ``out`` or, when that is None, a new tensor. It must not keep the tensors that
+        are given here, nor anything that they hold.
+        """
         raise NotImplementedError
 
     def compile(self, problem: Problem, arch: str = "sm_90") -> Compiled:
@@ -134,6 +170,11 @@ class TorchStep(Step):
     def scratch_bytes(self, problem: Problem) -> int:
         return self.scratch(problem)
 
-    def run(self, problem, q, k, v, out):
-        o = self.function(q, k, v, problem.causal, problem.effective_scale)
-        return o if out is None else out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy
+    def make_ready(self, problem, q, k, v, out):
+        function, causal, scale = self.function, problem.causal, problem.effective_scale
+
+        def launch(q, k, v, out):
+            o = function(q, k, v, causal, scale)
+            return o if out is None else out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy
+
+        return launch

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar
 
 import cuda.tile as ct
@@ -18,7 +18,7 @@ from steps.core.step import Unsupported, target_of
 from steps.core.tiles import FOUND, MASK_LOOP_HEAD_DIM, Found, Tile, tile_for
 from steps.cutile.kernel import make_kernel_function
 from steps.cutile.variant import Latency, MaskLoop, Variant
-from tutorial_lib.problem import Problem, fold_sign
+from tutorial_lib.problem import Problem, positive
 
 # Where tileiras 13.4 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
 CLUSTERS = ("sm_90", "sm_100", "sm_103", "sm_107", "sm_110")
@@ -118,31 +118,42 @@ class CuTileStep(FusedStep):
         step = self.configured(problem, arch)
         return step.kernel_function(step.variant(problem, arch)), {}
 
-    def run(self, problem, q, k, v, out):
-        step = self.configured(problem, target_of(q.device))
-        return step.launch(step.kernel_function(step.variant(problem, target_of(q.device))), problem, q, k, v, out)
+    def make_ready(self, problem, q, k, v, out):
+        target = target_of(q.device)
+        step = self.configured(problem, target)
+        return step.make_kernel_ready(step.kernel_function(step.variant(problem, target)), problem, q, k, v, out)
 
-    def launch(self, function: Callable, problem: Problem, q, k, v, out):
-        """As ``run``, for a kernel function that is given."""
+    def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out):
+        """As ``make_ready``, for a kernel function that is given."""
         import torch
 
         target = target_of(q.device)
         variant = self.variant(problem, target)
-        q, scale = fold_sign(q, problem.effective_scale)
-        if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        blocks, args = grid(problem, variant.tile), (q, k, v, out, scale)
+        blocks, lists = grid(problem, variant.tile), ()
         if variant.persistent or variant.section:
             number, order = self.order.blocks(problem, variant.tile, q.device, self.occupancy or 1)
-            blocks, args = (number, 1, 1), (*args, *order[: variant.lists])
+            blocks, lists = (number, 1, 1), order[: variant.lists]
         if target == "cpu":
             from tutorial_lib import interpreter
 
-            interpreter.launch(blocks, function, args)
+            def run(*arguments):
+                interpreter.launch(blocks, function, arguments)
+
         else:
-            with torch.cuda.device(q.device):
-                ct.launch(torch.cuda.current_stream(), blocks, self.compiled_when_launched(function), args)
-        return out
+            kernel, stream = self.compiled_when_launched(function), torch.cuda.current_stream
+
+            def run(*arguments):
+                ct.launch(stream(), blocks, kernel, arguments)
+
+        sign, scale = positive(problem.effective_scale)
+        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+
+        def launch(q, k, v, out):
+            o = empty() if out is None else out
+            run(q if sign == 1 else q * sign, k, v, o, scale, *lists)
+            return o
+
+        return launch
 
     def compile(self, problem, arch="sm_90"):
         if reason := self.unsupported(problem, arch):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, grid, hole, tiles_visited
+from steps.core.launch import triton_runner
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
 from steps.gluon.kernel import fmha
@@ -16,7 +18,7 @@ from steps.gluon.variant import Schedule, Variant, Warps
 from tutorial_lib import compiler, layouts
 from tutorial_lib.architectures import ARCHITECTURES, KIB
 from tutorial_lib.compiler import GLUON_ARCHITECTURES
-from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, fold_sign
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 LANES = 32
 PANEL = 64  # columns of 16 bits that span the 32 banks of shared memory: tiles are kept in panels of so many
@@ -140,24 +142,37 @@ class GluonStep(FusedStep):
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
         return self.kernel(problem), {"variant": self.variant(problem)}
 
-    def run(self, problem, q, k, v, out):
-        return self.launch(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
+    def make_ready(self, problem, q, k, v, out):
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
 
-    def launch(self, kernel, problem: Problem, q, k, v, out, *constants):
-        """As ``run``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
+    def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants):
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
         import torch
 
         variant = self.variant(problem)
-        q, scale = fold_sign(q, problem.effective_scale)
-        q, k, v = (copyable(x) for x in (q, k, v))
-        if k.stride(2) != v.stride(2):
-            k, v = (contiguous_copy(x) for x in (k, v))
-        if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        sign, scale = positive(problem.effective_scale)
+        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+
+        def fit(q, k, v):
+            """The tensors as the kernel takes them, or copies."""
+            q, k, v = (copyable(x) for x in (q if sign == 1 else q * sign, k, v))
+            return (q, k, v) if k.stride(2) == v.stride(2) else (q, contiguous_copy(k), contiguous_copy(v))
+
+        fitted = fit(q, k, v)
+        as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         with torch.cuda.device(q.device):
-            passed = arguments(q, k, v, out, problem, scale)
-            kernel[grid(problem, variant.tile)](*passed, *constants, num_warps=variant.warps.number)
-        return out
+            passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
+            run = triton_runner(kernel, grid(problem, variant.tile), passed, variant.warps.number)
+        rest = passed[4:]
+
+        def launch(q, k, v, out):
+            o = empty() if out is None else out
+            if not as_they_are:
+                q, k, v = fit(q, k, v)
+            run(q, k, v, o, *rest)
+            return o
+
+        return launch
 
     def compile(self, problem, arch="sm_90"):
         return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))

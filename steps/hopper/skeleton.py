@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, hole, tiles_visited
+from steps.core.launch import triton_runner
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import HOPPER
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper.kernel import fmha
 from steps.hopper.variant import GROUP_WARPS, Roles, Variant, make_variant, order_of
 from tutorial_lib import compiler
-from tutorial_lib.problem import Problem, fold_sign
+from tutorial_lib.problem import Problem, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +52,39 @@ class HopperStep(FusedStep):
     def entry(self, problem: Problem, arch: str):
         return self.kernel(problem), {"variant": self.variant(problem)}
 
-    def run(self, problem, q, k, v, out):
-        return self.launch(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
+    def make_ready(self, problem, q, k, v, out):
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
 
-    def launch(self, kernel, problem: Problem, q, k, v, out, *constants):
-        """As ``run``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
+    def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants):
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
         import torch
 
         variant = self.variant(problem)
-        q, scale = fold_sign(q, problem.effective_scale)
-        q, k, v = (x if describable(x) else contiguous_copy(x) for x in (q, k, v))
-        o = out if out is not None and describable(out) else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        sign, scale = positive(problem.effective_scale)
+        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        into_out = out is not None and describable(out)
+
+        def fit(q, k, v):
+            """The tensors as TMA takes them, or copies."""
+            return [x if describable(x) else contiguous_copy(x) for x in (q if sign == 1 else q * sign, k, v)]
+
+        fitted = fit(q, k, v)
+        as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         with torch.cuda.device(q.device):
             blocks, order = order_of(self.roles).blocks(problem, variant.tile, q.device)
-            passed = arguments(q, k, v, o, problem, scale, order, variant)
-            kernel[(blocks,)](*passed, *constants, num_warps=variant.warps)
-        return o if out is None or o is out else out.copy_(o)
+            passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
+            run = triton_runner(kernel, (blocks, 1, 1), (*passed, *constants), variant.warps)
+        at_q, at_k, at_v, at_o = (descriptions(x) for x in passed[:4])
+        rest = (*passed[4:], *constants)
+
+        def launch(q, k, v, out):
+            if not as_they_are:
+                q, k, v = fit(q, k, v)
+            o = out if into_out else empty()
+            run(at_q(q), at_k(k), at_v(v), at_o(o), *rest)
+            return o if out is None or o is out else out.copy_(o)
+
+        return launch
 
     def compile(self, problem, arch="sm_90"):
         return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
@@ -91,6 +111,18 @@ def describable(x) -> bool:
     """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
     even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
     return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+
+
+def descriptions(like) -> Callable:
+    """A function that describes a tensor for TMA as another of its kind was described, without checking it again."""
+    kind, known = type(like), {**vars(like), "base": None}
+
+    def describe(x):
+        description = kind.__new__(kind)
+        description.__dict__ = {**known, "base": x}
+        return description
+
+    return describe
 
 
 def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Variant) -> tuple:

@@ -96,8 +96,8 @@ class WrittenStep(Step):
             return f"written out for {self.written_for.describe()}, not for {problem.describe()}"
         return None
 
-    def run(self, problem, q, k, v, out):
-        return self.base.launch(kernel_in(self.text), problem, q, k, v, out)
+    def make_ready(self, problem, q, k, v, out):
+        return self.base.make_kernel_ready(kernel_in(self.text), problem, q, k, v, out)
 
     def compile(self, problem, arch=DEFAULT_ARCH):
         if reason := self.unsupported(problem, arch):

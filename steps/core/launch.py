@@ -1,0 +1,91 @@
+"""A call's way to its kernel: what a launch needs is made ready once for every kind of call, and then only passed on.
+
+Checked arguments, tile sizes, lists of tiles and the compiled kernel depend on shapes, strides, dtypes and the device,
+and on nothing that the tensors hold. ``kind_of`` names all of it, so that a call of another kind is made ready anew and
+never gets what was made for this one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Launch = Callable[..., "torch.Tensor"]  # (q, k, v, out) -> o, for calls of one kind
+KEPT = 256  # kinds of calls that a step remembers; a program with more lengths than that begins anew
+ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
+
+MAKING_READY = threading.RLock()  # one at a time: compilers and their caches are not made for several threads
+
+
+def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
+    """All that a launch may depend on but the tensors' contents and addresses; of those, how they are aligned.
+
+    Raises AttributeError, TypeError or RuntimeError for what is not a tensor with memory of its own.
+    """
+    return (
+        q.shape,
+        q.stride(),
+        q.dtype,
+        q.device,
+        q.data_ptr() % ALIGNED,
+        k.shape,
+        k.stride(),
+        k.dtype,
+        k.device,
+        k.data_ptr() % ALIGNED,
+        v.shape,
+        v.stride(),
+        v.dtype,
+        v.device,
+        v.data_ptr() % ALIGNED,
+        causal,
+        scale,
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % ALIGNED),
+    )
+
+
+class Launches:
+    """Launches by kind of call, as many as ``KEPT``. Several threads may ask at once."""
+
+    def __init__(self):
+        self._by_kind: dict[tuple, Launch] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_kind)
+
+    def find(self, kind: tuple) -> Launch | None:
+        return self._by_kind.get(kind)
+
+    def keep(self, kind: tuple, launch: Launch) -> None:
+        if len(self._by_kind) >= KEPT:
+            self._by_kind = {}
+        self._by_kind[kind] = launch
+
+
+def on_its_device(launch: Launch, device: torch.device) -> Launch:
+    """The launch with the tensors' device as the current one, as kernels go to the current device's stream."""
+    import torch
+
+    if device.type == "cpu":
+        return launch
+    current = torch.cuda.current_device
+
+    def there(q, k, v, out):
+        if current() == device.index:
+            return launch(q, k, v, out)
+        with torch.cuda.device(device):
+            return launch(q, k, v, out)
+
+    return there
+
+
+def triton_runner(kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int) -> Callable:
+    """``run(*arguments)`` launches a Triton or Gluon kernel as compiled for arguments of this kind.
+
+    Triton itself would look at every argument of every call to find the code for it.
+    """
+    return kernel.warmup(*arguments, grid=blocks, num_warps=warps)[blocks]

@@ -1,0 +1,217 @@
+"""What a launch needs is made ready once a kind of call, and a call of another kind never gets it."""
+
+import pickle
+import threading
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+import steps
+from steps import STEPS, Unsupported, get_step
+from steps.core import attention as front
+from steps.core import launch
+from steps.core.step import TorchStep
+from steps.reference.step00_sdpa import STEP as SDPA
+from steps.reference.step00_sdpa import sdpa
+from tests.shapes import problem
+from tutorial_lib.passes import FORWARD
+
+
+def inputs(**changes):
+    return FORWARD.inputs(problem(**{"batch": 1, "heads": 2, "seq_len_q": 70, "seq_len_kv": 70, **changes}), 0)
+
+
+def fresh(name: str):
+    """A step that has launched nothing yet."""
+    return replace(get_step(name))
+
+
+@pytest.fixture
+def made_ready(monkeypatch):
+    """Counts how often a launch is made ready."""
+    times = []
+    real = TorchStep.make_ready
+    monkeypatch.setattr(TorchStep, "make_ready", lambda self, *a: times.append(self.name) or real(self, *a))
+    return times
+
+
+def test_a_call_of_the_same_kind_is_made_ready_once(made_ready):
+    step = fresh("naive")
+    for seed in range(3):
+        q, k, v = FORWARD.inputs(problem(seq_len_q=70), seed)
+        torch.testing.assert_close(step.attention(q, k, v, True), sdpa(q, k, v, True, None), atol=2e-3, rtol=1e-2)
+    assert made_ready == ["naive"]
+
+
+@pytest.mark.parametrize("name", ["naive", "approx_division", "counted"])
+def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
+    """Everything that may differ, in every order: each answer is that of a step which has seen nothing before."""
+    q, k, v = inputs()
+    tensors = {
+        "as they are": (q, k, v),
+        "other contents": tuple(x.flip(2) for x in (q, k, v)),
+        "other strides": tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)),
+        "one of other strides": (q, k.transpose(2, 3).contiguous().transpose(2, 3), v),
+        "other dtype": tuple(x.bfloat16() for x in (q, k, v)),
+        "shorter queries": (q[:, :, :50], k, v),
+        "shorter keys": (q, k[:, :, :50], v[:, :, :50]),
+        "fewer heads of keys": (q, k[:, :1], v[:, :1]),
+        "elsewhere in memory": tuple(torch.cat([x.flatten()[:3], x.flatten()])[3:].view(x.shape) for x in (q, k, v)),
+    }
+    step = fresh(name)
+    for (_, given), causal, scale in product(tensors.items(), (False, True), (None, 0.3, -0.3, 0.0)):
+        expected = fresh(name).attention(*given, causal, scale)
+        assert torch.equal(step.attention(*given, causal, scale), expected)
+        out = torch.full_like(given[0], float("nan")).transpose(2, 3).contiguous().transpose(2, 3)
+        assert step.attention(*given, causal, scale, out=out) is out and torch.equal(out, expected)
+
+
+def test_what_is_wrong_is_told_again_and_again():
+    step = fresh("exp2")
+    q, k, v = inputs()
+    step.attention(q, k, v)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="v must have k's shape"):
+            step.attention(q, k, v[:, :, :5])
+        with pytest.raises(ValueError, match=r"k must be a torch\.Tensor, got list"):
+            step.attention(q, [1], v)
+        with pytest.raises(ValueError, match="out must have q's shape"):
+            step.attention(q, k, v, out=q[:, :, :5])
+        with pytest.raises(ValueError, match="scale must be a finite number"):
+            step.attention(q, k, v, scale=float("nan"))
+        with pytest.raises(Unsupported, match="head_dim must be one of"):
+            step.attention(*(x[..., :24] for x in (q, k, v)))
+    assert len(step.launches) == 1  # nothing that failed is kept
+
+
+def test_a_scale_that_changes_in_place_is_seen():
+    step, (q, k, v) = fresh("exp2"), inputs()
+    scale, causal = torch.tensor(0.1), torch.tensor(True)
+    before = step.attention(q, k, v, causal, scale)
+    scale.fill_(0.9)
+    causal.fill_(False)
+    assert torch.equal(step.attention(q, k, v, causal, scale), step.attention(q, k, v, False, float(scale)))
+    assert not torch.equal(step.attention(q, k, v, causal, scale), before)
+
+
+def test_no_more_is_kept_than_is_of_use(monkeypatch):
+    monkeypatch.setattr(launch, "KEPT", 3)
+    step, (q, k, v) = fresh("naive"), inputs()
+    for n in range(1, 9):
+        step.attention(q[:, :, :n], k, v)
+        assert len(step.launches) <= 3
+
+
+def test_nothing_keeps_the_tensors_alive():
+    import gc
+    import weakref
+
+    for step in (fresh("naive"), fresh("mma"), fresh("counted")):
+        q, k, v = inputs()
+        gone = [weakref.ref(x) for x in (q, k, v)]
+        step.attention(q, k, v)
+        del q, k, v
+        gc.collect()
+        assert [x() for x in gone] == [None] * 3
+
+
+def test_a_step_goes_to_another_process_without_its_launches():
+    step = fresh("counted")
+    step.attention(*inputs())
+    again = pickle.loads(pickle.dumps(step))
+    assert again == step and len(again.launches) == 0 and len(step.launches) == 1
+
+
+def test_several_threads_may_call():
+    step, given = fresh("counted"), [inputs(seq_len_q=n) for n in (10, 20, 70)]
+    expected = [fresh("counted").attention(*x, True) for x in given]
+    wrong = []
+
+    def work(n):
+        for _ in range(3):
+            if not torch.equal(step.attention(*given[n], True), expected[n]):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(n % 3,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- the front door ---
+
+
+@pytest.fixture
+def uses(monkeypatch):
+    """uses(name): the front door chooses this step; a list of the problems that it was asked for."""
+    monkeypatch.setattr(front, "_launches", launch.Launches())
+    asked = []
+
+    def choose(name):
+        monkeypatch.setattr(front, "chosen", lambda problem, target: asked.append(problem) or get_step(name))
+        return asked
+
+    return choose
+
+
+@pytest.mark.parametrize("name", ["sdpa", "approx_division"])
+def test_the_front_door_chooses_once_a_kind(uses, name):
+    asked = uses(name)
+    for seed in range(3):
+        q, k, v = FORWARD.inputs(problem(seq_len_q=70, heads=2), seed)
+        for causal in (True, False):
+            o = steps.attention(q, k, v, causal=causal, scale=0.2)
+            torch.testing.assert_close(o, sdpa(q, k, v, causal, 0.2), atol=2e-3, rtol=1e-2)
+            assert o.is_contiguous()
+    assert [p.causal for p in asked] == [True, False]
+
+
+def test_the_best_recorded_step_is_chosen_and_else_pytorchs():
+    shape = problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128)
+    assert front.chosen(shape, "sm_90").name == steps.best(shape, "sm_90").step.name
+    assert front.chosen(shape, "cpu") is SDPA
+    assert front.chosen(problem(head_dim=48), "sm_90") is SDPA
+    assert front.chosen(shape, "sm_75") is SDPA
+
+
+def test_the_front_door_is_an_operator(uses):
+    """PyTorch's own test of operators: the schema, fake tensors, tracing."""
+    uses("approx_division")
+    q, k, v = inputs()
+    torch.library.opcheck(front.operator, (q, k, v, True, None))
+    torch.library.opcheck(front.operator, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, False, 0.3))
+
+
+@pytest.mark.filterwarnings("error")
+def test_torch_compile_takes_it_whole_and_without_a_warning(uses):
+    uses("approx_division")
+    compiled = torch.compile(
+        lambda q, k, v: steps.attention(2 * q, k, v, causal=True) + 1, fullgraph=True, backend="eager"
+    )
+    for length in (70, 33):
+        q, k, v = inputs(seq_len_q=length)
+        assert torch.equal(compiled(q, k, v), steps.attention(2 * q, k, v, causal=True) + 1)
+
+
+def test_a_gradient_is_refused_and_not_left_out(uses):
+    uses("sdpa")
+    q, k, v = inputs()
+    o = steps.attention(q.requires_grad_(), k, v)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        o.sum().backward()
+
+
+def test_the_front_door_tells_what_is_wrong():
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match=r"q must be a torch\.Tensor, got NoneType"):
+        steps.attention(None, k, v)
+    with pytest.raises(ValueError, match="k must have q's dtype"):
+        steps.attention(q, k.bfloat16(), v)
+
+
+def test_steps_of_the_ladder_hold_nothing_but_what_they_are():
+    assert all("launches" not in step.__getstate__() for step in STEPS)
