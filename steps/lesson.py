@@ -119,7 +119,7 @@ class Lesson:
         """The least time of a step's kernel on the recorded GPU, or another of its architecture, or None."""
         resources = self.compiled(step)
         m = self.known(step)
-        gpu = limits.gpu_of(self.recorded.machine, m.sm_clock_mhz) if m else None
+        gpu = limits.gpu_of(self.recorded.machine, m) if m else None
         gpu = gpu or REFERENCE_GPUS.get(self.arch)
         return limits.limit(self.problem, resources, gpu) if resources and gpu else None
 

@@ -70,6 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
     measuring.add_argument("--missing", action="store_true", help="leave out problems already recorded on this machine")
     measuring.add_argument("--iterations", default=15, help="rounds of timing (15)", **number)
+    going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
+    measuring.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
     measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
     measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
     measuring.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds a step may hang (120)")
@@ -232,6 +234,14 @@ def show_run(console, run, recorded) -> None:
         console.print(line)
     if run.ceiling:
         console.print(f"Ceiling: {run.ceiling.what}, {run.ceiling.tflops:.0f} TFLOPS in the same rounds.")
+    if run.sustained:
+        console.print("\nIn a load that goes on, without rest:", style="bold")
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for header, _ in tables.SUSTAINED:
+            table.add_column(header, no_wrap=True)
+        for cells in tables.sustained_rows(run):
+            table.add_row(*cells)
+        console.print(table)
     for note in run.notes:
         console.print(f"Note: {note}")
     if not run.timed:
@@ -308,6 +318,7 @@ def run(options: argparse.Namespace) -> int:
         device=device,
         seed=secrets.randbits(32) if options.seed is None else options.seed,
         rounds=options.iterations,
+        sustained=options.sustained,
         check=options.check,
         timeout=options.timeout,
         profile=options.profile,

@@ -140,6 +140,17 @@ def gpu_state() -> GpuState | None:
     )
 
 
+def energy_joules() -> float | None:
+    """What the GPU has used since its driver was loaded, in joules; None where NVML does not count it."""
+    if _nvml() is None:
+        return None
+    nvml, gpu = _nvml()
+    try:
+        return nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000
+    except nvml.NVMLError:
+        return None
+
+
 @contextmanager
 def gpu_turn(device: str):
     """Hold the GPU while others on this machine who also ask for it wait: two notebooks, say, that measure at once.

@@ -10,8 +10,10 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
   add; with two blocks or more, or two groups of warps that do not wait for each other, one's softmax can hide behind
   the other's matrix products, and the longest unit decides.
 
-Only throughput is counted, never the latency of one instruction waiting for another, so a prediction is the least
-time: a kernel that takes much longer is bound by latency.
+Only throughput is counted, never one instruction waiting for another, so a prediction is the least time. What a kernel
+takes beyond it is not explained here. Where the SMs' clock was read, prediction and measurement are at that clock, and
+their ratio is one of cycles. Where it was not, the prediction is at NVML's clock: at the power limit that is higher
+than the SMs' own, and the power limit is then a part of what is not explained.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Limit:
         if not self.overlapped:
             return "matrix products and softmax take turns: overlap them"
         if self.bound == "tensor cores":
-            return "the tensor cores bound it: what remains is latency, keep them fed"
+            return "the tensor cores bound it: keep them fed"
         if self.bound == "shared memory":
             return "shared memory bounds it: read less of it, or without bank conflicts"
         return f"the {self.bound} bound it: need fewer of those"
@@ -117,23 +119,23 @@ def explain(measured: float, predicted: float, counters: dict | None) -> str:
     if not counters:
         return "slower than throughput explains; no counters were recorded, so why is not known"
     return (
-        f"throughput explains {predicted / measured:.0%} of it, the rest is latency, which the model leaves out: the "
-        "schedulers issue in "
-        f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores are busy in "
-        f"{counters['tensor_pct']:.0f} %, so neither is full; which wait costs most is not known"
+        f"throughput explains {predicted / measured:.0%} of it; ncu saw the schedulers issue in "
+        f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores busy in "
+        f"{counters['tensor_pct']:.0f} %; what the rest waits for is not known"
     )
 
 
-def gpu_of(machine: dict, sm_clock_mhz: float | None) -> Gpu | None:
-    """The GPU that a run was measured on, at the clock it ran at; None where its rates are not known here.
+def gpu_of(machine: dict, m: Measurement) -> Gpu | None:
+    """The GPU that a run was measured on, at the clock of a measurement; None where its rates are not known here.
 
-    Its memory bandwidth is taken to be that of the reference GPU of its architecture.
+    The clock is the SMs' own, or NVML's in a record that has none. The memory bandwidth is taken to be that of the
+    reference GPU of the architecture.
     """
     reference = REFERENCE_GPUS.get(machine.get("arch"))
-    clock = sm_clock_mhz or machine.get("max_sm_clock_mhz")
-    if reference is None or not clock or not machine.get("multiprocessors"):
+    mhz = 1000 * m.clock_ghz if m.clock_ghz else m.sm_clock_mhz or machine.get("max_sm_clock_mhz")
+    if reference is None or not mhz or not machine.get("multiprocessors"):
         return None
-    return replace(reference, name=machine["name"], multiprocessors=machine["multiprocessors"], clock=clock * 1e6)
+    return replace(reference, name=machine["name"], multiprocessors=machine["multiprocessors"], clock=mhz * 1e6)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def compare(run: Run) -> list[Comparison]:
     """Prediction and measurement of every step of a run for which there are both."""
     compared = []
     for m in run.steps:
-        gpu = gpu_of(run.machine, m.sm_clock_mhz)
+        gpu = gpu_of(run.machine, m)
         if m.latency_ms and m.resources and gpu and (found := limit(run.the_problem(), m.resources, gpu)):
             compared.append(Comparison(m, found))
     return compared

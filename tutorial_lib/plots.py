@@ -295,9 +295,14 @@ def latency_by_round(run: Run, names: Sequence[str]):
     grid[0].axhline(0, color="black", linewidth=0.8)
     grid[0].set_ylabel("latency, %\nfrom its median")
     grid[0].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    if all(r.sm_clock_mhz is not None for r in run.rounds):
-        grid[1].plot(numbers, [r.sm_clock_mhz for r in run.rounds], color=GREY, marker="o")
-    grid[1].set_ylabel("SM clock, MHz")
+    if all(r.clock_ghz for r in run.rounds):
+        for n, name in enumerate(names):
+            clocks = [r.clock_ghz.get(name, float("nan")) for r in run.rounds]
+            grid[1].plot(numbers, clocks, marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)])
+        grid[1].set_ylabel("SM clock, GHz")
+    elif all(r.sm_clock_mhz is not None for r in run.rounds):
+        grid[1].plot(numbers, [r.sm_clock_mhz / 1000 for r in run.rounds], color=GREY, marker="o")
+        grid[1].set_ylabel("NVML's clock, GHz")
     grid[1].set_xlabel("round")
     figure.suptitle(provenance(run), fontsize=9)
     return figure

@@ -83,6 +83,11 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     if run.ceiling:
         c = run.ceiling
         parts += [f"The ceiling: {c.what}, {c.tflops:.0f} TFLOPS ({c.low:.0f}–{c.high:.0f}), in the same rounds.", ""]
+    if run.sustained:
+        parts += ["## In a load that goes on", "", HOW_SUSTAINED, ""]
+        parts += [tables.markdown([header for header, _ in tables.SUSTAINED], tables.sustained_rows(run)), ""]
+        if (c := run.ceiling) and c.sustained:
+            parts += [f"The ceiling there: {c.sustained.tflops:.0f} TFLOPS.", ""]
     parts += [f"{note}\n" for note in run.notes]
     for m in run.everybody:
         if m.kernels:
@@ -90,6 +95,8 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     parts += _figures(figures, "tflops", "gain")
     parts += _evidence(run, figures)
     parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
+    if run.timed:
+        parts += [HOW_CLOCKED if any(m.clock_ghz for m in run.everybody) else NO_CLOCK, ""]
     parts += ["Settings: " + ", ".join(f"{k} {v}" for k, v in run.settings.items()) + ".", ""]
     parts += ["Machine: " + ", ".join(f"{k} {v}" for k, v in run.machine.items() if v is not None) + ".", ""]
     parts += ["Versions: " + ", ".join(f"{k} {v}" for k, v in run.versions.items()) + ".", ""]
@@ -176,7 +183,7 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 HOW_TIMED = (
     "Each sample is enough launches in a row to keep the GPU busy for some tens of milliseconds, between two CUDA "
-    "events, after a rest in which its clock recovers; a load that goes on for long may run slower. All steps, peers "
+    "events, after a rest; a load that goes on for long may run slower. All steps, peers "
     "and the ceiling are sampled in turn, round after round, in an order shuffled for every round; ratios are taken "
     "inside a round. Shown are the median and the 10th and 90th percentile over rounds. A step is «faster» or «slower» "
     "than the previous one when that whole range lies on one side of 1 and the median is "
@@ -185,6 +192,20 @@ HOW_TIMED = (
     "machine code, «same code» stands there, whatever the rounds say. TFLOPS count 4·B·H·Sq·Skv·D "
     "operations, half of that for a causal square. The error is the largest difference from attention in float64 on "
     "the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's plus one rounding step."
+)
+HOW_CLOCKED = (
+    "GHz is the SMs' own clock during the sample, from their cycle counters, read on the device before and after; "
+    "cycles are it times the latency. Where the power limit lowers the clock, a kernel that does the same in fewer "
+    "cycles may run at a lower clock: the last column of the gain tells both. Host µs is the time in which the host "
+    "makes an eager call."
+)
+NO_CLOCK = (
+    "The SMs' clock was not read in this run. What NVML reads is what the clock was set to: at the power limit the SMs "
+    "run slower than that, so nothing here tells how much of a gain is fewer cycles."
+)
+HOW_SUSTAINED = (
+    f"Every contender in turn, without rest: {timing.SETTLE_S:g} s to settle, and then {timing.SUSTAINED_S:g} s that "
+    "are measured. Energy is what the GPU's own counter says, the memory included."
 )
 HOW_CHECKED = (
     "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; the "

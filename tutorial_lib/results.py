@@ -36,6 +36,17 @@ class Latency(_Record):
     rounds: int
 
 
+class Sustained(_Record):
+    """A load that goes on, without rest: medians over turns. joules: a call; watts: that, over the time it takes."""
+
+    latency_ms: Latency
+    tflops: float
+    clock_ghz: float | None = None
+    cycles: float | None = None
+    joules: float | None = None
+    watts: float | None = None
+
+
 class Speedup(_Record):
     """How many times faster, taken inside each round; the verdict is ``verdict_of``'s.
 
@@ -58,6 +69,10 @@ class Measurement(_Record):
 
     status: measured (timed), checked (ran on the CPU, not timed), compiled, skipped or failed, with the reason for the
     last two. correct is null when it was not checked, the rest null where it does not apply.
+
+    clock_ghz, cycles: of the SMs, from their own counters, and so many of them a call. host_us: microseconds that the
+    host needs for an eager call. Records from before 2026-11-23 hold none of them, and sm_clock_mhz, which is NVML's:
+    what the clock was set to, not what the SMs ran at.
     """
 
     number: int | None
@@ -83,7 +98,11 @@ class Measurement(_Record):
     key_changes: list[str]
     resources: dict | None = None  # what the compiler made, see tutorial_lib.compiler.Compiled; "code": its fingerprint
     counters: dict[str, float] | None = None  # what ncu read: see tutorial_lib.counters.METRICS
-    sm_clock_mhz: float | None = None  # the median over rounds while this one ran
+    clock_ghz: float | None = None
+    cycles: float | None = None
+    host_us: float | None = None
+    sustained: Sustained | None = None
+    sm_clock_mhz: float | None = None
     kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
 
     @property
@@ -116,10 +135,16 @@ class Measurement(_Record):
 
 
 class Round(_Record):
-    """One round: every contender's latency in ms by name, and the GPU while they ran."""
+    """One round: every contender's latency in ms by name, its clock, and the GPU while they ran.
+
+    clock_ghz holds who has one; joules, a call, are those of sustained rounds.
+    """
 
     latency_ms: dict[str, float]
-    sm_clock_mhz: float | None = None  # median
+    clock_ghz: dict[str, float] = {}
+    host_us: dict[str, float] = {}
+    joules: dict[str, float] = {}
+    sm_clock_mhz: float | None = None  # NVML's, median
     power_w: float | None = None  # largest
     temperature_c: float | None = None  # largest
     throttled_by: list[str] = []
@@ -132,6 +157,8 @@ class Ceiling(_Record):
     tflops: float
     low: float
     high: float
+    clock_ghz: float | None = None
+    sustained: Sustained | None = None
 
 
 class Run(_Record):
@@ -153,6 +180,7 @@ class Run(_Record):
     peers: list[Measurement] = []
     ceiling: Ceiling | None = None
     rounds: list[Round] = []
+    sustained: list[Round] = []
     notes: list[str] = []
 
     def the_problem(self) -> Problem:
@@ -172,6 +200,22 @@ class Run(_Record):
         before, now = self.latencies(other.name), self.latencies(m.name)
         return speedup_of(timing.speedup(before, now), m, other) if before and now else None
 
+    def split(self, m: Measurement, other: Measurement) -> tuple[float, float] | None:
+        """What a speedup consists of: (how many times fewer cycles, how many times the clock), medians over rounds.
+
+        Their product is the speedup, but for what medians of ratios differ by. None where a clock was not read.
+        """
+        return split(self.rounds, m.name, other.name)
+
+    def sustained_speedup(self, m: Measurement, other: Measurement) -> Speedup | None:
+        """As ``speedup``, in the load that goes on."""
+        pairs = [
+            (r.latency_ms[other.name], r.latency_ms[m.name])
+            for r in self.sustained
+            if {m.name, other.name} <= set(r.latency_ms)
+        ]
+        return speedup_of(timing.speedup(*zip(*pairs)), m, other) if pairs else None
+
     @property
     def everybody(self) -> list[Measurement]:
         return [*self.steps, *self.inside, *self.peers]
@@ -187,6 +231,16 @@ class Run(_Record):
     @property
     def timed(self) -> bool:
         return any(m.status == "measured" for m in self.steps)
+
+
+def split(rounds: Sequence[Round], name: str, other: str) -> tuple[float, float] | None:
+    """(cycles of ``other`` over those of ``name``, the clock of ``name`` over that of ``other``), or None."""
+    both = [r for r in rounds if {name, other} <= set(r.clock_ghz)]
+    if not both:
+        return None
+    cycles = [r.latency_ms[other] * r.clock_ghz[other] / (r.latency_ms[name] * r.clock_ghz[name]) for r in both]
+    clocks = [r.clock_ghz[name] / r.clock_ghz[other] for r in both]
+    return timing.spread(cycles).median, timing.spread(clocks).median
 
 
 def same_code(mine: Measurement | None, other: Measurement | None) -> bool:

@@ -105,6 +105,43 @@ COMPACT_TIMING: list[Column] = [
     ("vs previous", compact_vs_previous),
 ]
 
+CLOCKED: list[Column] = [
+    ("GHz", lambda m: NOTHING if m.clock_ghz is None else f"{m.clock_ghz:.2f}"),
+    ("million cycles", lambda m: NOTHING if m.cycles is None else f"{m.cycles / 1e6:.3g}"),
+    ("host µs", lambda m: NOTHING if m.host_us is None else f"{m.host_us:.0f}"),
+]
+
+SUSTAINED: list[Column] = [
+    ("name", lambda m: m.label),
+    ("ms", lambda m: f"{m.sustained.latency_ms.median:.3g}"),
+    ("TFLOPS", lambda m: f"{m.sustained.tflops:.0f}"),
+    ("GHz", lambda m: NOTHING if m.sustained.clock_ghz is None else f"{m.sustained.clock_ghz:.2f}"),
+    ("million cycles", lambda m: NOTHING if m.sustained.cycles is None else f"{m.sustained.cycles / 1e6:.3g}"),
+    ("mJ a call", lambda m: NOTHING if m.sustained.joules is None else f"{1000 * m.sustained.joules:.0f}"),
+    ("W", lambda m: NOTHING if m.sustained.watts is None else f"{m.sustained.watts:.0f}"),
+    (
+        "GFLOPS a watt",
+        lambda m: NOTHING if m.sustained.watts is None else f"{1000 * m.sustained.tflops / m.sustained.watts:.0f}",
+    ),
+]
+
+
+def sustained_rows(run: Run) -> list[list[str]]:
+    """The cells of ``SUSTAINED`` for everybody who lasted."""
+    return [[text(m) for _, text in SUSTAINED] for m in run.everybody if m.sustained]
+
+
+def cycles_and_clock(run: Run) -> Column:
+    """What a gain on the previous step consists of: times fewer cycles, times the clock."""
+
+    def text(m: Measurement) -> str:
+        before = run.measurement(m.previous) if m.previous and m.speedup_vs_previous else None
+        parts = run.split(m, before) if before else None
+        return NOTHING if parts is None else f"{parts[0]:.2f} × {parts[1]:.2f}"
+
+    return "of it cycles × clock", text
+
+
 CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
 
 RESOURCES: list[Column] = [
@@ -156,7 +193,9 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
     """
     label = [NUMBER, ("name", lambda m: m.name if compact else titled(m))]
     if run.timed:
-        return label + (COMPACT_TIMING if compact else TIMING) + CHECKING
+        known = any(m.clock_ghz for m in run.everybody)
+        clocked = [*CLOCKED, *([] if compact else [cycles_and_clock(run)])] if known else []
+        return label + (COMPACT_TIMING if compact else TIMING) + clocked + CHECKING
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 

@@ -1,28 +1,37 @@
 """Timing on a GPU, and what may be said of the numbers.
 
-How: a sample is enough launches in a row to keep the GPU busy for ``SAMPLE_MS``, between two CUDA events. Before it
-the GPU rests for ``REST_MS``. A GPU at its power limit lowers its clock, and takes a while to raise it
-again: without the rest a sample depends on which kernel ran before it; with it, everybody starts at the full clock.
-A load that goes on for long may therefore run slower than what is measured here.
+There are two regimes. *Rested*: a sample is enough launches in a row to keep the GPU busy for ``SAMPLE_MS``, between
+two CUDA events, and before it the GPU rests for ``REST_MS``. A GPU at its power limit lowers its clock: without the
+rest a sample would depend on which kernel ran before it. The clock of every sample is read from the SMs' own counters
+(``tutorial_lib.clock``), as it falls within the first launch. *Sustained*: a contender runs for ``SETTLE_S`` seconds
+and is then measured for ``SUSTAINED_S``, without rest: the clock has settled where the power limit allows it, and the
+GPU's energy counter tells what a call costs.
 
-A short spin on the GPU goes in front, so that the host has queued the launches before the first one starts and its own
-time is not measured. Where the host was held up, and the spin over too early, the sample is taken again. Samples of
-all contenders are taken in turn, round after round, in an order shuffled anew for every round: what was measured
-minutes apart, or always behind the same neighbour, cannot be compared. Ratios are taken inside a round. Whoever else
-measures on this machine meanwhile waits for a turn (``hardware.gpu_turn``).
+A short spin on the GPU goes in front of a rested sample, so that the host has queued the launches before the first one
+starts and its own time is not measured. Where the host was held up, and the spin over too early, the sample is taken
+again. The host's time is taken beside it: how long it takes to make a call, while the GPU is busy with others.
+
+Samples of all contenders are taken in turn, round after round, in an order shuffled anew for every round: what was
+measured minutes apart, or always behind the same neighbour, cannot be compared. Ratios are taken inside a round.
+Whoever else measures on this machine meanwhile waits for a turn (``hardware.gpu_turn``).
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from tutorial_lib.hardware import GpuState, gpu_state
+from tutorial_lib.clock import Clock, ClockError, Stopwatch
+from tutorial_lib.hardware import GpuState, energy_joules, gpu_state
 
 SAMPLE_MS = 40.0
 REST_MS = 150.0
+SETTLE_S = 0.5
+SUSTAINED_S = 1.0
 ATTEMPTS = 3  # at a sample
 MAX_LAUNCHES = 1000  # the driver's launch queue holds about this many
 NOISE = 0.02  # medians of the very same instructions seldom differ by more: results/, steps 3 and 4, 23 and 24
@@ -69,14 +78,19 @@ class Sample:
 
     milliseconds: float  # a launch, averaged over the sample
     gpu: GpuState | None  # read while it ran
+    host_us: float | None = None  # that a call takes the host, the median over the sample
+    clock: Clock | None = None
+    no_clock: str | None = None  # why there is none
+    joules: float | None = None  # a launch: sustained samples alone are long enough for the GPU's energy counter
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call is sampled: launches a sample, and the spin in front of it in milliseconds."""
+    """How a call is sampled: launches a sample, the spin in front of it in milliseconds, and what a call takes."""
 
     launches: int
     spin_ms: float
+    milliseconds: float = SAMPLE_MS  # that a call takes, roughly
 
 
 def plan_sample(call: Callable[[int], object]) -> Plan:
@@ -96,11 +110,11 @@ def plan_sample(call: Callable[[int], object]) -> Plan:
     end.synchronize()
     gpu_ms = start.elapsed_time(end) / 5
     launches = int(min(MAX_LAUNCHES, max(1, SAMPLE_MS / gpu_ms)))
-    return Plan(launches, spin_ms=0.3 + 1.5 * launches * host_ms)
+    return Plan(launches, 0.3 + 1.5 * launches * host_ms, gpu_ms)
 
 
-def take_sample(call: Callable[[int], object], plan: Plan) -> Sample:
-    """Time ``call(i)`` once as planned, on a rested GPU; the host polls its clock and power while it waits.
+def take_sample(call: Callable[[int], object], plan: Plan, stopwatch: Stopwatch | None = None) -> Sample:
+    """Time ``call(i)`` once as planned, on a rested GPU; the host polls NVML while it waits.
 
     Taken again, with a longer spin, where the GPU began before the last launch was queued and so may have waited for
     the host; after ``ATTEMPTS`` what was measured stands.
@@ -112,10 +126,14 @@ def take_sample(call: Callable[[int], object], plan: Plan) -> Sample:
         time.sleep(REST_MS / 1000)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(int(2**attempt * plan.spin_ms * 2e6))  # cycles: at 2 GHz, or a little longer at a lower clock
+        before = stopwatch.read() if stopwatch else None
         start.record()
+        moments = [time.perf_counter()]
         for i in range(plan.launches):
             call(i)
+            moments.append(time.perf_counter())
         end.record()
+        after = stopwatch.read() if stopwatch else None
         queued_in_time = not start.query()  # the spin is still running
         state = None
         while not end.query():
@@ -124,7 +142,67 @@ def take_sample(call: Callable[[int], object], plan: Plan) -> Sample:
         end.synchronize()  # raises what went wrong on the GPU
         if queued_in_time:
             break
-    return Sample(start.elapsed_time(end) / plan.launches, state or gpu_state())
+    clock, no_clock = _clock(stopwatch, before, after)
+    host_us = 1e6 * statistics.median(later - earlier for earlier, later in pairwise(moments))
+    return Sample(start.elapsed_time(end) / plan.launches, state or gpu_state(), host_us, clock, no_clock)
+
+
+def take_sustained_sample(
+    call: Callable[[int], object], milliseconds: float, stopwatch: Stopwatch | None = None
+) -> Sample:
+    """Time ``call(i)``, of about so many milliseconds, in a load that goes on: settled first, then measured.
+
+    Launches are queued in pieces, so that the launch queue never runs dry and never fills up.
+    """
+    import torch
+
+    piece = max(1, min(MAX_LAUNCHES // 4, int(50 / milliseconds)))  # about 50 ms
+    torch.cuda.synchronize()
+    queued = deque()
+
+    def queue_for(seconds: float) -> int:
+        launches, until = 0, time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            for i in range(piece):
+                call(i)
+            launches += piece
+            queued.append(_marked())
+            if len(queued) > 2:
+                queued.popleft().synchronize()
+        return launches
+
+    queue_for(SETTLE_S)
+    before = stopwatch.read() if stopwatch else None
+    start = _marked()
+    start.synchronize()  # with the host here and the GPU idle for a moment, both look at the same time
+    energy = energy_joules()
+    launches = queue_for(SUSTAINED_S)
+    end = _marked()
+    after = stopwatch.read() if stopwatch else None
+    state = gpu_state()
+    end.synchronize()
+    spent = energy_joules()
+    clock, no_clock = _clock(stopwatch, before, after)
+    joules = (spent - energy) / launches if energy is not None and spent is not None and spent > energy else None
+    return Sample(start.elapsed_time(end) / launches, state, None, clock, no_clock, joules)
+
+
+def _marked():
+    """A CUDA event in the current stream, behind all that is queued."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _clock(stopwatch: Stopwatch | None, before, after) -> tuple[Clock | None, str | None]:
+    if stopwatch is None:
+        return None, None
+    try:
+        return stopwatch.between(before, after), None
+    except ClockError as error:
+        return None, str(error)
 
 
 def ceiling_call(dtype: str) -> Callable[[int], object]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from steps.core.step import Step, target_of
 from tutorial_lib import accuracy, timing
+from tutorial_lib.clock import Stopwatch
 from tutorial_lib.hardware import available_bytes, gpu_turn
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
@@ -23,6 +24,7 @@ class Bench:
         self.problem, self.device, self.seed = problem, torch.device(device), seed
         self.kind = PASSES[direction]
         self.plans: dict[str, timing.Plan] = {}
+        self.stopwatch: Stopwatch | None = None
         self.calls: dict[str, object] = {}
         with gpu_turn(device):
             self.inputs = self.kind.inputs(problem, seed, device)
@@ -83,11 +85,15 @@ class Bench:
         with gpu_turn(self.device.type):
             self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
             self.plans[name] = timing.plan_sample(self.calls[name])
+            self.stopwatch = self.stopwatch or Stopwatch()
 
-    def sample(self, name: str) -> dict:
-        """One contender's turn in a round: milliseconds, and the GPU's state."""
+    def sample(self, name: str, sustained: bool = False) -> dict:
+        """One contender's turn in a round, as ``timing.Sample`` has it."""
+        call, plan = self.calls[name], self.plans[name]
         with gpu_turn(self.device.type):
-            return asdict(timing.take_sample(self.calls[name], self.plans[name]))
+            if sustained:
+                return asdict(timing.take_sustained_sample(call, plan.milliseconds, self.stopwatch))
+            return asdict(timing.take_sample(call, plan, self.stopwatch))
 
     def _call(self, step: Step):
         import torch

@@ -6,7 +6,8 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,7 +21,7 @@ from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup, speedup_of
+from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup, Sustained, speedup_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
 ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
@@ -30,12 +31,14 @@ ONCE = "steps.once"  # the command that runs steps once each, under a profiler's
 class Settings:
     """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step.
 
+    sustained: turns of everybody in a load that goes on, after the others.
     isolated: in a process of its own; without, steps may hold what cannot be sent to one: a notebook's function.
     """
 
     device: str  # "cuda" or "cpu"
     seed: int
     rounds: int = 15
+    sustained: int = 0
     check: bool = True
     timeout: float = 120.0
     profile: bool = False
@@ -85,6 +88,7 @@ def measure(
     kind = pass_of(steps[0])
     contenders = [_Contender(step) for step in _with_baseline(steps, on_gpu)] + [_Contender(peer) for peer in peers]
     rounds: list[dict[str, dict]] = []
+    sustained: list[dict[str, dict]] = []
     notes: list[str] = []
     interrupted = False
     worker = (Worker if settings.isolated else Inline)(
@@ -98,7 +102,7 @@ def measure(
     )
     with worker:
         try:
-            progress.total(2 * len(contenders) + (settings.rounds if on_gpu else 0))
+            progress.total(2 * len(contenders) + (settings.rounds + settings.sustained if on_gpu else 0))
             needs, free = kind.needed_bytes(problem, settings.check), available_bytes(settings.device)
             if needs > free:
                 for contender in contenders:
@@ -110,7 +114,7 @@ def measure(
                 for contender in contenders:
                     notes += _qualify(worker, problem, contender, arch, settings, progress)
                 if on_gpu:
-                    notes += _time(worker, contenders, settings, rounds, progress)
+                    notes += _time(worker, contenders, settings, rounds, sustained, progress)
                     worker.close()  # its inputs would be in a profiler's way
                     if settings.profile:
                         notes += _profile(problem, contenders, settings, progress)
@@ -124,7 +128,7 @@ def measure(
         for contender in contenders:
             if contender.reason == "not reached":
                 contender.reason = "interrupted before its turn"
-    return _summarise(problem, contenders, settings, rounds, notes), interrupted, output
+    return _summarise(problem, contenders, settings, rounds, sustained, notes), interrupted, output
 
 
 def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
@@ -191,9 +195,14 @@ def _qualify(
 
 
 def _time(
-    worker: Worker, contenders: list[_Contender], settings: Settings, rounds: list[dict], progress: Progress
+    worker: Worker,
+    contenders: list[_Contender],
+    settings: Settings,
+    rounds: list[dict],
+    sustained: list[dict],
+    progress: Progress,
 ) -> list[str]:
-    """Sample everybody in turn, round after round, into ``rounds``; returns notes.
+    """Sample everybody in turn, round after round, into ``rounds``, and then into ``sustained``; returns notes.
 
     Whoever fails leaves, and its round is repeated without it.
     """
@@ -202,8 +211,10 @@ def _time(
     prepared: set[str] = set()
     notes: list[str] = []
     order = random.Random(settings.seed)
-    while len(rounds) < settings.rounds and any(racing.values()):
-        progress.doing(f"timing, round {len(rounds) + 1} of {settings.rounds}")
+    wanted = settings.rounds + settings.sustained
+    while len(rounds) + len(sustained) < wanted and any(racing.values()):
+        rested = len(rounds) < settings.rounds
+        progress.doing(f"timing, round {len(rounds) + len(sustained) + 1} of {wanted}")
         sampled = {}
         names = list(racing)
         order.shuffle(names)
@@ -213,18 +224,21 @@ def _time(
                 if name not in prepared:
                     worker.call("prepare", contender and contender.step, timeout=settings.timeout)
                     prepared.add(name)
-                sampled[name] = worker.call("sample", name, timeout=settings.timeout)
+                sampled[name] = worker.call("sample", name, not rested, timeout=settings.timeout)
             except WorkerFailure as failure:
                 if contender is None:
                     notes.append(f"There is no ceiling: its matrix product failed: {failure}.")
-                else:
+                elif rested:
                     contender.fail(str(failure))
+                else:  # its rounds are whole
+                    contender.status, contender.reason = "measured", None
+                    notes.append(f"{contender.step.label} did not last in the load that goes on: {failure}.")
                 del racing[name]
                 prepared.clear()  # the worker may be a new one
                 break
         else:
-            rounds.append(sampled)
-            progress.done(f"round {len(rounds)}")
+            (rounds if rested else sustained).append(sampled)
+            progress.done(f"round {len(rounds) + len(sustained)}")
     for contender in racing.values():
         if contender is not None and rounds:
             contender.status, contender.reason = "measured", None
@@ -266,12 +280,18 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
 
 
 def _summarise(
-    problem: Problem, contenders: list[_Contender], settings: Settings, rounds: list[dict], notes: list[str]
+    problem: Problem,
+    contenders: list[_Contender],
+    settings: Settings,
+    rounds: list[dict],
+    sustained: list[dict],
+    notes: list[str],
 ) -> Run:
     machine = describe_machine(settings.device)
     kind = pass_of(contenders[0].step)
+    operations = kind.operations(problem)
     bare = {c.step.name: _measurement(c) for c in contenders}
-    measurements = {c.step.name: _timed(c, bare, kind.operations(problem), rounds) for c in contenders}
+    measurements = {c.step.name: _timed(c, bare, operations, rounds, sustained) for c in contenders}
     steps = [c.step for c in contenders]
     return Run(
         direction=kind.name,
@@ -282,6 +302,7 @@ def _summarise(
             "device": settings.device,
             "seed": settings.seed,
             "rounds": settings.rounds,
+            "sustained_rounds": settings.sustained,
             "check": settings.check,
             "timeout_s": settings.timeout,
             "sample_ms": timing.SAMPLE_MS,
@@ -291,9 +312,10 @@ def _summarise(
         steps=[measurements[step.name] for step in steps if step.number is not None],
         inside=[measurements[step.name] for step in steps if step.inside],
         peers=[measurements[step.name] for step in steps if step.number is None and not step.inside],
-        ceiling=_ceiling(rounds, problem),
+        ceiling=_ceiling(rounds, sustained, problem),
         rounds=[_round(sampled) for sampled in rounds],
-        notes=_notes(rounds, machine) + notes,
+        sustained=[_round(sampled) for sampled in sustained],
+        notes=_notes([*rounds, *sustained], machine) + notes,
     )
 
 
@@ -335,7 +357,11 @@ def _place_of(step: Step) -> dict:
 
 
 def _timed(
-    contender: _Contender, records: dict[str, Measurement], operations: float, rounds: list[dict]
+    contender: _Contender,
+    records: dict[str, Measurement],
+    operations: float,
+    rounds: list[dict],
+    sustained: list[dict],
 ) -> Measurement:
     """A contender's record with its times. records: those of all contenders, without times."""
     step, record = contender.step, records[contender.step.name]
@@ -348,18 +374,54 @@ def _timed(
         return speedup_of(timing.speedup(_latencies(rounds, other), mine), record, records.get(other))
 
     mine = _latencies(rounds, step.name)
-    latency = timing.spread(mine)
-    clocks = [sampled[step.name]["gpu"]["sm_clock_mhz"] for sampled in rounds if sampled[step.name]["gpu"]]
+    latency = _latency(mine)
+    samples = [sampled[step.name] for sampled in rounds]
     return record.model_copy(
         update={
-            "latency_ms": Latency(median=latency.median, low=latency.low, high=latency.high, rounds=len(mine)),
+            "latency_ms": latency,
             "tflops": operations / latency.median / 1e9,
+            "clock_ghz": _median(sample["clock"]["ghz"] for sample in samples if sample["clock"]),
+            "cycles": _median(_cycles(sample) for sample in samples if sample["clock"]),
+            "host_us": _median(sample["host_us"] for sample in samples if sample["host_us"] is not None),
+            "sustained": _sustained(step.name, operations, sustained),
             "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
             "speedup_vs_baseline": speedup(BASELINE.name),
             "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
-            "sm_clock_mhz": statistics.median(clocks) if clocks else None,
+            "sm_clock_mhz": _median(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
         }
     )
+
+
+def _sustained(name: str, operations: float, sustained: list[dict]) -> Sustained | None:
+    """What the load that went on showed of a contender."""
+    if not _took_part(name, sustained):
+        return None
+    samples = [sampled[name] for sampled in sustained]
+    latency = _latency([sample["milliseconds"] for sample in samples])
+    spent = [sample for sample in samples if sample["joules"] is not None]
+    return Sustained(
+        latency_ms=latency,
+        tflops=operations / latency.median / 1e9,
+        clock_ghz=_median(sample["clock"]["ghz"] for sample in samples if sample["clock"]),
+        cycles=_median(_cycles(sample) for sample in samples if sample["clock"]),
+        joules=_median(sample["joules"] for sample in spent),
+        watts=_median(1000 * sample["joules"] / sample["milliseconds"] for sample in spent),
+    )
+
+
+def _latency(milliseconds: list[float]) -> Latency:
+    found = timing.spread(milliseconds)
+    return Latency(median=found.median, low=found.low, high=found.high, rounds=len(milliseconds))
+
+
+def _cycles(sample: dict) -> float:
+    """Cycles of an SM that a call takes: the time, at the clock of this very sample."""
+    return sample["milliseconds"] * 1e6 * sample["clock"]["ghz"]
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
 
 
 def _took_part(name: str, rounds: list[dict]) -> bool:
@@ -382,17 +444,34 @@ def _percent_of_ceiling(operations: float, mine: list[float], rounds: list[dict]
     return statistics.median(per_round)
 
 
-def _ceiling(rounds: list[dict], problem: Problem) -> Ceiling | None:
+def _ceiling(rounds: list[dict], sustained: list[dict], problem: Problem) -> Ceiling | None:
     if not _took_part(timing.CEILING, rounds):
         return None
     rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, timing.CEILING)])
     what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
-    return Ceiling(what=what, tflops=rate.median, low=rate.low, high=rate.high)
+    clocks = [sampled[timing.CEILING]["clock"] for sampled in rounds]
+    return Ceiling(
+        what=what,
+        tflops=rate.median,
+        low=rate.low,
+        high=rate.high,
+        clock_ghz=_median(clock["ghz"] for clock in clocks if clock),
+        sustained=_sustained(timing.CEILING, timing.CEILING_FLOPS, sustained),
+    )
 
 
 def _round(sampled: dict) -> Round:
     states = [sample["gpu"] for sample in sampled.values() if sample["gpu"]]
-    record = Round(latency_ms={name: sample["milliseconds"] for name, sample in sampled.items()})
+
+    def known(field: str) -> dict[str, float]:
+        return {name: sample[field] for name, sample in sampled.items() if sample[field] is not None}
+
+    record = Round(
+        latency_ms=known("milliseconds"),
+        clock_ghz={name: sample["clock"]["ghz"] for name, sample in sampled.items() if sample["clock"]},
+        host_us=known("host_us"),
+        joules=known("joules"),
+    )
     if not states:
         return record
     return record.model_copy(
@@ -406,14 +485,17 @@ def _round(sampled: dict) -> Round:
 
 
 def _notes(rounds: list[dict], machine: dict) -> list[str]:
-    """What a reader must know about the timings: above all, whether the clock was held down."""
+    """What a reader must know about the timings: what held the clock down, and which samples have none."""
+    lost = Counter(sample["no_clock"] for sampled in rounds for sample in sampled.values() if sample["no_clock"])
+    notes = [f"The clock of {n} samples is not known: {why}." for why, n in lost.items()]
     states = [sample["gpu"] for sampled in rounds for sample in sampled.values() if sample["gpu"]]
     reasons = sorted({reason for state in states for reason in state["throttled_by"]})
     if not reasons:
-        return []
+        return notes
     clocks = [state["sm_clock_mhz"] for state in states]
     share = sum(bool(state["throttled_by"]) for state in states) / len(states)
     return [
-        f"The GPU was throttled ({', '.join(reasons)}) in {share:.0%} of the samples: its SM clock ran at "
-        f"{min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz."
+        *notes,
+        f"The GPU said of {share:.0%} of the samples that it was held back ({', '.join(reasons)}). NVML called its "
+        f"clock {min(clocks)} to {max(clocks)} MHz, of at most {machine.get('max_sm_clock_mhz', '?')} MHz.",
     ]
