@@ -1,6 +1,6 @@
 """What the notebooks call: one step's lesson, in the order in which it is taught.
 
-With a GPU a lesson measures; without one it runs cuTile kernels in the interpreter, compiles all of them, and shows
+With a GPU a lesson measures; without one it runs the kernels on the CPU, compiles all of them, and shows
 recorded timings, marked as such. Every method returns a ``Page`` that a notebook shows.
 """
 
@@ -29,7 +29,7 @@ from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run, recorded_runs
 
-CHECKED = [  # small enough for the interpreter: even, ragged and grouped, one token
+CHECKED = [  # small enough for the CPU: even, ragged and grouped, one token
     Problem(batch=1, heads=2, seq_len_q=128, seq_len_kv=128, head_dim=64, causal=True),
     Problem(batch=1, heads=2, kv_heads=1, seq_len_q=77, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
     Problem(batch=1, heads=1, seq_len_q=1, seq_len_kv=65, head_dim=128),
@@ -189,13 +189,10 @@ class Lesson:
         like_this = dataclasses.replace(
             self.problem, batch=1, heads=2, kv_heads=2, seq_len_q=CHECKED_LENGTH, seq_len_kv=CHECKED_LENGTH
         )
-        if not self.on_gpu and not self.step.runs_on_cpu:
-            reason = self.step.unsupported(CHECKED[0], "cpu")
-            return Page(f"Not run here, and so not checked: {reason}. `make test-gpu` checks it on a GPU.")
         rows = [
             [p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in dict.fromkeys((*CHECKED, like_this, *also))
         ]
-        by = "in the interpreter" if isinstance(self.step, FusedStep) else "by PyTorch"
+        by = {"torch": "by PyTorch", "cutile": "in the interpreter"}.get(self.step.backend, "on the simulator")
         where = "on this GPU" if self.on_gpu else f"{by}, on the CPU"
         return Page(
             f"Run {where}; correct means an error of at most twice SDPA's plus one rounding step:",
@@ -355,7 +352,7 @@ class Lesson:
         except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
         rows = [[name, *(resources[key] for resources in pair)] for name, key in FIGURES]
-        if self.on_gpu or other.runs_on_cpu:
+        if self.on_gpu or other.unsupported(CHECKED[0], "cpu") is None:
             found = [_accuracy(step, CHECKED[0], self.on_gpu)[2] for step in (self.step, other)]
             rows.append([f"correct, {CHECKED[0].describe()}", *found])
         if self.on_gpu:
@@ -396,7 +393,7 @@ def machine(recorded: Run | None) -> Page:
         else "no timings are recorded"
     )
     return Page(
-        "**Executed on a machine without a GPU: cuTile kernels ran in the interpreter, every kernel was compiled, and "
+        "**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and "
         f"{shown}.**"
     )
 

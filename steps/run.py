@@ -19,7 +19,7 @@ from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_wr
 from tutorial_lib.files import RESULTS
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
-CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter is far slower than a GPU
+CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
 
 WIDE = 130  # columns that the table needs to show every spread
 
@@ -326,7 +326,7 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     if device == "cpu":
         console.print(
-            "No GPU is used: the kernels run on the CPU, in the interpreter, and are not timed; they are compiled "
+            "No GPU is used: the kernels run on the CPU, interpreted or simulated, and are not timed; they are compiled "
             f"for {DEFAULT_ARCH}."
         )
         if problems[0][0] != problems[0][1]:

@@ -67,7 +67,7 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     figures = folder if linked else None
     parts = [f"# Attention, step by step: {tables.provenance(run)}", ""]
     if not run.timed:
-        parts += ["Nothing was timed here: the kernels ran on the CPU, in the interpreter.", ""]
+        parts += ["Nothing was timed here: the kernels ran on the CPU, interpreted or simulated.", ""]
         if recorded:
             parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
     parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
@@ -210,7 +210,7 @@ HOW_SUSTAINED = (
 HOW_CHECKED = (
     "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; the "
     "error of PyTorch's SDPA on the same inputs stands beside it. A step is correct when its error is at most twice "
-    "SDPA's plus one rounding step. Registers, spills and instructions are those of the code that cuTile's compiler "
+    "SDPA's plus one rounding step. Registers, spills and instructions are those of the code that a compiler "
     "made for the architecture named."
 )
 

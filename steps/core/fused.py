@@ -70,6 +70,16 @@ class FusedStep(Step):
         return None
 
 
+SIMULATED_TILES = 50_000  # of K and V that the simulator goes through in about a minute, all blocks together
+
+
+def too_long_to_simulate(problem: Problem, tile: Tile) -> str | None:
+    """Why nobody would wait for the simulator, or None."""
+    if (tiles := tiles_visited(problem, tile)) <= SIMULATED_TILES:
+        return None
+    return f"{tiles:,} tiles of keys, which would take the simulator minutes (it is given at most {SIMULATED_TILES:,})"
+
+
 def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:
     """Blocks: query tiles fastest, so that blocks which run together share the keys and values of a head in L2."""
     return (-(-problem.seq_len_q // tile.query), problem.heads, problem.batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -83,9 +84,17 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
     return there
 
 
-def triton_runner(kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int) -> Callable:
-    """``run(*arguments)`` launches a Triton or Gluon kernel as compiled for arguments of this kind.
+def gluon_runner(kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int, device: torch.device) -> Callable:
+    """``run(*arguments)`` launches a Gluon kernel as compiled for arguments of this kind; on the CPU, the simulator.
 
-    Triton itself would look at every argument of every call to find the code for it.
+    Triton itself would look at every argument of every call to find the code for it. The simulator raises KernelError
+    also for a race, which a GPU might not show.
     """
-    return kernel.warmup(*arguments, grid=blocks, num_warps=warps)[blocks]
+    if device.type == "cpu":
+        from tutorial_lib.simulator.run import simulate
+
+        return partial(simulate, kernel, blocks, warps)
+    import torch
+
+    with torch.cuda.device(device):
+        return kernel.warmup(*arguments, grid=blocks, num_warps=warps)[blocks]

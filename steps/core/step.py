@@ -131,6 +131,10 @@ class Step:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
         return None
 
+    def too_long_on_cpu(self, problem: Problem) -> str | None:
+        """Why nobody would wait for this problem on the CPU, or None."""
+        return None
+
     def scratch_bytes(self, problem: Problem) -> int:
         """Device memory that the step needs at once besides q, k, v and o, in bytes."""
         return 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from steps.core.fused import FusedStep, grid, hole, tiles_visited
-from steps.core.launch import triton_runner
+from steps.core.fused import FusedStep, grid, hole, tiles_visited, too_long_to_simulate
+from steps.core.launch import gluon_runner
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
 from steps.gluon.kernel import fmha
@@ -21,6 +21,7 @@ from tutorial_lib.compiler import GLUON_ARCHITECTURES
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 LANES = 32
+SIMULATED = "sm_90"  # whose shared memory a block has on the CPU
 PANEL = 64  # columns of 16 bits that span the 32 banks of shared memory: tiles are kept in panels of so many
 ACCUMULATORS = 128  # registers of a lane that the output may take; with 255 in all, twice as many would spill
 
@@ -46,7 +47,6 @@ class GluonStep(FusedStep):
     tile: Tile = hole(default=Tile(64, 64))
 
     backend: ClassVar[str] = "gluon"
-    runs_on_cpu: ClassVar[bool] = False
 
     def __post_init__(self):
         if not isinstance(self.tile, Tile):
@@ -61,14 +61,13 @@ class GluonStep(FusedStep):
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if target == "cpu":
-            return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
-        if target not in GLUON_ARCHITECTURES:
+        if target not in (*GLUON_ARCHITECTURES, "cpu"):
             return f"Triton makes no code for {target}: it must be one of {', '.join(GLUON_ARCHITECTURES)}"
-        if (limits := ARCHITECTURES.get(target)) and limits.shared_bytes:
+        if (limits := ARCHITECTURES.get(SIMULATED if target == "cpu" else target)) and limits.shared_bytes:
             needs, holds = self.shared_bytes(problem), limits.shared_bytes - KIB  # 1 KiB a block is the system's
             if needs > holds:
-                return f"needs {needs // KIB} KiB of shared memory a block; {target} has {holds // KIB} KiB"
+                has = f"{SIMULATED}, which is simulated," if target == "cpu" else target
+                return f"needs {needs // KIB} KiB of shared memory a block; {has} has {holds // KIB} KiB"
         return None
 
     def shared_bytes(self, problem: Problem) -> int:
@@ -135,6 +134,9 @@ class GluonStep(FusedStep):
             shared=self.shared_layout(columns),
         )
 
+    def too_long_on_cpu(self, problem: Problem) -> str | None:
+        return too_long_to_simulate(problem, self.variant(problem).tile)
+
     def kernel(self, problem: Problem) -> Callable:
         """The schedule's function, or ``fmha`` where it has nothing to cut."""
         return self.schedule.function if self.cuts(problem) else fmha
@@ -160,9 +162,8 @@ class GluonStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        with torch.cuda.device(q.device):
-            passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
-            run = triton_runner(kernel, grid(problem, variant.tile), passed, variant.warps.number)
+        passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
+        run = gluon_runner(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device)
         rest = passed[4:]
 
         def launch(q, k, v, out):

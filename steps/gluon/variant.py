@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 
 from triton.experimental.gluon import language as gl
@@ -71,22 +72,22 @@ class Variant:
     defer_sum: bool
     shared: gl.SwizzledSharedLayout
 
-    @property
+    @cached_property
     def accumulator(self) -> gl.NVMMADistributedLayout:
         """Scores and outputs, as mma.sync.m16n8k16 leaves them in registers."""
         return gl.NVMMADistributedLayout([2, 0], [self.warps.rows, self.warps.columns], [16, 8])
 
-    @property
+    @cached_property
     def left(self) -> gl.DotOperandLayout:
         """The first factor of a product: Q, then the weights."""
         return gl.DotOperandLayout(0, self.accumulator, 2)
 
-    @property
+    @cached_property
     def right(self) -> gl.DotOperandLayout:
         """The second factor of a product: K transposed, then V."""
         return gl.DotOperandLayout(1, self.accumulator, 2)
 
-    @property
+    @cached_property
     def copy(self) -> gl.BlockedLayout:
         """Copies between global and shared memory: 16 bytes a lane, neighbouring lanes along a row."""
         lanes = min(32, self.columns // 8)

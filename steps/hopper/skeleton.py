@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from steps.core.fused import FusedStep, hole, tiles_visited
-from steps.core.launch import triton_runner
+from steps.core.fused import FusedStep, hole, tiles_visited, too_long_to_simulate
+from steps.core.launch import gluon_runner
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import HOPPER
 from steps.gluon.tensors import contiguous_copy, shapes
@@ -29,21 +29,21 @@ class HopperStep(FusedStep):
     roles: Roles | None = hole(default=None)
 
     backend: ClassVar[str] = "hopper"
-    runs_on_cpu: ClassVar[bool] = False
     head_dims: ClassVar[tuple[int, ...]] = tuple(HOPPER)
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
-        if target == "cpu":
-            return "Gluon has no interpreter: without a GPU this step compiles, and does not run"
-        if target != "sm_90":
+        if target not in ("sm_90", "cpu"):
             return f"made of wgmma, which sm_90 alone has, not {target}"
         return None
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
         return make_variant(self.roles, problem)
+
+    def too_long_on_cpu(self, problem: Problem) -> str | None:
+        return too_long_to_simulate(problem, self.variant(problem).tile)
 
     def kernel(self, problem: Problem):
         """The function that is launched."""
@@ -70,10 +70,9 @@ class HopperStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        with torch.cuda.device(q.device):
-            blocks, order = order_of(self.roles).blocks(problem, variant.tile, q.device)
-            passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
-            run = triton_runner(kernel, (blocks, 1, 1), (*passed, *constants), variant.warps)
+        blocks, order = order_of(self.roles).blocks(problem, variant.tile, q.device)
+        passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
+        run = gluon_runner(kernel, (blocks, 1, 1), (*passed, *constants), variant.warps, q.device)
         at_q, at_k, at_v, at_o = (descriptions(x) for x in passed[:4])
         rest = (*passed[4:], *constants)
 

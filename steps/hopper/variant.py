@@ -7,6 +7,7 @@ roles; the warps that compute have a ``loop``; only products that overlap let bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from triton.experimental.gluon import language as gl
@@ -158,22 +159,22 @@ class Variant:
         """Registers of a thread of those; the first part gets what is left, which is no less."""
         return [self.registers] * (self.parts - 1) + [PRODUCER_REGISTERS]
 
-    @property
+    @cached_property
     def accumulator(self) -> gl.NVMMADistributedLayout:
         """Scores [query, key], as wgmma leaves them in registers: a warp has 16 rows."""
         return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.tile.key, 16])
 
-    @property
+    @cached_property
     def output(self) -> gl.NVMMADistributedLayout:
         """Outputs [query, head_dim]."""
         return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
 
-    @property
+    @cached_property
     def weights(self) -> gl.DotOperandLayout:
         """The first factor of the PV product, which comes from registers."""
         return gl.DotOperandLayout(0, self.output, 2)
 
-    @property
+    @cached_property
     def shared(self) -> gl.NVMMASharedLayout:
         """Tiles in shared memory, swizzled as TMA writes and wgmma reads them."""
         return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)

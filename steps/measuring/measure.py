@@ -161,6 +161,9 @@ def _qualify(
     try:
         progress.doing(f"checking {step.label}")
         runs = settings.device == "cuda" or step.runs_on_cpu
+        if runs and settings.device == "cpu" and (reason := step.too_long_on_cpu(problem)):
+            runs = False
+            notes.append(f"{step.label} was compiled and not run: {reason}.")
         if reason := call("missing", step) if runs else step.unsupported(problem, arch):
             contender.reason = reason
             return notes

@@ -85,10 +85,10 @@ class WrittenStep(Step):
 
     @property
     def runs_on_cpu(self) -> bool:
-        return self.arch == "cpu"  # otherwise it has a GPU's tiles
+        return self.arch == "cpu" or self.base.backend != "cutile"  # cuTile's tiles are others on the CPU
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
-        if target != self.arch:
+        if target != self.arch and not (target == "cpu" and self.runs_on_cpu):
             return f"written out for {self.arch}, not for {target}"
         if reason := self.base.unsupported(problem, target):
             return reason

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from steps import STEPS, get_step
+from steps.core import fused
 from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.reference.peers import PEERS
@@ -27,7 +28,7 @@ from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import read_run
 from tutorial_lib.timing import Sample
-from tutorial_lib.worker import WorkerFailure
+from tutorial_lib.worker import Inline, WorkerFailure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -171,11 +172,14 @@ def test_several_problems_and_of_them_only_what_is_missing(tmp_path):
     assert run("0,1", 64) == names[64][:1]
 
 
-def test_what_only_compiles_here_is_never_called_correct(tmp_path):
-    """Gluon has no interpreter: without a GPU its steps compile, and nothing is said of their numbers."""
+def test_what_only_compiles_here_is_never_called_correct(tmp_path, monkeypatch):
+    """What is too long for the simulator compiles, and nothing is said of its numbers."""
+    monkeypatch.setattr(fused, "SIMULATED_TILES", 0)
+    monkeypatch.setattr("steps.measuring.measure.Worker", Inline)  # in this process, where the limit is another
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--steps", "7,20,24"]
     status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
     assert status == 0 and out.count("compiled, not run") == 2
+    assert "Note: 24 wide_block was compiled and not run: 1 tiles of keys, which would take" in out
     [path] = tmp_path.glob("cpu-*/*/results.json")
     run = read_run(path)
     assert {m.name: m.status for m in run.steps} == {
@@ -186,6 +190,15 @@ def test_what_only_compiles_here_is_never_called_correct(tmp_path):
     for m in run.steps[1:]:
         assert m.correct is None and m.max_error is None and m.resources["registers"] > 0
     assert (path.parent / "report.md").read_text().count("compiled, not run") == 2
+
+
+def test_gluon_and_hopper_steps_run_on_the_cpu(tmp_path):
+    arguments = ["--batch", 1, "--heads", 1, "--seq-len", 200, "--head-dim", 64, "--steps", "20,24,31,at_maxima"]
+    status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
+    assert status == 0 and "compiled, not run" not in out
+    [path] = tmp_path.glob("cpu-*/*/results.json")
+    for m in read_run(path).steps:
+        assert (m.status, m.correct) == ("checked", True) and m.max_error > 0 and m.resources["registers"] > 0
 
 
 def test_recorded_timings_stand_in_marked(tmp_path):

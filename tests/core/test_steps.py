@@ -40,7 +40,7 @@ def test_step_is_correct(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER, ids=lambda s: s.name)
 def test_any_strides_will_do(step):
     shape = problem(seq_len_q=96, seq_len_kv=96)
     q, k, v = FORWARD.inputs(shape, secrets.randbits(32))

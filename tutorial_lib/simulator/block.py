@@ -1,0 +1,243 @@
+"""A block of threads in simulated time: its roles, what is under way, and who goes next.
+
+A *role* is a partition of ``gl.warp_specialize``, or all warps of a block that has none. It runs as a fiber, with a
+clock of its own; whoever is earliest goes first. What is asynchronous is an event that happens later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import greenlet
+
+from tutorial_lib.simulator.machine import Machine, Unit
+from tutorial_lib.simulator.order import Access, Buffer, Clock, join
+
+READY, WAITING, DONE = "ready", "waiting", "done"
+UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
+
+
+class KernelError(RuntimeError):
+    """The kernel does what no GPU would take, or no compiler; the message ends with the kernel's line."""
+
+
+class Deadlock(KernelError):
+    """Every role waits, and nothing is under way that could end a wait."""
+
+
+class Unknown(NotImplementedError):
+    """An operation that the simulator does not have; the message names it."""
+
+
+# --- where we are in the kernel ---
+
+MARK = "__simulated__"  # among the globals of a kernel's function: how its frames are known
+
+
+def frames() -> Iterator:
+    """The kernel's frames, innermost first."""
+    frame = sys._getframe(1)
+    while frame:
+        if MARK in frame.f_globals:
+            yield frame
+        frame = frame.f_back
+
+
+def where() -> str:
+    """The kernel's line, and who called it: "pipeline.py:80 fetch < kernel.py:61 produce"."""
+    found = itertools.islice(frames(), 3)
+    return " < ".join(f"{os.path.basename(f.f_code.co_filename)}:{f.f_lineno} {f.f_code.co_name}" for f in found)
+
+
+def at(message: str) -> str:
+    return f"{message}, at {where()}"
+
+
+class Pipe:
+    """Asynchronous operations of one kind of one role, which end in the order in which they were begun."""
+
+    def __init__(self, *agent):
+        self.agent, self.begun, self.ended, self.last_end = agent, 0, 0, 0.0
+
+
+class Role:
+    """Some warps with a clock, with what they know of others, and with what they have under way."""
+
+    def __init__(self, block: Block, name: str, function: Callable, warps: int, parent: Role | None = None):
+        self.block, self.name, self.warps = block, name, warps
+        self.time = parent.time if parent else 0.0
+        self.state, self.why, self.stopped_at = READY, ("", str), ""
+        self.variables: list[dict] = []
+        self.known: Clock = dict(parent.known) if parent else {}
+        self.fenced: Clock = dict(parent.fenced) if parent else {}  # what the async proxy may know of
+        self.known[self] = 1
+        self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
+        self.group: list = []  # of cp.async, not committed yet
+        self._fiber = greenlet.greenlet(lambda: self._run(function))
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def _run(self, function: Callable) -> None:
+        function()
+        if self.stores.ended < self.stores.begun:
+            raise KernelError(f"{self} ends while TMA still reads its shared memory: a store_wait(0) is missing")
+        self.state = DONE
+        self.release()
+        for role in self.block.roles:
+            if role.state is WAITING and role.why[0] == "the others":
+                role.wake(self.time)
+
+    # --- fibers ---
+
+    def resume(self) -> None:
+        """Go on until the role pauses or ends."""
+        self._fiber.parent = greenlet.getcurrent()
+        self._fiber.switch()
+
+    def pause(self) -> None:
+        self._fiber.parent.switch()
+
+    def kill(self) -> None:
+        if not self._fiber.dead:
+            self._fiber.parent = greenlet.getcurrent()
+            self._fiber.throw(greenlet.GreenletExit)
+
+    # --- time ---
+
+    def point(self) -> None:
+        """Whoever is earlier goes first."""
+        block = self.block
+        if (block.events and block.events[0][0] <= self.time) or any(
+            role.time < self.time and role.state is READY for role in block.roles if role is not self
+        ):
+            self.pause()
+
+    def wait(self, ready: Callable[[], bool], what: str, describe: Callable[[], str]) -> None:
+        """Until ``ready()``. what: for a timeline; describe: for who reads of a deadlock."""
+        self.point()
+        while not ready():
+            self.state, self.why, self.stopped_at = WAITING, (what, describe), where()
+            self.variables = [dict(frame.f_locals) for frame in frames()]
+            began = self.time
+            self.pause()
+            self.block.draw(self.name, "wait", what, began, self.time)
+        self.state = READY
+
+    def wake(self, time: float) -> None:
+        if self.state is WAITING:
+            self.state, self.time = READY, max(self.time, time)
+
+    def use(self, unit: str, clocks: float, label: str = "") -> None:
+        """Keep a unit busy, and wait until it is done."""
+        if clocks > 0:
+            self.point()
+            begin, self.time = self.block.units[unit].take(self.time, clocks)
+            self.block.draw(self.name, unit, label, begin, self.time)
+
+    # --- order ---
+
+    def release(self) -> tuple[Clock, Clock]:
+        """What others may learn from this role now."""
+        known = dict(self.known), dict(self.fenced)
+        self.known[self] += 1
+        return known
+
+    def acquire(self, known: tuple[Clock, Clock]) -> None:
+        join(self.known, known[0])
+        join(self.fenced, known[1])
+
+    def learn(self, pipe: Pipe, number: int) -> None:
+        """The first ``number`` operations of a pipe have ended, and were waited for."""
+        if number > 0:
+            join(self.known, {pipe.agent: number})
+
+
+class Block:
+    """One block of a launch. ``run`` is the launch: see ``tutorial_lib.simulator.run``."""
+
+    def __init__(self, run, index: tuple[int, int, int], grid: tuple[int, int, int]):
+        self.run, self.index, self.grid = run, index, grid
+        self.machine: Machine = run.machine
+        self.events: list = []
+        self._order = itertools.count()
+        self.roles: list[Role] = []
+        self.current: Role | None = None
+        self.units = {name: Unit(name, run.chance) for name in UNITS}
+        self.barriers: dict = {}
+        self.shared_bytes = 0
+
+    def draw(self, lane: str, kind: str, label: str, begin: float, end: float) -> None:
+        """Something for a timeline."""
+        if self.run.trace is not None and end > begin:
+            self.run.trace.append((self.index, lane, kind, label, begin, end))
+
+    def later(self, time: float, action: Callable[[float], None]) -> None:
+        heapq.heappush(self.events, (time, next(self._order), action))
+
+    def start(self, name: str, function: Callable, warps: int, parent: Role | None = None) -> Role:
+        role = Role(self, name, function, warps, parent)
+        self.roles.append(role)
+        return role
+
+    def finish(self) -> float:
+        """Run until all roles have ended; returns the clocks that it took. Raises Deadlock."""
+        try:
+            while True:
+                ready = [role for role in self.roles if role.state is READY]
+                role = min(ready, key=lambda role: role.time, default=None)
+                if self.events and (role is None or self.events[0][0] <= role.time):
+                    time, _, action = heapq.heappop(self.events)
+                    action(time)
+                elif role is not None:
+                    self.current = role
+                    role.resume()
+                else:
+                    break
+            if waiting := [role for role in self.roles if role.state is WAITING]:
+                lines = [f"  {role} waits for {role.why[1]()}\n      at {role.stopped_at}" for role in waiting]
+                raise Deadlock(f"block {self.index}: nobody can go on\n" + "\n".join(lines))
+        finally:
+            for role in self.roles:
+                role.kill()
+        return max(role.time for role in self.roles)
+
+    # --- order ---
+
+    def touch(self, memory, write: bool, agent, count: int, proxy: str, what: str, in_order: bool = False) -> None:
+        """Note an access of the current role, or of what it has begun, and report what is not in order."""
+        role, buffer = self.current, memory.buffer
+        access = Access(buffer.mask(memory.data), write, agent, count, proxy, where(), what)
+        for kind, old in buffer.note(access, role.known, role.fenced, in_order):
+            self.report(kind, buffer, old.what, old.where, what)
+
+    def report(self, kind: str, buffer: Buffer, before: str, before_at: str, what: str) -> None:
+        """Tell of a race or a missing fence, once for each pair of lines."""
+        here = where()
+        key = (kind, before_at.split(" <")[0], here.split(" <")[0], before, what)
+        if key not in self.run.found:
+            self.current.variables = [dict(frame.f_locals) for frame in frames()]
+            tail = "" if kind == "race" else ", without fence_async_shared between them"
+            self.run.found[key] = (
+                f"{kind} on {self.name_of(buffer)} (block {self.index}): {what}{tail}\n    at {here}\n"
+                f"  after: {before}\n    at {before_at}"
+            )
+
+    def name_of(self, buffer: Buffer, index: int | None = None) -> str:
+        """What the kernel calls a buffer: found among the variables of its roles."""
+        found = None
+        for role in self.roles:
+            for variables in role.variables:
+                for name, value in variables.items():
+                    fields = value._asdict() if hasattr(value, "_asdict") else {None: value}
+                    for field, part in fields.items():
+                        if getattr(part, "buffer", None) is buffer and part.data.storage_offset() == 0:
+                            text = name if field is None else f"{name}.{field}"
+                            if found is None or part.data.ndim > found[1]:
+                                found = (text, part.data.ndim)
+        text = found[0] if found else buffer.name
+        return text if index is None else f"{text}[{index}]"

@@ -1,0 +1,253 @@
+"""Hopper's operations: mbarriers, TMA, wgmma, and the fence between the proxies.
+
+Sources: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Async proxy",
+"Asynchronous Warpgroup Level Matrix Instructions".
+"""
+
+from __future__ import annotations
+
+from triton.experimental.gluon import language as gl
+
+from tutorial_lib.simulator import state
+from tutorial_lib.simulator.ampere import operations, product
+from tutorial_lib.simulator.block import KernelError, Role, at, where
+from tutorial_lib.simulator.memory import Memory
+from tutorial_lib.simulator.order import Buffer, Clock, join
+from tutorial_lib.simulator.translate import OPERATIONS, operation
+from tutorial_lib.simulator.values import Descriptor, Pending, Tensor, plain
+
+# --- mbarriers ---
+
+
+class MBarrier:
+    """A phase is complete when as many arrivals have come as it was made for, and all bytes that were announced."""
+
+    def __init__(self, block, buffer: Buffer, index: int):
+        self.block, self.buffer, self.index = block, buffer, index
+        self.count: int | None = None
+
+    def init(self, count: int, role: Role) -> None:
+        self.count = self.pending = count
+        self.phase = self.bytes = 0
+        self.gathering, self.released = ({}, {}), ({}, {})  # what those who wait will know
+        self.made = role, role.known[role]
+        self.waiting: list[Role] = []
+
+    def arrive(self, number: int, known: tuple[Clock, Clock], time: float) -> None:
+        self._gather(known)
+        self.pending -= number
+        if self.pending < 0:
+            name = self.block.name_of(self.buffer, self.index)
+            raise KernelError(at(f"{name} got more arrivals than the {self.count} it was made for"))
+        self._check(time)
+
+    def fill(self, number: int, known: tuple[Clock, Clock], time: float) -> None:
+        self._gather(known)
+        self.bytes -= number
+        self._check(time)
+
+    def _gather(self, known: tuple[Clock, Clock]) -> None:
+        for mine, new in zip(self.gathering, known, strict=True):
+            join(mine, new)
+
+    def _check(self, time: float) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase += 1
+            self.pending = self.count
+            self.released, self.gathering = self.gathering, ({}, {})
+            waiting, self.waiting = self.waiting, []
+            for role in waiting:
+                role.wake(time)
+
+    def passed(self, parity: int) -> bool:
+        """Whether the phase of this parity is over: of a fresh barrier the one before its first, parity 1, is."""
+        return (self.phase & 1) != parity
+
+    def describe(self, parity: int) -> str:
+        told = f"{self.phase} phases complete, {self.pending} of {self.count} arrivals missing"
+        told += f", {self.bytes} bytes missing" if self.bytes else ""
+        return f"{self.block.name_of(self.buffer, self.index)} with parity {parity} ({told})"
+
+
+def _barrier(view: Memory, made: bool = True) -> MBarrier:
+    block = state.block()
+    key = view.buffer, view.data.storage_offset()
+    if key not in block.barriers:
+        block.barriers[key] = MBarrier(block, view.buffer, view.data.storage_offset() // max(1, view.data.numel()))
+    if made and block.barriers[key].count is None:
+        raise KernelError(at("a barrier that was not initialised"))
+    return block.barriers[key]
+
+
+@operation(("mbarrier", "init"))
+def init(mbarrier, count):
+    _barrier(mbarrier, made=False).init(count, state.role())
+
+
+OPERATIONS[("mbarrier", "invalidate")] = lambda mbarrier: None
+
+
+@operation(("mbarrier", "expect"))
+def expect(mbarrier, bytes_per_cta=None, pred=True):
+    """An arrival that announces bytes, which TMA then brings."""
+    if pred:
+        me = state.role()
+        me.point()
+        barrier = _barrier(mbarrier)
+        barrier.bytes += bytes_per_cta
+        barrier.arrive(1, me.release(), me.time)
+        me.time += me.block.machine.issue
+
+
+@operation(("mbarrier", "arrive"))
+def arrive(mbarrier, count=1, pred=True):
+    if pred:
+        me = state.role()
+        me.point()
+        _barrier(mbarrier).arrive(count, me.release(), me.time)
+        me.time += me.block.machine.issue
+
+
+@operation(("mbarrier", "wait"))
+def wait(mbarrier, phase, pred=True, deps=()):
+    if not pred:
+        return
+    me, barrier, parity = state.role(), _barrier(mbarrier), int(phase)
+
+    def ready() -> bool:
+        if barrier.passed(parity):
+            return True
+        barrier.waiting.append(me)
+        return False
+
+    me.wait(ready, "mbarrier", lambda: barrier.describe(parity))
+    me.acquire(barrier.released)
+    me.time += me.block.machine.wait
+
+
+@operation("fence_async_shared", ("mbarrier", "fence_init_release_cluster"))
+def fence_async_shared(cluster=False):
+    """What this role knows of now, the async proxy may know of, too."""
+    me = state.role()
+    me.fenced = dict(me.known)
+    me.known[me] += 1
+    me.time += me.block.machine.issue
+
+
+# --- TMA ---
+
+
+@operation(("tma", "async_copy_global_to_shared"))
+def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, multicast=False):
+    if not pred:
+        return
+    me, full = state.role(), _barrier(barrier)
+    me.point()
+    block = me.block
+    agent, count = ("TMA load", full), full.phase + 1
+    if result.shape != tensor_desc.block_shape:
+        raise KernelError(at(f"TMA brings {tensor_desc.block_shape}, its place is {result.shape}"))
+    if me.fenced.get(full.made[0], 0) < full.made[1]:
+        block.report("no fence", full.buffer, "its initialisation", "where it is made", "TMA reports to a barrier")
+    block.touch(result, True, agent, count, "async", f"TMA load asked for by {me}")
+    result.poison()
+    begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
+    end += block.machine.memory_latency
+    block.draw("TMA", "load", where().split(" ")[0], begin, end)
+    known = {**me.known, agent: count}, dict(me.fenced)
+
+    def finish(time: float) -> None:
+        result.data.copy_(tensor_desc.load(coord).view(result.data.shape))
+        full.fill(tensor_desc.nbytes_per_cta, known, time)
+
+    block.later(end, finish)
+    me.time += block.machine.issue
+
+
+@operation(("tma", "async_copy_shared_to_global"))
+def store(tensor_desc: Descriptor, coord, src: Memory):
+    me = state.role()
+    me.point()
+    block, pipe = me.block, me.stores
+    pipe.begun += 1
+    block.touch(src, False, pipe.agent, pipe.begun, "async", f"TMA store asked for by {me}")
+    begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
+    end = pipe.last_end = max(pipe.last_end, end + block.machine.store_latency)
+    block.draw("TMA", "store", where().split(" ")[0], begin, end)
+
+    def finish(time: float) -> None:
+        tensor_desc.store(coord, src.data.view(tensor_desc.block_shape))
+        pipe.ended += 1
+        me.wake(time)
+
+    block.later(end, finish)
+    me.time += block.machine.issue
+
+
+@operation(("tma", "store_wait"))
+def store_wait(pendings):
+    me = state.role()
+    target = me.stores.begun - pendings
+    me.wait(lambda: me.stores.ended >= target, "TMA store", lambda: f"its TMA stores up to number {target}")
+    me.learn(me.stores, target)
+
+
+# --- wgmma ---
+
+
+@operation("warpgroup_mma_init")
+def warpgroup_mma_init(value):
+    return value
+
+
+@operation("warpgroup_mma")
+def warpgroup_mma(
+    a, b: Memory, acc, use_acc=True, precision=None, max_num_imprecise_acc=None, is_async=False
+) -> Tensor:
+    """Begun now. The factors in shared memory are read, and the sum is there, when the product has ended."""
+    me = state.role()
+    me.point()
+    block, pipe = me.block, me.wgmma
+    pipe.begun += 1
+    for factor in (a, b):
+        if isinstance(factor, Memory):
+            block.touch(factor, False, pipe.agent, pipe.begun, "async", f"read by wgmma of {me}", in_order=True)
+    held = None
+    if isinstance(a, Tensor):
+        held = plain(a).clone()
+        if not (isinstance(a.layout, gl.DotOperandLayout) and a.layout.operand_index == 0):
+            raise KernelError(at(f"the first factor of a product has layout {a.layout}"))
+    clocks = operations(a, b) / block.machine.wgmma
+    begin, end = block.units["tensor cores"].take(max(me.time, pipe.last_end), clocks)
+    pipe.last_end = end
+    block.draw("tensor cores", "wgmma", str(me), begin, end)
+    pending = Pending(acc.shape, acc.layout, pipe.begun)
+
+    def finish(time: float) -> None:
+        before = None
+        if use_acc:
+            before = acc.result if isinstance(acc, Pending) else acc.data
+        pending.result = product(held if held is not None else a.data, b.data, before)
+        pipe.ended += 1
+        me.wake(time)
+
+    block.later(end, finish)
+    me.time += block.machine.issue
+    return pending if is_async else warpgroup_mma_wait(0, [pending])
+
+
+@operation("warpgroup_mma_wait")
+def warpgroup_mma_wait(num_outstanding=0, deps=None):
+    me = state.role()
+    pipe = me.wgmma
+    target = pipe.begun - num_outstanding
+    me.wait(lambda: pipe.ended >= target, "wgmma", lambda: f"its product {target}")
+    me.learn(pipe, target)
+    results = []
+    for x in deps:
+        if isinstance(x, Pending):
+            if x.number > target:
+                raise KernelError(at(f"wait({num_outstanding}) does not wait for this product"))
+            x = Tensor(x.result, x.layout)
+        results.append(x)
+    return results[0] if len(results) == 1 else tuple(results)

@@ -1,0 +1,242 @@
+"""What every Gluon kernel uses: tiles of numbers, reductions, masks, global memory, roles."""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+import torch
+from triton.experimental.gluon import language as gl
+
+from tutorial_lib.simulator import state
+from tutorial_lib.simulator.block import DONE, KernelError, Unknown, at
+from tutorial_lib.simulator.memory import allocate_shared_memory
+from tutorial_lib.simulator.translate import OPERATIONS, operation
+from tutorial_lib.simulator.values import Int, Pointer, Tensor, common, elementwise, plain, torch_dtype
+
+SHUFFLES = 5  # turns in which the lanes of a warp add up a row
+
+OPERATIONS["allocate_shared_memory"] = allocate_shared_memory
+
+
+@operation("program_id")
+def program_id(axis):
+    return Int(state.block().index[axis])
+
+
+@operation("num_programs")
+def num_programs(axis):
+    return Int(state.block().grid[axis])
+
+
+@operation("num_warps")
+def num_warps():
+    return state.role().warps
+
+
+@operation("to_tensor")
+def to_tensor(x):
+    return Int(x) if isinstance(x, int) and not isinstance(x, bool) else x
+
+
+@operation("arange")
+def arange(start, end, layout=None):
+    return Tensor(torch.arange(start, end, dtype=torch.int32), layout)
+
+
+@operation("full")
+def full(shape, value, dtype, layout=None):
+    return Tensor(torch.full(tuple(shape), value, dtype=torch_dtype(dtype)), layout)
+
+
+@operation("zeros")
+def zeros(shape, dtype, layout=None):
+    return full(shape, 0, dtype, layout)
+
+
+@operation("where")
+def where(condition, x, y):
+    layout = common(condition, x, y)
+    chosen = torch.where(plain(condition), plain(x), plain(y))
+    dtype = next((v.data.dtype for v in (x, y) if isinstance(v, Tensor)), chosen.dtype)
+    state.spend("alu", chosen.numel())
+    return Tensor(chosen.to(dtype), layout)
+
+
+def _extremum(scalar, pairwise):
+    def choose(x, y, propagate_nan=None):
+        if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+            found = scalar(x, y)
+            return Int(found) if isinstance(found, int) else found
+
+        def apply(a, b):
+            some = a if isinstance(a, torch.Tensor) else b
+            return pairwise(*(v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=some.dtype) for v in (a, b)))
+
+        return elementwise(apply, x, y)
+
+    return choose
+
+
+OPERATIONS["maximum"] = _extremum(builtins.max, torch.fmax)
+OPERATIONS["minimum"] = _extremum(builtins.min, torch.fmin)
+
+
+@operation("cdiv")
+def cdiv(x, div):
+    return Int(-(-x // div))
+
+
+def _reduction(function):
+    def reduce(x, axis=None, keep_dims=False):
+        data = plain(x)
+        if axis is None:
+            state.spend("alu", data.numel())
+            return function(data.reshape(-1), 0).item()
+        axis %= data.ndim
+        result = function(data, axis)
+        state.spend("alu", data.numel() + SHUFFLES * 32 * state.role().warps)
+        if result.ndim == 0:
+            return result.item()
+        return Tensor(result, None if x.layout is None else gl.SliceLayout(axis, x.layout))
+
+    return reduce
+
+
+OPERATIONS["sum"] = _reduction(lambda data, axis: data.sum(dim=axis, dtype=data.dtype))
+OPERATIONS["max"] = _reduction(lambda data, axis: data.amax(dim=axis))
+OPERATIONS["min"] = _reduction(lambda data, axis: data.amin(dim=axis))
+
+
+# --- functions of a number ---
+
+
+def _flushed(x: torch.Tensor) -> torch.Tensor:
+    """Zero in place of numbers too small to be normal, as .ftz has it."""
+    return x * (x.abs() >= torch.finfo(torch.float32).tiny)
+
+
+for _function in (torch.exp2, torch.exp, torch.log, torch.log2, torch.sqrt, torch.rsqrt, torch.abs, torch.floor):
+    OPERATIONS[_function.__name__] = lambda x, f=_function: elementwise(f, x, unit="mufu")
+OPERATIONS["fma"] = lambda x, y, z: elementwise(lambda a, b, c: a * b + c, x, y, z)
+
+INSTRUCTIONS = {  # PTX -> a function of float32 operands, and its unit
+    "ex2.approx.ftz.f32": (lambda x: _flushed(torch.exp2(_flushed(x))), "mufu"),
+    "ex2.approx.f32": (torch.exp2, "mufu"),
+    "rcp.approx.ftz.f32": (lambda x: _flushed(1 / _flushed(x)), "mufu"),
+}
+ONE_INSTRUCTION = re.compile(r"\s*(\S+) \$0((?:, \$\d)*);\s*")
+
+
+@operation("inline_asm_elementwise")
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+    """One instruction of PTX, of those that are known."""
+    if found := ONE_INSTRUCTION.fullmatch(asm):
+        operands = [int(number) for number in re.findall(r"\$(\d)", found[2])]
+        if found[1] in INSTRUCTIONS and operands == list(range(1, len(args) + 1)):
+            function, unit = INSTRUCTIONS[found[1]]
+            return elementwise(function, *args, unit=unit)
+    if not asm.strip() or asm.strip().startswith("//"):  # nothing but a place for the compiler to keep an order by
+        return args[0] if len(args) == 1 else tuple(args)
+    raise Unknown(at(f"the simulator does not know this PTX: {asm.strip()[:60]}"))
+
+
+# --- layouts and shapes ---
+
+
+@operation("convert_layout")
+def convert_layout(value, layout, assert_trivial=False):
+    """Other lanes hold the numbers: by way of shared memory, unless the lanes are the same."""
+    data = plain(value)
+    stays = value.layout == layout or data.ndim == 1 or isinstance(layout, gl.DotOperandLayout)
+    if not stays:
+        state.spend("smem", 2 * data.numel() * data.itemsize)
+    return Tensor(data, layout)
+
+
+@operation("set_auto_layout")
+def set_auto_layout(value, layout):
+    return Tensor(plain(value), layout)
+
+
+OPERATIONS["reshape"] = lambda x, *shape: x.reshape(*shape)
+OPERATIONS["permute"] = lambda x, *order: x.permute(*order)
+OPERATIONS["split"] = lambda x: x.split()
+
+
+@operation("join")
+def join(a, b):
+    return Tensor(torch.stack((plain(a), plain(b)), -1), None)
+
+
+@operation("expand_dims")
+def expand_dims(x, axis):
+    index = [slice(None)] * x.data.ndim
+    index.insert(axis, None)
+    return x[tuple(index)]
+
+
+# --- global memory: no races are looked for there ---
+
+
+@operation("load")
+def load(pointer: Pointer, mask=None, other=0, **_):
+    me = state.role()
+    found = pointer.gather(plain(mask), other)
+    me.time += me.block.machine.memory_latency
+    return Tensor(found, pointer.layout) if isinstance(found, torch.Tensor) else to_tensor(found)
+
+
+@operation("store")
+def store(pointer: Pointer, value, mask=None, **_):
+    me = state.role()
+    me.point()
+    pointer.scatter(plain(value), plain(mask))
+    me.time += me.block.machine.issue
+
+
+# --- what is said to the compiler, or checked ---
+
+OPERATIONS["multiple_of"] = OPERATIONS["max_contiguous"] = lambda x, *_: x
+OPERATIONS["assume"] = lambda condition: None
+OPERATIONS["static_print"] = OPERATIONS["device_print"] = lambda *values: print(*map(plain, values))
+
+
+@operation("static_assert")
+def static_assert(condition, message=""):
+    if not condition:
+        raise KernelError(at(f"static_assert: {message}"))
+
+
+@operation("device_assert")
+def device_assert(condition, message=""):
+    if not (bool(plain(condition).all()) if isinstance(condition, Tensor) else condition):
+        raise KernelError(at(f"device_assert: {message}"))
+
+
+# --- roles ---
+
+
+@operation("barrier", "thread_barrier")
+def barrier(cluster=False):
+    """All warps of a role: they have one clock here, so there is nothing to wait for."""
+    state.role().time += state.run.machine.wait
+
+
+@operation("warp_specialize")
+def warp_specialize(functions_and_args, worker_num_warps, worker_num_regs=None):
+    me = state.role()
+    (first, arguments), *workers = functions_and_args
+    known = me.release()
+    made = []
+    for n, ((function, its), warps) in enumerate(zip(workers, worker_num_warps, strict=True), 1):
+        worker = me.block.start(f"{function.__name__} {n}", lambda f=function, a=its: f(*a), warps, me)
+        worker.acquire(known)
+        made.append(worker)
+    me.name, before = f"{first.__name__} 0", me.name
+    result = first(*arguments)
+    me.name = before
+    me.wait(lambda: all(w.state is DONE for w in made), "the others", lambda: "the other roles to end")
+    for worker in made:
+        me.acquire((worker.known, worker.fenced))
+    return result

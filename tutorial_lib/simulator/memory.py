@@ -1,0 +1,89 @@
+"""Shared memory: views of allocations, read and written by the warps of a role."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tutorial_lib.simulator import state
+from tutorial_lib.simulator.block import KernelError, at, where
+from tutorial_lib.simulator.order import Buffer
+from tutorial_lib.simulator.values import GLUON_DTYPES, Tensor, Type, plain, torch_dtype
+
+
+class Memory:
+    """A view of an allocation."""
+
+    def __init__(self, buffer: Buffer, data: torch.Tensor, layout):
+        self.buffer, self.data, self.layout = buffer, data, layout
+
+    shape = property(lambda self: list(self.data.shape))
+    rank = property(lambda self: self.data.ndim)
+    dtype = property(lambda self: GLUON_DTYPES[self.data.dtype])
+    type = property(lambda self: Type(self.layout, self.dtype, self.shape))
+
+    def _view(self, data: torch.Tensor) -> Memory:
+        return Memory(self.buffer, data, self.layout)
+
+    def index(self, number) -> Memory:
+        if not 0 <= int(number) < self.data.shape[0]:
+            raise KernelError(at(f"place {int(number)} of {self.data.shape[0]}"))
+        return self._view(self.data[int(number)])
+
+    def slice(self, start, length, dim: int = 0) -> Memory:
+        return self._view(self.data.narrow(dim, int(start), int(length)))
+
+    def permute(self, order) -> Memory:
+        return self._view(self.data.permute(tuple(order)))
+
+    def reshape(self, shape) -> Memory:
+        return self._view(self.data.view(tuple(shape)))
+
+    def _reinterpret(self, dtype, shape, layout) -> Memory:
+        """The same bytes, in row order: where a swizzle puts them is not simulated."""
+        new = torch_dtype(dtype)
+        offset = self.data.storage_offset() * self.data.itemsize // new.itemsize
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        return Memory(self.buffer, torch.as_strided(self.buffer.bytes.view(new), tuple(shape), strides, offset), layout)
+
+    def load(self, layout=None) -> Tensor:
+        me = state.role()
+        me.point()
+        state.spend("smem", self.data.numel() * self.data.itemsize, "load")
+        me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
+        return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
+
+    def store(self, value: Tensor) -> None:
+        me = state.role()
+        me.point()
+        data = plain(value)
+        if list(data.shape) != self.shape or data.dtype != self.data.dtype:
+            theirs, ours = f"{list(data.shape)} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
+            raise KernelError(at(f"a tile {theirs} for a place {ours}"))
+        me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
+        state.spend("smem", self.data.numel() * self.data.itemsize, "store")
+        self.data.copy_(data)
+
+    def poison(self) -> None:
+        """NaN, until what is under way has come."""
+        if self.data.is_floating_point():
+            self.data.fill_(float("nan"))
+
+    def _keep_alive(self) -> None:
+        pass
+
+
+def allocate_shared_memory(dtype, shape, layout, value: Tensor | None = None) -> Memory:
+    block = state.block()
+    of_barriers = type(layout).__name__ == "MBarrierLayout"
+    kind = torch.int64 if of_barriers else torch_dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    block.shared_bytes += size
+    if block.shared_bytes > block.machine.shared_bytes:
+        raise KernelError(at(f"{block.shared_bytes} bytes of shared memory, of {block.machine.shared_bytes}"))
+    buffer = Buffer(where().split(" ")[0], size, "barriers" if of_barriers else "shared")
+    memory = Memory(buffer, buffer.bytes.view(kind).view(tuple(shape)), layout)
+    if value is not None:
+        memory.store(value)
+    return memory

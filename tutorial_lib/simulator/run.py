@@ -1,0 +1,76 @@
+"""A launch on the simulator, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Collection
+
+import torch
+
+from tutorial_lib.simulator import state
+from tutorial_lib.simulator.block import Block, KernelError
+from tutorial_lib.simulator.machine import H100, Machine
+from tutorial_lib.simulator.translate import as_python
+from tutorial_lib.simulator.values import argument
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+class Run:
+    """found: races and missing fences, told once for each pair of lines. clocks: simulated, of every block.
+
+    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for.
+    """
+
+    def __init__(self, machine: Machine, trace: bool, seed: int | None):
+        self.machine = machine
+        self.chance = random.Random(seed) if seed is not None else None
+        self.found: dict[tuple, str] = {}
+        self.trace: list | None = [] if trace else None
+        self.clocks: dict[tuple[int, int, int], float] = {}
+        self.block: Block | None = None
+
+
+def launch(
+    kernel,
+    grid: tuple[int, ...],
+    arguments: tuple,
+    warps: int,
+    *,
+    machine: Machine = H100,
+    trace: bool = False,
+    seed: int | None = None,
+    only: Collection[tuple[int, int, int]] | None = None,
+) -> Run:
+    """Run a ``gluon.jit`` kernel once for every block of the grid, or for those in ``only``.
+
+    arguments: what a launch on a GPU would pass, with tensors on the CPU. seed: None for the latencies of the model;
+    a number for random ones, the same for the same number.
+
+    Raises KernelError for what a GPU or the compiler would not take, Deadlock where nobody can go on, Unknown for an
+    operation that is not simulated. Races are in ``Run.found``: they are no error of this run, but of some other.
+    """
+    grid = (*grid, 1, 1)[:3]
+    with _ONE_AT_A_TIME, torch.no_grad():
+        function = as_python(kernel)
+        passed = [argument(value) for value in arguments]
+        run, before = Run(machine, trace, seed), state.run
+        state.run = run
+        try:
+            for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
+                if only is not None and (x, y, z) not in only:
+                    continue
+                run.block = block = Block(run, (x, y, z), grid)
+                block.start("all warps", lambda: function(*passed), warps)
+                run.clocks[x, y, z] = block.finish()
+        finally:
+            state.run = before
+    return run
+
+
+def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments) -> None:
+    """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too."""
+    if found := launch(kernel, grid, arguments, warps).found:
+        raise KernelError("\n".join(found.values()))
