@@ -392,10 +392,7 @@ def machine(recorded: Run | None) -> Page:
         if recorded
         else "no timings are recorded"
     )
-    return Page(
-        "**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and "
-        f"{shown}.**"
-    )
+    return Page(f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**")
 
 
 def _name(value: object) -> str:

@@ -326,7 +326,7 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     if device == "cpu":
         console.print(
-            "No GPU is used: the kernels run on the CPU, interpreted or simulated, and are not timed; they are compiled "
+            "No GPU is used: the kernels run on the CPU, interpreted or simulated, untimed; they are compiled "
             f"for {DEFAULT_ARCH}."
         )
         if problems[0][0] != problems[0][1]:

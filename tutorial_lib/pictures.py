@@ -262,3 +262,42 @@ def lanes(layout, rows: int = 8, columns: int = 16):
     axes.set(xlabel="key", ylabel="query", xticks=range(0, columns + 1, 2), yticks=range(rows + 1))
     axes.set_title("numbers: the lane that holds the score; a row lies in four lanes", fontsize=9)
     return figure
+
+
+SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
+    "wgmma": ("#0072B2", "tensor cores"),
+    "tensor cores": ("#0072B2", None),
+    "mufu": ("#D55E00", "exponentials"),
+    "alu": ("#BBBBBB", "arithmetic"),
+    "smem": ("#CC79A7", "shared memory"),
+    "load": ("#009E73", "loads"),
+    "store": ("#56B4E9", "stores"),
+    "wait": ("white", "waiting"),
+}
+MACHINERY = ("tensor cores", "TMA", "copies")  # lanes that stand below those of the roles
+
+
+def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str):
+    """Who does what when in a block of a simulated launch, from ``tutorial_lib.simulator.run.Run.trace``."""
+    from matplotlib.patches import Rectangle
+
+    events = [event[1:] for event in trace if event[0] == block]
+    lanes = sorted({event[0] for event in events}, key=lambda lane: (lane in MACHINERY, lane))
+    figure, axes = figure_with_axes(9, 0.6 + 0.45 * len(lanes))
+    for lane, kind, _, begin, end in events:
+        look = {"edgecolor": "#999999", "hatch": "////"} if kind == "wait" else {}
+        axes.barh(
+            lanes.index(lane), end - begin, left=begin, color=SIMULATED[kind][0], height=0.7, linewidth=0.3, **look
+        )
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_xlabel("simulated clocks")
+    axes.set_title(f"simulated: {title}", fontsize=9)
+    shown = {kind: look for kind, look in SIMULATED.items() if look[1] and kind in {event[1] for event in events}}
+    marks = [
+        Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="#999999", hatch="////" if kind == "wait" else None)
+        for kind, (colour, _) in shown.items()
+    ]
+    names = [name for _, name in shown.values()]
+    axes.legend(marks, names, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure

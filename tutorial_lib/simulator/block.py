@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -47,14 +48,30 @@ def frames() -> Iterator:
         frame = frame.f_back
 
 
-def where() -> str:
-    """The kernel's line, and who called it: "pipeline.py:80 fetch < kernel.py:61 produce"."""
-    found = itertools.islice(frames(), 3)
-    return " < ".join(f"{os.path.basename(f.f_code.co_filename)}:{f.f_lineno} {f.f_code.co_name}" for f in found)
+Place = tuple[tuple[str, int, str], ...]  # file, line and function of the kernel's frames, innermost first
+
+
+def place() -> Place:
+    """Where the kernel is."""
+    return tuple((f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in itertools.islice(frames(), 3))
+
+
+def line_of(where: Place) -> str:
+    """The kernel's line: "pipeline.py:80"."""
+    return f"{os.path.basename(where[0][0])}:{where[0][1]}" if where else "nowhere"
+
+
+def told(where: Place) -> str:
+    """The kernel's line with what it says, and who called it: "pipeline.py:80 fetch `...` < kernel.py:61 produce"."""
+    if not where:
+        return "nowhere"
+    code = linecache.getline(*where[0][:2]).strip()
+    lines = [f"{os.path.basename(file)}:{line} {function}" for file, line, function in where]
+    return " < ".join([f"{lines[0]} `{code}`" if code else lines[0], *lines[1:]])
 
 
 def at(message: str) -> str:
-    return f"{message}, at {where()}"
+    return f"{message}, at {told(place())}"
 
 
 class Pipe:
@@ -70,7 +87,7 @@ class Role:
     def __init__(self, block: Block, name: str, function: Callable, warps: int, parent: Role | None = None):
         self.block, self.name, self.warps = block, name, warps
         self.time = parent.time if parent else 0.0
-        self.state, self.why, self.stopped_at = READY, ("", str), ""
+        self.state, self.why, self.stopped_at = READY, ("", str), ()
         self.variables: list[dict] = []
         self.known: Clock = dict(parent.known) if parent else {}
         self.fenced: Clock = dict(parent.fenced) if parent else {}  # what the async proxy may know of
@@ -121,7 +138,7 @@ class Role:
         """Until ``ready()``. what: for a timeline; describe: for who reads of a deadlock."""
         self.point()
         while not ready():
-            self.state, self.why, self.stopped_at = WAITING, (what, describe), where()
+            self.state, self.why, self.stopped_at = WAITING, (what, describe), place()
             self.variables = [dict(frame.f_locals) for frame in frames()]
             began = self.time
             self.pause()
@@ -199,7 +216,7 @@ class Block:
                 else:
                     break
             if waiting := [role for role in self.roles if role.state is WAITING]:
-                lines = [f"  {role} waits for {role.why[1]()}\n      at {role.stopped_at}" for role in waiting]
+                lines = [f"  {role} waits for {role.why[1]()}\n      at {told(role.stopped_at)}" for role in waiting]
                 raise Deadlock(f"block {self.index}: nobody can go on\n" + "\n".join(lines))
         finally:
             for role in self.roles:
@@ -211,20 +228,20 @@ class Block:
     def touch(self, memory, write: bool, agent, count: int, proxy: str, what: str, in_order: bool = False) -> None:
         """Note an access of the current role, or of what it has begun, and report what is not in order."""
         role, buffer = self.current, memory.buffer
-        access = Access(buffer.mask(memory.data), write, agent, count, proxy, where(), what)
+        access = Access(buffer.mask(memory.data), write, agent, count, proxy, place(), what)
         for kind, old in buffer.note(access, role.known, role.fenced, in_order):
             self.report(kind, buffer, old.what, old.where, what)
 
-    def report(self, kind: str, buffer: Buffer, before: str, before_at: str, what: str) -> None:
+    def report(self, kind: str, buffer: Buffer, before: str, before_at: Place, what: str) -> None:
         """Tell of a race or a missing fence, once for each pair of lines."""
-        here = where()
-        key = (kind, before_at.split(" <")[0], here.split(" <")[0], before, what)
+        here = place()
+        key = (kind, line_of(before_at), line_of(here), before, what)
         if key not in self.run.found:
             self.current.variables = [dict(frame.f_locals) for frame in frames()]
             tail = "" if kind == "race" else ", without fence_async_shared between them"
             self.run.found[key] = (
-                f"{kind} on {self.name_of(buffer)} (block {self.index}): {what}{tail}\n    at {here}\n"
-                f"  after: {before}\n    at {before_at}"
+                f"{kind} on {self.name_of(buffer)} (block {self.index}): {what}{tail}\n    at {told(here)}\n"
+                f"  after: {before}\n    at {told(before_at)}"
             )
 
     def name_of(self, buffer: Buffer, index: int | None = None) -> str:

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product
-from tutorial_lib.simulator.block import KernelError, Role, at, where
+from tutorial_lib.simulator.block import KernelError, Role, at, line_of, place
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer, Clock, join
 from tutorial_lib.simulator.translate import OPERATIONS, operation
@@ -148,12 +148,12 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
     if result.shape != tensor_desc.block_shape:
         raise KernelError(at(f"TMA brings {tensor_desc.block_shape}, its place is {result.shape}"))
     if me.fenced.get(full.made[0], 0) < full.made[1]:
-        block.report("no fence", full.buffer, "its initialisation", "where it is made", "TMA reports to a barrier")
+        block.report("no fence", full.buffer, "its initialisation", (), "TMA reports to a barrier")
     block.touch(result, True, agent, count, "async", f"TMA load asked for by {me}")
     result.poison()
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
     end += block.machine.memory_latency
-    block.draw("TMA", "load", where().split(" ")[0], begin, end)
+    block.draw("TMA", "load", line_of(place()), begin, end)
     known = {**me.known, agent: count}, dict(me.fenced)
 
     def finish(time: float) -> None:
@@ -173,7 +173,7 @@ def store(tensor_desc: Descriptor, coord, src: Memory):
     block.touch(src, False, pipe.agent, pipe.begun, "async", f"TMA store asked for by {me}")
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
     end = pipe.last_end = max(pipe.last_end, end + block.machine.store_latency)
-    block.draw("TMA", "store", where().split(" ")[0], begin, end)
+    block.draw("TMA", "store", line_of(place()), begin, end)
 
     def finish(time: float) -> None:
         tensor_desc.store(coord, src.data.view(tensor_desc.block_shape))

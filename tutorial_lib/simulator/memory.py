@@ -7,7 +7,7 @@ import math
 import torch
 
 from tutorial_lib.simulator import state
-from tutorial_lib.simulator.block import KernelError, at, where
+from tutorial_lib.simulator.block import KernelError, at, line_of, place
 from tutorial_lib.simulator.order import Buffer
 from tutorial_lib.simulator.values import GLUON_DTYPES, Tensor, Type, plain, torch_dtype
 
@@ -82,7 +82,7 @@ def allocate_shared_memory(dtype, shape, layout, value: Tensor | None = None) ->
     block.shared_bytes += size
     if block.shared_bytes > block.machine.shared_bytes:
         raise KernelError(at(f"{block.shared_bytes} bytes of shared memory, of {block.machine.shared_bytes}"))
-    buffer = Buffer(where().split(" ")[0], size, "barriers" if of_barriers else "shared")
+    buffer = Buffer(line_of(place()), size, "barriers" if of_barriers else "shared")
     memory = Memory(buffer, buffer.bytes.view(kind).view(tuple(shape)), layout)
     if value is not None:
         memory.store(value)

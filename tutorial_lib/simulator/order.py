@@ -33,7 +33,7 @@ class Access:
     agent: object
     count: int
     proxy: str
-    where: str
+    where: tuple  # of the kernel: see ``block.Place``
     what: str
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,7 +32,13 @@ class Run:
         self.found: dict[tuple, str] = {}
         self.trace: list | None = [] if trace else None
         self.clocks: dict[tuple[int, int, int], float] = {}
+        self.busy: dict[str, float] = {}  # clocks of every kind of unit, all blocks together
         self.block: Block | None = None
+
+    @property
+    def longest(self) -> tuple[int, int, int]:
+        """The block that took most clocks."""
+        return max(self.clocks, key=self.clocks.get)
 
 
 def launch(
@@ -65,12 +73,43 @@ def launch(
                 run.block = block = Block(run, (x, y, z), grid)
                 block.start("all warps", lambda: function(*passed), warps)
                 run.clocks[x, y, z] = block.finish()
+                for unit in block.units.values():
+                    run.busy[unit.name] = run.busy.get(unit.name, 0.0) + unit.busy
         finally:
             state.run = before
     return run
 
 
+@dataclass
+class Watch:
+    """How launches are simulated while somebody watches, and what came of them."""
+
+    seed: int | None = None
+    trace: bool = False
+    machine: Machine = H100
+    runs: list[Run] = field(default_factory=list)
+
+
+_watch: Watch | None = None
+
+
+@contextmanager
+def watched(seed: int | None = None, trace: bool = False) -> Iterator[Watch]:
+    """Inside, races and missing fences end no launch: they are in the ``Watch``'s runs. For one thread at a time."""
+    global _watch
+    with _ONE_AT_A_TIME:
+        before, _watch = _watch, Watch(seed, trace)
+        try:
+            yield _watch
+        finally:
+            _watch = before
+
+
 def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments) -> None:
     """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too."""
-    if found := launch(kernel, grid, arguments, warps).found:
-        raise KernelError("\n".join(found.values()))
+    if _watch is None:
+        if found := launch(kernel, grid, arguments, warps).found:
+            raise KernelError("\n".join(found.values()))
+    else:
+        options = {"seed": _watch.seed, "trace": _watch.trace, "machine": _watch.machine}
+        _watch.runs.append(launch(kernel, grid, arguments, warps, **options))

@@ -1,0 +1,166 @@
+"""A step on the simulator: ``python -m steps.simulate producer --without "wait(barriers.value_free"``.
+
+Runs a Gluon or Hopper kernel on the CPU, says whether its result is right, and looks for races, missing fences and
+deadlocks, under as many random latencies as ``--schedules`` asks for. ``--without`` takes one synchronisation out of
+the kernel first, to see what is said; a file that ``steps.show`` wrote, edited or not, can stand for a step. What it
+draws and counts is simulated: it explains what waits for what, and not how fast the kernel is. Exit status: 0 nothing
+is wrong; 1 something was found; 2 the request makes no sense; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+
+RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full ones
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="python -m steps.simulate", description=__doc__.split("\n\n")[0])
+    parser.add_argument("step", help="number or name of a step, or a file that steps.show wrote")
+    number = {"type": whole_number, "metavar": "N"}
+    length = f"query length ({RAGGED}; {EVEN} for a file whose kernel wants full tiles)"
+    parser.add_argument("--batch", default=1, help="(1)", **number)
+    parser.add_argument("--heads", default=2, help="query heads (2)", **number)
+    parser.add_argument("--kv-heads", help="key and value heads (as many)", **number)
+    parser.add_argument("--seq-len", help=length, **number)
+    parser.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
+    parser.add_argument("--head-dim", default=128, help="(128; a file has its own, dtype, mask, heads)", **number)
+    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    parser.add_argument("--without", metavar="TEXT", help="take out the one synchronisation that holds this text")
+    parser.add_argument("--sites", action="store_true", help="list the synchronisations of the kernel, and stop")
+    parser.add_argument("--schedules", type=whole_number, default=1, metavar="N", help="run under N latencies (1)")
+    parser.add_argument("--seed", type=int, metavar="N", help="the random latencies of this seed alone")
+    parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw the longest block's timeline, as PNG")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.timeline:
+        check_writable("--timeline", options.timeline.parent)
+    console = make_console()
+    step, problem = asked(options)
+    if options.sites:
+        from tutorial_lib.simulator.breaking import broken
+
+        for site in broken(step.text):
+            if site.how == "without":
+                console.print(f"{site.line:5} {site.what}", soft_wrap=True, markup=False)
+        return 0
+    seeds = [options.seed] if options.seed is not None else [None, *range(1, options.schedules)]
+    return simulate(console, step, problem, seeds, options.timeline)
+
+
+def asked(options: argparse.Namespace):
+    """(the step, whole or broken; the problem); raises BadRequest."""
+    from dataclasses import replace
+
+    from steps import get_step
+    from steps.writing.written import WrittenStep, read_step, write_step
+    from tutorial_lib.simulator.breaking import without
+
+    try:
+        step = read_step(Path(options.step)) if options.step.endswith(".py") else get_step(options.step)
+        if step.backend not in ("gluon", "hopper"):
+            raise BadRequest(f"step {step.label}: simulated are Gluon's kernels; `steps.run` runs this one on the CPU")
+        problem = _problem(options, step)
+        if reason := step.unsupported(problem, "cpu"):
+            raise BadRequest(f"step {step.label}: {reason}")
+        if reason := step.too_long_on_cpu(problem):
+            raise BadRequest(f"{problem.describe()} has {reason}: ask for a smaller --seq-len")
+        if (options.without or options.sites) and not isinstance(step, WrittenStep):
+            step = write_step(step, problem, name=step.name)
+        if options.without:
+            step = replace(step, text=without(step.text, options.without), title=f"without {options.without}")
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return step, problem
+
+
+def _problem(options: argparse.Namespace, step):
+    """What was asked for; a file's kernel is for tensors of one kind, and of these it gets some."""
+    from steps.writing.written import WrittenStep
+    from tutorial_lib.problem import Problem
+
+    def of(length: int) -> Problem:
+        queries = options.seq_len or length
+        return Problem(batch=options.batch, seq_len_q=queries, seq_len_kv=options.seq_len_kv or queries, **kind)
+
+    if not isinstance(step, WrittenStep):
+        kind = {name: getattr(options, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "causal")}
+        return of(RAGGED)
+    its = step.written_for
+    kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal")}
+    kind |= {"heads": 2 * its.group_size, "kv_heads": 2}
+    return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
+
+
+def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path | None) -> int:
+    """Run under every schedule until something is found, and tell."""
+    import secrets
+
+    from tutorial_lib.passes import pass_of
+    from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
+    from tutorial_lib.simulator.run import watched
+
+    kind = pass_of(step)
+    inputs = kind.inputs(problem, secrets.randbits(32))
+    exact = kind.reference(problem, inputs)
+    allowed = kind.yardstick(problem, inputs, exact)
+    began, runs, wrong, accuracy = time.perf_counter(), [], [], None
+    console.print(f"Step {step.label} ({step.title}), simulated: {problem.describe()}.", style="bold", soft_wrap=True)
+    for seed in seeds:
+        with watched(seed, trace=timeline is not None and not runs) as watch:
+            try:
+                accuracy = kind.check(step, problem, inputs, exact, allowed)
+                if not accuracy.correct:
+                    wrong.append(accuracy.explain())
+            except Deadlock as error:
+                wrong.append(f"deadlock: {error}")
+            except (KernelError, Unknown) as error:
+                wrong.append(f"refused: {error}")
+        runs += watch.runs
+        wrong[:0] = [found for made in watch.runs for found in made.found.values()]
+        if wrong:
+            under = "of the model" if seed is None else f"of seed {seed}"
+            for line in wrong:
+                console.print(line, soft_wrap=True, markup=False)
+            console.print(f"Found with the latencies {under}; nothing more was run.")
+            break
+    else:
+        took = time.perf_counter() - began
+        number = "one schedule" if len(runs) == 1 else f"{len(runs)} schedules"
+        console.print(f"Correct: an error of {accuracy.max_error:.0e}, SDPA's is {accuracy.reference_error:.0e}.")
+        console.print(f"No race, no missing fence, no deadlock under {number}, in {took:.1f} s.")
+        console.print(_busy(runs[0]), soft_wrap=True)
+    if timeline and runs and runs[0].trace:
+        from tutorial_lib.files import write_whole
+        from tutorial_lib.pictures import simulated_timeline
+        from tutorial_lib.plots import png
+
+        title = f"step {step.label}, {problem.describe()}"
+        write_whole(timeline, png(simulated_timeline(runs[0].trace, runs[0].longest, title)))
+        console.print(f"Written: {timeline}", soft_wrap=True)
+    return 1 if wrong else 0
+
+
+def _busy(run) -> str:
+    """What the units did, of the clocks that all blocks took together."""
+    total = sum(run.clocks.values())
+    shares = ", ".join(f"{name} {busy / total:.0%}" for name, busy in run.busy.items() if busy)
+    longest = run.clocks[run.longest]
+    return f"{len(run.clocks)} blocks, the longest of {longest:,.0f} simulated clocks; busy of them all: {shares}."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return as_command("steps.simulate", lambda: run(make_parser().parse_args(arguments)), interrupted="Interrupted.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Breaks a kernel's text, one synchronisation at a time: to see what a wait, an arrival or a fence is there for.
+
+Works on a kernel that is written out as one module, such as ``steps.show`` prints: every place is there once.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# What orders things: by the name that is called. A function of the kernel's own that does nothing else is one, too.
+WAITS = {"wait", "wait_group", "warpgroup_mma_wait", "store_wait"}
+SIGNS = {"arrive", "expect", "commit_group", "barrier", "thread_barrier", "fence_async_shared"}
+LOOSER = {"wait_group", "warpgroup_mma_wait", "store_wait"}  # take how many may still be under way
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A kernel's text with one change. line: of the kernel that is whole; what: the statement, and how it is broken."""
+
+    line: int
+    how: str  # "without", "other parity", "one more under way"
+    what: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {self.how}: {self.what}"
+
+
+def broken(text: str) -> Iterator[Broken]:
+    """Every way to break a kernel's text by one synchronisation."""
+    tree = ast.parse(text)
+    own = {
+        function.name
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef)
+        and (body := [line for line in function.body if not _is_docstring(line)])
+        and all(_called(line) in WAITS | SIGNS for line in body)
+    }
+    inside = {id(line) for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in own for line in f.body}
+    for line in sorted(filter(_is_line, ast.walk(tree)), key=lambda line: line.lineno):
+        name = _called(line)
+        if name not in WAITS | SIGNS | own:
+            continue
+        what = " ".join(ast.get_source_segment(text, line).split())
+        if id(line) not in inside:  # such a function is broken where it is called, once for each place
+            yield Broken(line.lineno, "without", what, _without(text, line, name))
+        if name == "wait":
+            yield Broken(line.lineno, "other parity", what, _changed(text, _call(line).args[1], "({}) ^ 1"))
+        if name in LOOSER and _call(line).args:
+            yield Broken(line.lineno, "one more under way", what, _changed(text, _call(line).args[0], "({}) + 1"))
+
+
+def without(text: str, statement: str) -> str:
+    """The text without a synchronisation that holds ``statement``; raises ValueError where it is not there once."""
+    found = [b for b in broken(text) if b.how == "without" and "".join(statement.split()) in "".join(b.what.split())]
+    if len(found) != 1:
+        told = "no such synchronisation" if not found else "several: " + "; ".join(f"{b.line} {b.what}" for b in found)
+        some = [f"{b.line} {b.what}" for b in broken(text) if b.how == "without"]
+        raise ValueError(f"{statement!r}: {told}" + ("" if found else f"; there are: {'; '.join(some)}"))
+    return found[0].text
+
+
+def _is_line(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr | ast.Assign)
+
+
+def _is_docstring(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+
+def _call(line: ast.stmt) -> ast.Call | None:
+    value = getattr(line, "value", None)
+    return value if _is_line(line) and isinstance(value, ast.Call) else None
+
+
+def _called(line: ast.stmt) -> str | None:
+    call = _call(line)
+    function = call and call.func
+    return getattr(function, "attr", getattr(function, "id", None))
+
+
+def _without(text: str, line: ast.stmt, name: str) -> str:
+    if isinstance(line, ast.Assign):  # x = warpgroup_mma_wait(n, deps=[x]): waits for nothing, and hands x on
+        return _changed(text, _call(line).args[0], "1000000")
+    return _replaced(text, line, "pass")
+
+
+def _changed(text: str, node: ast.expr, form: str) -> str:
+    return _replaced(text, node, form.format(ast.get_source_segment(text, node)))
+
+
+def _replaced(text: str, node: ast.AST, new: str) -> str:
+    lines = text.splitlines(keepends=True)
+    before = "".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    after = lines[node.end_lineno - 1][node.end_col_offset :] + "".join(lines[node.end_lineno :])
+    return before + new + after
