@@ -3,5 +3,5 @@
 ``launch`` runs a kernel. ``machine`` holds what the model of time knows of an SM; ``block`` the roles of a block, their
 clocks and what is under way; ``order`` who knows of whose accesses to shared memory; ``values`` and ``memory`` tiles in
 registers and in shared memory; ``translate`` makes a Python function of a kernel; ``language``, ``ampere`` and
-``hopper`` are the operations. docs: ``results/simulator.md``.
+``hopper`` are the operations. What it is good for, and what it cannot see: README.md beside this file.
 """

@@ -19,6 +19,7 @@ from tutorial_lib.simulator.machine import Machine, Unit
 from tutorial_lib.simulator.order import Access, Buffer, Clock, join
 
 READY, WAITING, DONE = "ready", "waiting", "done"
+HELD_UP = 0.1  # of all waits under random latencies: so often a role goes on late, as warps may for many reasons
 UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
 
 
@@ -144,6 +145,8 @@ class Role:
             self.pause()
             self.block.draw(self.name, "wait", what, began, self.time)
         self.state = READY
+        if (chance := self.block.run.chance) and chance.random() < HELD_UP:
+            self.time += chance.choice((300, 3000, 30000))
 
     def wake(self, time: float) -> None:
         if self.state is WAITING:

@@ -1,0 +1,105 @@
+"""Small Gluon kernels for the tests of the simulator, whole and broken."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+OTHER = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
+PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def add_one(source, target, n):
+    """target = source + 1, 64 numbers a block."""
+    at = gl.program_id(0) * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    gl.store(target + at, gl.load(source + at, mask=at < n, other=0.0) + 1.0, mask=at < n)
+
+
+@gluon.jit
+def copy(source, target, waits: gl.constexpr):
+    """16 x 64 numbers by way of shared memory, with cp.async; without the wait it reads what has not come."""
+    row = gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    at = row[:, None] * 64 + column[None, :]
+    place = gl.allocate_shared_memory(gl.float16, [16, 64], PLAIN)
+    async_copy.async_copy_global_to_shared(place, source + at)
+    async_copy.commit_group()
+    if waits:
+        async_copy.wait_group(0)
+    gl.store(target + at, place.load(LAYOUT))
+
+
+@gluon.jit
+def by_tma(source, target, waits: gl.constexpr, fences: gl.constexpr, bytes_expected: gl.constexpr):
+    """A box from one tensor to another with TMA, plus one."""
+    place = gl.allocate_shared_memory(source.dtype, source.block_shape, source.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    fence_async_shared()
+    mbarrier.expect(ready, bytes_expected)
+    tma.async_copy_global_to_shared(source, [0, 0], ready, place)
+    if waits:
+        mbarrier.wait(ready, 0)
+    place.store(place.load(LAYOUT) + 1.0)
+    if fences:
+        fence_async_shared()
+    tma.async_copy_shared_to_global(target, [0, 0], place)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def mixed_layouts(target):
+    """Adds tiles that other lanes hold."""
+    one = gl.full([16, 64], 1.0, gl.float32, LAYOUT)
+    two = gl.full([16, 64], 2.0, gl.float32, OTHER)
+    gl.store(target, gl.sum(gl.sum(one + two, 1), 0))
+
+
+@gluon.jit
+def outside(source, target):
+    """Reads behind the end."""
+    gl.store(target, gl.load(source + 1000))
+
+
+@gluon.jit
+def unknown(target):
+    """Uses what the simulator does not have."""
+    gl.atomic_add(target, 1.0)
+
+
+@gluon.jit
+def too_much(target):
+    """More shared memory than there is."""
+    gl.allocate_shared_memory(gl.float16, [1024, 128], PLAIN)
+
+
+@gluon.jit
+def give(ready, place):
+    place.store(gl.full([16, 64], 3.0, gl.float16, LAYOUT))
+    mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def take(ready, place, target, parity: gl.constexpr):
+    mbarrier.wait(ready, parity)
+    gl.store(target, gl.sum(gl.sum(place.load(LAYOUT).to(gl.float32), 1), 0))
+
+
+@gluon.jit
+def two_roles(target, parity: gl.constexpr):
+    """One role writes, the other reads: with parity 0 behind it, with parity 1 at once."""
+    place = gl.allocate_shared_memory(gl.float16, [16, 64], PLAIN)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    gl.warp_specialize([(take, (ready, place, target, parity)), (give, (ready, place))], [4], [24])
+
+
+@gluon.jit
+def waits_for_ever():
+    """Nobody arrives."""
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=2)
+    mbarrier.arrive(ready, count=1)
+    mbarrier.wait(ready, 0)

@@ -1,0 +1,162 @@
+"""The simulator computes what a kernel says, refuses what a GPU or the compiler would, and finds what chance hides."""
+
+import pytest
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from steps import STEPS, get_step
+from steps.simulate import main
+from tests.shapes import problem
+from tests.simulator import kernels
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
+from tutorial_lib.simulator.run import launch, watched
+
+SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+GLUON = [step for step in STEPS if step.backend in ("gluon", "hopper")]
+
+
+def described(x):
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [16, 64], SWIZZLED)
+
+
+def test_a_kernel_computes():
+    source, target = torch.randn(100), torch.zeros(128)
+    launch(kernels.add_one, (2,), (source, target, 100), 4)
+    assert torch.equal(target[:100], source + 1) and not target[100:].any()
+
+
+def test_a_copy_that_is_not_waited_for_has_not_come():
+    source, target = torch.randn(16, 64).half(), torch.zeros(16, 64).half()
+    assert not launch(kernels.copy, (1,), (source, target, True), 4).found
+    assert torch.equal(source, target)
+    run = launch(kernels.copy, (1,), (source, target, False), 4)
+    [told] = run.found.values()
+    assert target.isnan().all() and told.startswith(
+        "race on place (block (0, 0, 0)): read by all warps\n    at kernels.py:"
+    )
+    assert "copy `gl.store(target + at, place.load(LAYOUT))`" in told and "after: cp.async of all warps" in told
+
+
+def test_tma_brings_bytes_and_wants_a_fence():
+    source, target = torch.randn(16, 64).half(), torch.zeros(16, 64).half()
+    pair, size = (described(source), described(target)), 16 * 64 * 2
+    assert not launch(kernels.by_tma, (1,), (*pair, True, True, size), 4).found
+    assert torch.equal(target, source + 1)
+    [told] = launch(kernels.by_tma, (1,), (*pair, True, False, size), 4).found.values()
+    assert told.startswith("no fence on place") and "without fence_async_shared between them" in told
+    assert any("race" in told for told in launch(kernels.by_tma, (1,), (*pair, False, True, size), 4).found.values())
+    with pytest.raises(Deadlock, match=r"waits for ready\[0\] with parity 0 \(0 phases complete, .* 2 bytes missing\)"):
+        launch(kernels.by_tma, (1,), (*pair, True, True, size + 2), 4)
+
+
+def test_roles_are_ordered_by_waits():
+    target = torch.zeros(1)
+    assert not launch(kernels.two_roles, (1,), (target, 0), 4).found and target == 3 * 16 * 64
+    assert any("race" in told for told in launch(kernels.two_roles, (1,), (target, 1), 4).found.values())
+
+
+def test_nobody_able_to_go_on_is_told_with_what_is_missing():
+    with pytest.raises(
+        Deadlock, match=r"all warps waits for ready\[0\] with parity 0 .*1 of 2 arrivals missing"
+    ) as error:
+        launch(kernels.waits_for_ever, (1,), (), 4)
+    assert "waits_for_ever `mbarrier.wait(ready, 0)`" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "kind", "told"),
+    [
+        (kernels.mixed_layouts, 1, KernelError, r"tiles of different layouts.*kernels.py:\d+ mixed_layouts"),
+        (kernels.outside, 2, KernelError, r"elements 1000 to 1000 of a tensor that has 4, at kernels.py:\d+ outside"),
+        (kernels.too_much, 1, KernelError, "262144 bytes of shared memory, of 232448"),
+        (kernels.unknown, 1, Unknown, "the simulator has no .*atomic_add, at kernels.py"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_line(kernel, arguments, kind, told):
+    with pytest.raises(kind, match=told):
+        launch(kernel, (1,), tuple(torch.zeros(4) for _ in range(arguments)), 4)
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    shape = problem(seq_len_q=200, seq_len_kv=200)
+    inputs, clocks = FORWARD.inputs(shape, 0), []
+    for seed in (3, 3, 4, None):
+        with watched(seed) as watch:
+            get_step("linked").attention(*inputs, True)
+        clocks.append(watch.runs[0].clocks)
+    assert clocks[0] == clocks[1] != clocks[2] != clocks[3]
+
+
+@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
+def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step):
+    """Under random latencies, on shapes with ends that are not full; a run that finds something raises."""
+    for shape in (
+        problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300),
+        problem(batch=1, heads=2, kv_heads=1, seq_len_q=700, seq_len_kv=90, head_dim=128, causal=False),
+    ):
+        inputs = FORWARD.inputs(shape, 0)
+        exact = FORWARD.reference(shape, inputs)
+        allowed = FORWARD.yardstick(shape, inputs, exact)
+        for seed in range(5):
+            with watched(seed) as watch:
+                assert FORWARD.check(step, shape, inputs, exact, allowed).correct
+            assert not any(run.found for run in watch.runs)
+
+
+def test_attention_on_the_cpu_raises_for_a_race():
+    from dataclasses import replace
+
+    from steps.writing.written import write_step
+    from tutorial_lib.simulator.breaking import without
+
+    shape = problem(seq_len_q=384, seq_len_kv=384)
+    whole = write_step(get_step("producer"), shape)
+    racy = replace(whole, text=without(whole.text, "wait(barriers.value_free"))
+    with pytest.raises(KernelError, match=r"race on tiles\.value"):
+        racy.attention(*FORWARD.inputs(shape, 0), True)
+
+
+# --- the command ---
+
+
+def test_the_command_says_what_it_found(capsys, tmp_path):
+    assert main(["overlap", "--seq-len", "200", "--schedules", "3", "--timeline", str(tmp_path / "t.png")]) == 0
+    out = capsys.readouterr().out
+    assert "No race, no missing fence, no deadlock under 3 schedules" in out and "simulated clocks" in out
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["producer", "--without", "release(barriers.value_free"]) == 1
+    out = capsys.readouterr().out
+    assert "deadlock: block" in out and "produce 2 waits for barriers.value_free[0] with parity 0" in out
+    assert main(["producer", "--sites"]) == 0
+    assert "mbarrier.wait(barriers.value_free.index(stage), used)" in capsys.readouterr().out
+
+
+def test_a_file_is_simulated_as_it_was_edited(capsys, tmp_path):
+    from steps.show import main as show
+
+    path = tmp_path / "mine.py"
+    assert show(["overlap", "--output", str(path)]) == 0
+    assert main([str(path)]) == 0
+    text = path.read_text()
+    path.write_text(text.replace("warpgroup_mma_wait(1, deps=[scores])", "warpgroup_mma_wait(2, deps=[scores])"))
+    assert main([str(path)]) == 1
+    assert "refused: wait(2) does not wait for this product" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing"], "step must be a number or name of the ladder"),
+        (["mma"], "simulated are Gluon's kernels"),
+        (["linked", "--head-dim", "512"], "head_dim must be one of"),
+        (["linked", "--seq-len", "99999"], "ask for a smaller --seq-len"),
+        (["linked", "--without", "nothing"], "no such synchronisation"),
+        (["/nothing.py"], "cannot read /nothing.py"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, told, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err
