@@ -10,10 +10,11 @@ PY := .venv/bin/python
 run: .venv/ready
 	$(PY) -m steps.run $(or $(ARGS),--seq-len 4096)
 
+# Three at a time on two cores, as some tests wait.
 test: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -m "not gpu" -n 2 --dist worksteal $(ARGS)
+	$(PY) -m pytest -m "not gpu" -n 3 --dist worksteal $(ARGS)
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready

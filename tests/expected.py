@@ -2,7 +2,7 @@
 
 ``python -m tests.expected`` compiles every step on a few problems and writes down which code came out. Run it when
 requirements.txt names other compilers, or when a kernel was changed on purpose; a refactoring must leave the file as it
-is. With other compilers installed the tests that read it are skipped. The tests compile every step on two of its
+is. With other compilers installed the tests that read it are skipped. The tests compile every step on one or two of its
 problems, as all take long: after a refactoring of a skeleton run the command, and look at what git says of the file.
 ``python -m tests.expected NAME`` does it for a step alone, such as a new one.
 """

