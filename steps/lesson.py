@@ -17,8 +17,9 @@ from steps.core.ladder import module_file
 from steps.core.recorded import find_recorded, recorded_survey
 from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
 from steps.measuring.measure import Settings, measure
+from steps.simulate import Examination
 from steps.trials import get_trial
-from steps.writing.written import without_title, written_out
+from steps.writing.written import without_title, write_step, written_out
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
@@ -28,7 +29,9 @@ from tutorial_lib.hardware import describe_machine, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run, recorded_runs
+from tutorial_lib.simulator.breaking import without
 
+SIMULATED_LENGTH = 640  # a few tiles of keys
 CHECKED = [  # small enough for the CPU: even, ragged and grouped, one token
     Problem(batch=1, heads=2, seq_len_q=128, seq_len_kv=128, head_dim=64, causal=True),
     Problem(batch=1, heads=2, kv_heads=1, seq_len_q=77, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
@@ -253,6 +256,31 @@ class Lesson:
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
         note = f"Rows with ncu were recorded: {tables.provenance(self.recorded)}." if counted else ""
         return Page(table(headers, rows), note, same, self._remarks())
+
+    def simulated(self, before: bool = True, length: int = SIMULATED_LENGTH) -> Page:
+        """Who computes and who waits for whom in a block, on the simulator; ``before``: in the previous step, too."""
+        problem = self._short(length)
+        figures = []
+        for step in (self.previous, self.step) if before else (self.step,):
+            _, run, _ = Examination(step, problem, 0).under(None, trace=True)
+            figures.append(pictures.simulated_timeline(run.trace, run.longest, f"step {step.label}"))
+        told = "Simulated on the CPU: it shows what waits for what, and not how fast the kernel is."
+        return Page(f"{told} {problem.describe()}, the block that takes longest.", *figures)
+
+    def without(self, statement: str, length: int = SIMULATED_LENGTH) -> Page:
+        """What the simulator says of this step without one synchronisation of its kernel, named by a piece of it."""
+        problem = self._short(length)
+        whole = write_step(self.step, problem)
+        broken = dataclasses.replace(whole, text=without(whole.text, statement))
+        wrong, _, _ = Examination(broken, problem, 0).under(None)
+        told = "\n".join(wrong) if wrong else "Nothing was found."
+        return Page(f"Without `{statement}`, on the simulator, {problem.describe()}:", f"```\n{told}\n```")
+
+    def _short(self, length: int) -> Problem:
+        """A short problem like this lesson's, of one head."""
+        return dataclasses.replace(
+            self.problem, batch=1, heads=1, kv_heads=1, seq_len_q=length, seq_len_kv=length, scale=None
+        )
 
     def order(self, **changes) -> Page:
         """In which order a warp begins products, waits for them, takes maxima and exponentials; holes filled so."""

@@ -101,51 +101,64 @@ def _problem(options: argparse.Namespace, step):
     return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
 
 
-def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path | None) -> int:
-    """Run under every schedule until something is found, and tell."""
-    import secrets
+class Examination:
+    """A step and a problem, with inputs and what is right for them."""
 
-    from tutorial_lib.passes import pass_of
-    from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
-    from tutorial_lib.simulator.run import watched
+    def __init__(self, step, problem, seed: int):
+        from tutorial_lib.passes import pass_of
 
-    kind = pass_of(step)
-    inputs = kind.inputs(problem, secrets.randbits(32))
-    exact = kind.reference(problem, inputs)
-    allowed = kind.yardstick(problem, inputs, exact)
-    began, runs, wrong, accuracy = time.perf_counter(), [], [], None
-    console.print(f"Step {step.label} ({step.title}), simulated: {problem.describe()}.", style="bold", soft_wrap=True)
-    for seed in seeds:
-        with watched(seed, trace=timeline is not None and not runs) as watch:
+        self.step, self.problem, self.kind = step, problem, pass_of(step)
+        self.inputs = self.kind.inputs(problem, seed)
+        self.exact = self.kind.reference(problem, self.inputs)
+        self.allowed = self.kind.yardstick(problem, self.inputs, self.exact)
+
+    def under(self, seed: int | None, trace: bool = False):
+        """(what is wrong under the latencies of a seed, the simulated launch or None, the accuracy or None)."""
+        from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
+        from tutorial_lib.simulator.run import watched
+
+        wrong, accuracy = [], None
+        with watched(seed, trace) as watch:
             try:
-                accuracy = kind.check(step, problem, inputs, exact, allowed)
-                if not accuracy.correct:
-                    wrong.append(accuracy.explain())
+                accuracy = self.kind.check(self.step, self.problem, self.inputs, self.exact, self.allowed)
+                wrong += [] if accuracy.correct else [accuracy.explain()]
             except Deadlock as error:
                 wrong.append(f"deadlock: {error}")
             except (KernelError, Unknown) as error:
                 wrong.append(f"refused: {error}")
-        runs += watch.runs
-        wrong[:0] = [found for made in watch.runs for found in made.found.values()]
+        found = [told for run in watch.runs for told in run.found.values()]
+        return [*found, *wrong], next(iter(watch.runs), None), accuracy
+
+
+def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path | None) -> int:
+    """Run under every schedule until something is found, and tell."""
+    import secrets
+
+    examination = Examination(step, problem, secrets.randbits(32))
+    console.print(f"Step {step.label} ({step.title}), simulated: {problem.describe()}.", style="bold", soft_wrap=True)
+    began, first = time.perf_counter(), None
+    for seed in seeds:
+        wrong, made, accuracy = examination.under(seed, trace=timeline is not None and first is None)
+        first = first or made
         if wrong:
-            under = "of the model" if seed is None else f"of seed {seed}"
             for line in wrong:
                 console.print(line, soft_wrap=True, markup=False)
-            console.print(f"Found with the latencies {under}; nothing more was run.")
+            whose = "of the model" if seed is None else f"of seed {seed}"
+            console.print(f"Found with the latencies {whose}; nothing more was run.")
             break
     else:
         took = time.perf_counter() - began
-        number = "one schedule" if len(runs) == 1 else f"{len(runs)} schedules"
+        schedules = "one schedule" if len(seeds) == 1 else f"{len(seeds)} schedules"
         console.print(f"Correct: an error of {accuracy.max_error:.0e}, SDPA's is {accuracy.reference_error:.0e}.")
-        console.print(f"No race, no missing fence, no deadlock under {number}, in {took:.1f} s.")
-        console.print(_busy(runs[0]), soft_wrap=True)
-    if timeline and runs and runs[0].trace:
+        console.print(f"No race, no missing fence, no deadlock under {schedules}, in {took:.1f} s.")
+        console.print(_busy(first), soft_wrap=True)
+    if timeline and first and first.trace:
         from tutorial_lib.files import write_whole
         from tutorial_lib.pictures import simulated_timeline
         from tutorial_lib.plots import png
 
         title = f"step {step.label}, {problem.describe()}"
-        write_whole(timeline, png(simulated_timeline(runs[0].trace, runs[0].longest, title)))
+        write_whole(timeline, png(simulated_timeline(first.trace, first.longest, title)))
         console.print(f"Written: {timeline}", soft_wrap=True)
     return 1 if wrong else 0
 

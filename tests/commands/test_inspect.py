@@ -79,8 +79,8 @@ def test_the_recorded_survey_is_what_the_compiler_makes():
     path = ROOT / "results" / "compiled" / EVEN.slug / "survey.json"
     survey = Survey.model_validate_json(path.read_text())
     assert survey.architectures == list(CUTILE_ARCHITECTURES)
-    for n, step in enumerate(CUTILE):
-        for arch in ("sm_90", "sm_121")[: 1 if n % 4 else 2]:  # a kernel takes seconds
+    for n, step in enumerate(CUTILE[::3]):  # a kernel takes seconds
+        for arch in ("sm_90", "sm_121")[: 1 if n else 2]:
             refused = step.unsupported(EVEN, arch)
             made = f"step {step.label}: {refused}" if refused else step.compile(EVEN, arch).as_dict()
             assert survey.compiled[step.label][arch] == made, "run: python -m steps.inspect all --arch all --output ..."

@@ -19,6 +19,7 @@ from tutorial_lib.simulator.machine import Machine, Unit
 from tutorial_lib.simulator.order import Access, Buffer, Clock, join
 
 READY, WAITING, DONE = "ready", "waiting", "done"
+GROUP_WARPS = 4
 HELD_UP = 0.1  # of all waits under random latencies: so often a role goes on late, as warps may for many reasons
 UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
 
@@ -81,6 +82,10 @@ class Pipe:
     def __init__(self, *agent):
         self.agent, self.begun, self.ended, self.last_end = agent, 0, 0, 0.0
 
+    def of_group(self, number: int):
+        """The agent that stands for a warp group's part in these operations."""
+        return self.agent if number == 0 else (*self.agent, number)
+
 
 class Role:
     """Some warps with a clock, with what they know of others, and with what they have under way."""
@@ -93,6 +98,10 @@ class Role:
         self.known: Clock = dict(parent.known) if parent else {}
         self.fenced: Clock = dict(parent.fenced) if parent else {}  # what the async proxy may know of
         self.known[self] = 1
+        # A product that several warp groups make is over when each of them is done. This clock is the first group's,
+        # which also asks TMA; what it knows of the others' it learns at a barrier.
+        self.groups = max(1, warps // GROUP_WARPS)
+        self.of_other_groups: Clock = {}
         self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
         self.group: list = []  # of cp.async, not committed yet
         self._fiber = greenlet.greenlet(lambda: self._run(function))
@@ -175,6 +184,7 @@ class Role:
         """The first ``number`` operations of a pipe have ended, and were waited for."""
         if number > 0:
             join(self.known, {pipe.agent: number})
+            join(self.of_other_groups, {pipe.of_group(n): number for n in range(1, self.groups)})
 
 
 class Block:

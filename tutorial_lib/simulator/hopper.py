@@ -210,8 +210,9 @@ def warpgroup_mma(
     block, pipe = me.block, me.wgmma
     pipe.begun += 1
     for factor in (a, b):
-        if isinstance(factor, Memory):
-            block.touch(factor, False, pipe.agent, pipe.begun, "async", f"read by wgmma of {me}", in_order=True)
+        for group in range(me.groups if isinstance(factor, Memory) else 0):
+            what = f"read by wgmma of {me}" + (f", warp group {group}" if me.groups > 1 else "")
+            block.touch(factor, False, pipe.of_group(group), pipe.begun, "async", what, in_order=True)
     held = None
     if isinstance(a, Tensor):
         held = plain(a).clone()

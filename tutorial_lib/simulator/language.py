@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import DONE, KernelError, Unknown, at
 from tutorial_lib.simulator.memory import allocate_shared_memory
+from tutorial_lib.simulator.order import join as join_clocks
 from tutorial_lib.simulator.translate import OPERATIONS, operation
 from tutorial_lib.simulator.values import Int, Pointer, Tensor, common, elementwise, plain, torch_dtype
 
@@ -219,8 +220,10 @@ def device_assert(condition, message=""):
 
 @operation("barrier", "thread_barrier")
 def barrier(cluster=False):
-    """All warps of a role: they have one clock here, so there is nothing to wait for."""
-    state.role().time += state.run.machine.wait
+    """All warps of a role. They have one clock here, so there is nothing to wait for, but something to learn."""
+    me = state.role()
+    join_clocks(me.known, me.of_other_groups)
+    me.time += me.block.machine.wait
 
 
 @operation("warp_specialize")
