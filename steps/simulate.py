@@ -69,6 +69,8 @@ def asked(options: argparse.Namespace):
         step = read_step(Path(options.step)) if options.step.endswith(".py") else get_step(options.step)
         if step.backend not in ("gluon", "hopper"):
             raise BadRequest(f"step {step.label}: simulated are Gluon's kernels; `steps.run` runs this one on the CPU")
+        if isinstance(step, WrittenStep):
+            _load(step)
         problem = _problem(options, step)
         if reason := step.unsupported(problem, "cpu"):
             raise BadRequest(f"step {step.label}: {reason}")
@@ -81,6 +83,16 @@ def asked(options: argparse.Namespace):
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return step, problem
+
+
+def _load(step) -> None:
+    """A file's module, once, so that what is wrong with it is told before anything runs."""
+    from steps.writing.written import kernel_in
+
+    try:
+        kernel_in(step.text)
+    except Exception as error:
+        raise BadRequest(f"{step.title}: {type(error).__name__}: {error}") from None
 
 
 def _problem(options: argparse.Namespace, step):

@@ -1,8 +1,8 @@
 """The SMs' own clock: how many cycles passed on every SM, over how many nanoseconds.
 
-NVML's clock is what the clock generator is set to. Below the power limit that is the clock; at the limit the SMs run
-slower than NVML says (results/README.md). So every SM writes down its cycle counter (``%clock64``) and the GPU's time
-(``%globaltimer``, in nanoseconds) before a sample and after it [PTX ISA, Special Registers].
+NVML tells what the clock was set to, and what the SMs run at may be less. So every SM writes down its cycle counter
+(``%clock64``) and the GPU's time (``%globaltimer``, in nanoseconds) before a sample and after it [PTX ISA, Special
+Registers].
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
 
 Only throughput is counted, never one instruction waiting for another, so a prediction is the least time. What a kernel
 takes beyond it is not explained here. Where the SMs' clock was read, prediction and measurement are at that clock, and
-their ratio is one of cycles. Where it was not, the prediction is at NVML's clock: at the power limit that is higher
-than the SMs' own, and the power limit is then a part of what is not explained.
+their ratio is one of cycles. Where it was not, the prediction is at NVML's clock: the SMs may have run slower, and
+that is then a part of what is not explained.
 """
 
 from __future__ import annotations

@@ -200,8 +200,8 @@ HOW_CLOCKED = (
     "makes an eager call."
 )
 NO_CLOCK = (
-    "The SMs' clock was not read in this run. What NVML reads is what the clock was set to: at the power limit the SMs "
-    "run slower than that, so nothing here tells how much of a gain is fewer cycles."
+    "The SMs' clock was not read in this run. NVML tells what it was set to, and the SMs may have run slower: nothing "
+    "here tells how much of a gain is fewer cycles."
 )
 HOW_SUSTAINED = (
     f"Every contender in turn, without rest: {timing.SETTLE_S:g} s to settle, and then {timing.SUSTAINED_S:g} s that "

@@ -3,7 +3,7 @@
 There are two regimes. *Rested*: a sample is enough launches in a row to keep the GPU busy for ``SAMPLE_MS``, between
 two CUDA events, and before it the GPU rests for ``REST_MS``. A GPU at its power limit lowers its clock: without the
 rest a sample would depend on which kernel ran before it. The clock of every sample is read from the SMs' own counters
-(``tutorial_lib.clock``), as it falls within the first launch. *Sustained*: a contender runs for ``SETTLE_S`` seconds
+(``tutorial_lib.clock``). *Sustained*: a contender runs for ``SETTLE_S`` seconds
 and is then measured for ``SUSTAINED_S``, without rest: the clock has settled where the power limit allows it, and the
 GPU's energy counter tells what a call costs.
 

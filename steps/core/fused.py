@@ -70,14 +70,14 @@ class FusedStep(Step):
         return None
 
 
-SIMULATED_TILES = 50_000  # of K and V that the simulator goes through in about a minute, all blocks together
+SIMULATED_TILES = 50_000  # of K and V, all blocks together: more are not simulated, as nobody would wait for it
 
 
 def too_long_to_simulate(problem: Problem, tile: Tile) -> str | None:
     """Why nobody would wait for the simulator, or None."""
     if (tiles := tiles_visited(problem, tile)) <= SIMULATED_TILES:
         return None
-    return f"{tiles:,} tiles of keys, which would take the simulator minutes (it is given at most {SIMULATED_TILES:,})"
+    return f"{tiles:,} tiles of keys, which is long for the simulator (it is given at most {SIMULATED_TILES:,})"
 
 
 def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:

@@ -87,6 +87,9 @@ class WrittenStep(Step):
     def runs_on_cpu(self) -> bool:
         return self.arch == "cpu" or self.base.backend != "cutile"  # cuTile's tiles are others on the CPU
 
+    def too_long_on_cpu(self, problem: Problem) -> str | None:
+        return self.base.too_long_on_cpu(problem)
+
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if target != self.arch and not (target == "cpu" and self.runs_on_cpu):
             return f"written out for {self.arch}, not for {target}"

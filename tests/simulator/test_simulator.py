@@ -1,5 +1,7 @@
 """The simulator computes what a kernel says, refuses what a GPU or the compiler would, and finds what chance hides."""
 
+import re
+
 import pytest
 import torch
 from triton.experimental.gluon import language as gl
@@ -143,6 +145,23 @@ def test_a_file_is_simulated_as_it_was_edited(capsys, tmp_path):
     path.write_text(text.replace("warpgroup_mma_wait(1, deps=[scores])", "warpgroup_mma_wait(2, deps=[scores])"))
     assert main([str(path)]) == 1
     assert "refused: wait(2) does not wait for this product" in capsys.readouterr().out
+
+
+def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
+    from steps.show import main as show
+
+    path = tmp_path / "mine.py"
+    assert show(["overlap", "--output", str(path)]) == 0
+    text = path.read_text()
+    path.write_text(text.replace("kv_head = head //", "kv_head = haed //"))
+    assert main([str(path)]) == 1
+    assert re.search(r"refused: NameError: name 'haed' is not defined, at .*:\d+ produce `", capsys.readouterr().out)
+    path.write_text(text.replace("STAGES: gl.constexpr = gl", "STAGES: gl.constexpr = lg"))
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().err == "steps.simulate: mine.py: NameError: name 'lg' is not defined\n"
+    path.write_text(text)
+    assert main([str(path), "--seq-len", "99968"]) == 2
+    assert "ask for a smaller --seq-len" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

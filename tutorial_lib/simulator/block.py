@@ -11,6 +11,8 @@ import itertools
 import linecache
 import os
 import sys
+import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 
 import greenlet
@@ -110,7 +112,14 @@ class Role:
         return self.name
 
     def _run(self, function: Callable) -> None:
-        function()
+        try:
+            function()
+        except (KernelError, Unknown, BdbQuit):
+            raise
+        except Exception as error:  # a mistake in the kernel's Python, such as a name that is not there
+            inside = [(f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__) if MARK in f.f_globals]
+            where = tuple((code.co_filename, line, code.co_name) for code, line in reversed(inside[-3:]))
+            raise KernelError(f"{type(error).__name__}: {error}, at {told(where)}") from error
         if self.stores.ended < self.stores.begun:
             raise KernelError(f"{self} ends while TMA still reads its shared memory: a store_wait(0) is missing")
         self.state = DONE

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """wgmma, mma: operations a clock; mufu, fp32: results; smem, tma: bytes. The rest are clocks, or bytes a block."""
+    """wgmma, mma: operations a clock; mma.sync at two thirds of wgmma's rate, as the counters in chapter 30 have it.
+
+    mufu, fp32: results; smem, tma: bytes. The rest are clocks, or bytes a block.
+    """
 
     name: str
     wgmma: float = 4096

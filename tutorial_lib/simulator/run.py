@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -50,9 +50,8 @@ def launch(
     machine: Machine = H100,
     trace: bool = False,
     seed: int | None = None,
-    only: Collection[tuple[int, int, int]] | None = None,
 ) -> Run:
-    """Run a ``gluon.jit`` kernel once for every block of the grid, or for those in ``only``.
+    """Run a ``gluon.jit`` kernel once for every block of the grid.
 
     arguments: what a launch on a GPU would pass, with tensors on the CPU. seed: None for the latencies of the model;
     a number for random ones, the same for the same number.
@@ -68,8 +67,6 @@ def launch(
         state.run = run
         try:
             for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
-                if only is not None and (x, y, z) not in only:
-                    continue
                 run.block = block = Block(run, (x, y, z), grid)
                 block.start("all warps", lambda: function(*passed), warps)
                 run.clocks[x, y, z] = block.finish()
@@ -86,7 +83,6 @@ class Watch:
 
     seed: int | None = None
     trace: bool = False
-    machine: Machine = H100
     runs: list[Run] = field(default_factory=list)
 
 
@@ -111,5 +107,4 @@ def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments) -> None:
         if found := launch(kernel, grid, arguments, warps).found:
             raise KernelError("\n".join(found.values()))
     else:
-        options = {"seed": _watch.seed, "trace": _watch.trace, "machine": _watch.machine}
-        _watch.runs.append(launch(kernel, grid, arguments, warps, **options))
+        _watch.runs.append(launch(kernel, grid, arguments, warps, seed=_watch.seed, trace=_watch.trace))
