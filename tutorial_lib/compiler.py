@@ -291,25 +291,13 @@ def compile_gluon(
     Raises ValueError for an architecture that is none, CompilerError when Triton fails.
     """
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.runtime.jit import create_function_from_signature
 
-    if arch not in GLUON_ARCHITECTURES:
-        raise ValueError(f"arch must be one of {', '.join(GLUON_ARCHITECTURES)}, got {arch!r}")
-    # What a launch does, with a target that is named instead of asked for (triton.runtime.jit.JITFunction.run).
-    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
-    backend = make_backend(target)
-    options = {"num_warps": num_warps}
-    bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
-    options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
-    source = GluonASTSource(kernel, types, constants, attributes)
+    source, how = gluon_source(kernel, arguments, num_warps, arch)
     compiler = f"Triton {triton.__version__}"
 
     def make() -> Compiled:
         try:
-            compiled = triton.compile(source, target=target, options=options.__dict__)
+            compiled = triton.compile(source, **how)
         except Exception as error:  # whatever its passes and ptxas raise
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             why = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0])
@@ -335,6 +323,28 @@ def compile_gluon(
             )
 
     return _kept(repr((FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())).encode(), make)
+
+
+def gluon_source(kernel, arguments: tuple, num_warps: int, arch: str) -> tuple[object, dict]:
+    """What a launch with ``arguments`` gives to Triton's compiler: the source, and target and options by name.
+
+    Raises ValueError for an architecture that is none.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.runtime.jit import create_function_from_signature
+
+    if arch not in GLUON_ARCHITECTURES:
+        raise ValueError(f"arch must be one of {', '.join(GLUON_ARCHITECTURES)}, got {arch!r}")
+    # What a launch does, with a target that is named instead of asked for (triton.runtime.jit.JITFunction.run).
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    backend = make_backend(target)
+    options = {"num_warps": num_warps}
+    bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
+    options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
+    source = GluonASTSource(kernel, types, constants, attributes)
+    return source, {"target": target, "options": options.__dict__}
 
 
 def cache_folder() -> Path:

@@ -67,16 +67,25 @@ class Launches:
         self._by_kind[kind] = launch
 
 
+CAPTURED: set[Launch] = set()  # in CUDA graphs, which may be replayed at any time: what they read stays
+
+
 def on_its_device(launch: Launch, device: torch.device) -> Launch:
     """The launch with the tensors' device as the current one, as kernels go to the current device's stream."""
     import torch
 
     if device.type == "cpu":
         return launch
-    current = torch.cuda.current_device
+    alone, current, capturing = (
+        torch.cuda.device_count() == 1,
+        torch.cuda.current_device,
+        torch.cuda.is_current_stream_capturing,
+    )
 
     def there(q, k, v, out):
-        if current() == device.index:
+        if capturing():
+            CAPTURED.add(launch)
+        if alone or current() == device.index:
             return launch(q, k, v, out)
         with torch.cuda.device(device):
             return launch(q, k, v, out)
@@ -84,17 +93,47 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
     return there
 
 
-def gluon_runner(kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int, device: torch.device) -> Callable:
-    """``run(*arguments)`` launches a Gluon kernel as compiled for arguments of this kind; on the CPU, the simulator.
+def gluon_launcher(
+    kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int, device: torch.device
+) -> Callable[..., None]:
+    """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
-    Triton itself would look at every argument of every call to find the code for it. The simulator raises KernelError
-    also for a race, which a GPU might not show.
+    arguments: all that the kernel takes; the first four hold tensors of the kind that ``run`` will get, or describe
+    them for TMA. The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
         from tutorial_lib.simulator.run import simulate
 
-        return partial(simulate, kernel, blocks, warps)
-    import torch
+        run = partial(simulate, kernel, blocks, warps)
+    else:
+        import torch
 
-    with torch.cuda.device(device):
-        return kernel.warmup(*arguments, grid=blocks, num_warps=warps)[blocks]
+        from steps.core import driver
+
+        with torch.cuda.device(device):
+            compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps)
+            run = compiled[blocks]  # loads the code, too
+        try:
+            return driver.launcher(compiled, blocks, arguments, device)
+        except driver.OtherParameters:  # as another Triton may want: then it launches, slower
+            pass
+    at_q, at_k, at_v, at_o = (descriptions(x) for x in arguments[:4])
+    rest = arguments[4:]
+    return lambda q, k, v, o: run(at_q(q), at_k(k), at_v(v), at_o(o), *rest)
+
+
+def descriptions(like) -> Callable:
+    """A function that describes a tensor for TMA as another of its kind was described, without checking it again.
+
+    Where ``like`` is a tensor itself, nothing is to be described.
+    """
+    if not hasattr(like, "base"):
+        return lambda x: x
+    kind, known = type(like), {**vars(like), "base": None}
+
+    def describe(x):
+        description = kind.__new__(kind)
+        description.__dict__ = {**known, "base": x}
+        return description
+
+    return describe

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, grid, hole, tiles_visited, too_long_to_simulate
-from steps.core.launch import gluon_runner
+from steps.core.launch import gluon_launcher
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
 from steps.gluon.kernel import fmha
@@ -163,14 +163,13 @@ class GluonStep(FusedStep):
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
-        run = gluon_runner(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device)
-        rest = passed[4:]
+        run = gluon_launcher(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device)
 
         def launch(q, k, v, out):
             o = empty() if out is None else out
             if not as_they_are:
                 q, k, v = fit(q, k, v)
-            run(q, k, v, o, *rest)
+            run(q, k, v, o)
             return o
 
         return launch

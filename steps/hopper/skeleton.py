@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, hole, tiles_visited, too_long_to_simulate
-from steps.core.launch import gluon_runner
+from steps.core.launch import gluon_launcher
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import HOPPER
 from steps.gluon.tensors import contiguous_copy, shapes
@@ -72,15 +72,13 @@ class HopperStep(FusedStep):
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         blocks, order = order_of(self.roles).blocks(problem, variant.tile, q.device)
         passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
-        run = gluon_runner(kernel, (blocks, 1, 1), (*passed, *constants), variant.warps, q.device)
-        at_q, at_k, at_v, at_o = (descriptions(x) for x in passed[:4])
-        rest = (*passed[4:], *constants)
+        run = gluon_launcher(kernel, (blocks, 1, 1), (*passed, *constants), variant.warps, q.device)
 
         def launch(q, k, v, out):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
             o = out if into_out else empty()
-            run(at_q(q), at_k(k), at_v(v), at_o(o), *rest)
+            run(q, k, v, o)
             return o if out is None or o is out else out.copy_(o)
 
         return launch
@@ -110,18 +108,6 @@ def describable(x) -> bool:
     """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
     even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
     return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
-
-
-def descriptions(like) -> Callable:
-    """A function that describes a tensor for TMA as another of its kind was described, without checking it again."""
-    kind, known = type(like), {**vars(like), "base": None}
-
-    def describe(x):
-        description = kind.__new__(kind)
-        description.__dict__ = {**known, "base": x}
-        return description
-
-    return describe
 
 
 def arguments(q, k, v, o, problem: Problem, scale: float, order, variant: Variant) -> tuple:

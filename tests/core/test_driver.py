@@ -1,0 +1,140 @@
+"""Launching by the driver: parameters are where the machine code looks for them, for every kernel in Gluon."""
+
+import ctypes
+import struct
+from types import SimpleNamespace
+
+import pytest
+import triton
+
+from steps import STEPS
+from steps.core import driver
+from tests.shapes import problem
+from tutorial_lib import compiler
+
+PLACES = (0x1000, 0x2000, 0x3000, 0x4000)
+
+
+class FakeCuda:
+    """Takes down what the driver would be told; a tensor's map is its address and the dimensions, as 64-bit words."""
+
+    def __init__(self, statuses=()):
+        self.statuses, self.launched = list(statuses), []
+
+    def cuTensorMapEncodeTiled(self, place, dtype, rank, tensor, shape, strides, box, steps, *options):
+        assert place.value % driver.MAP_ALIGNMENT == 0 and len(shape) == len(box) == rank and list(steps) == [1] * rank
+        words = [tensor.value, dtype, *shape, *strides[: rank - 1], *box]
+        ctypes.memmove(place.value, struct.pack(f"{len(words)}q", *words), driver.MAP_BYTES)
+        return 0
+
+    def cuLaunchKernel(self, function, *rest):
+        self.launched.append((function.value, *rest[:7], rest[7].value, rest[8]))
+        return self.statuses.pop(0) if self.statuses else 0
+
+    def cuGetErrorName(self, status, name):
+        name._obj.value = b"CUDA_ERROR_OF_A_TEST"
+        return 0
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(driver, "cuda", lambda: fake)
+    return fake
+
+
+def compiled_step(step, shape):
+    """(what Triton compiled for sm_90, the arguments) of a step in Gluon."""
+    if step.backend == "gluon":
+        from steps.gluon.skeleton import arguments, shapes
+
+        variant, lists = step.variant(shape), ()
+        warps = variant.warps.number
+    else:
+        from steps.gluon.tensors import shapes
+        from steps.hopper.skeleton import arguments
+
+        variant = step.variant(shape)
+        warps, lists = variant.warps, ([compiler.Placeholder((1,), "int32")] * 2, variant)
+    tensors = [compiler.Placeholder(x, shape.dtype) for x in shapes(shape)]
+    given = (*arguments(*tensors, shape, shape.effective_scale, *lists), variant)
+    source, how = compiler.gluon_source(step.kernel(shape), given, warps, "sm_90")
+    return triton.compile(source, **how), given
+
+
+def words(packed, sizes) -> list[bytes]:
+    """The parameters' bytes, read where the driver would read them."""
+    return [ctypes.string_at(address, size) for address, size in zip(packed.addresses, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("step", [s for s in STEPS if s.backend in ("gluon", "hopper")], ids=lambda s: s.name)
+def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, cuda):
+    shape = problem(batch=3, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=333, head_dim=64, dtype="bfloat16")
+    compiled, given = compiled_step(step, shape)
+    parameters = driver.Parameters(compiled, given)
+    sizes = driver.parameter_sizes(compiled.asm["ptx"])
+    found = words(parameters.packed(PLACES), sizes)
+    again = words(parameters.packed(PLACES[::-1]), sizes)
+    places = [i for i, (x, y) in enumerate(zip(found, again)) if x != y]
+    assert [struct.unpack("q", found[i][:8])[0] for i in places] == list(PLACES)
+    assert [struct.unpack("q", again[i][:8])[0] for i in places] == list(PLACES[::-1])
+    scale = struct.pack("f", shape.effective_scale / 0.6931471805599453)
+    assert found.count(scale) == 1 and struct.pack("i", 333) in found
+    if step.backend == "hopper":  # [batch, heads, seq_len, head_dim], turned round: the last axis first
+        _, dtype, *lengths = struct.unpack("7q", found[places[1]][:56])
+        assert dtype == 9 and lengths[:4] == [64, 333, 2, 3] and lengths[4] == 2 * 64
+
+
+def test_a_kernel_with_other_parameters_is_left_to_triton(cuda):
+    compiled, given = compiled_step(next(s for s in STEPS if s.name == "swizzle"), problem())
+    longer = SimpleNamespace(
+        src=compiled.src,
+        metadata=compiled.metadata,
+        asm={"ptx": compiled.asm["ptx"].replace(".param .u32", ".param .u64", 1)},
+    )
+    with pytest.raises(driver.OtherParameters, match="the kernel takes parameters of"):
+        driver.Parameters(longer, given)
+
+
+@pytest.fixture
+def run(cuda, monkeypatch):
+    """``run`` of a kernel, without a GPU: stream 7 is the current one."""
+    import torch
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: cuda.launched.append("a context"))
+    compiled, given = compiled_step(next(s for s in STEPS if s.name == "linked"), problem())
+    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
+    return driver.launcher(code, (5, 1, 1), given, SimpleNamespace(index=0))
+
+
+def tensors(*places):
+    return [SimpleNamespace(data_ptr=lambda place=place: place) for place in places]
+
+
+def test_tensors_at_known_places_are_not_described_again(run, cuda):
+    run(*tensors(*PLACES))
+    run(*tensors(*PLACES[::-1]))
+    run(*tensors(*PLACES))
+    (*first, a), (*_, b), (*_, c) = cuda.launched
+    assert first[:7] == [99, 5, 1, 1, 32 * 12, 1, 1] and first[8] == 7
+    assert a is c and a is not b
+
+
+def test_places_without_end_are_not_all_kept(run, cuda):
+    for n in range(3 * driver.PACKS):
+        run(*tensors(*(16 * (n + i) for i in range(1, 5))))
+    *_, last = cuda.launched[-1]
+    assert struct.unpack("q", ctypes.string_at(last[0], 8))[0] == 16 * 3 * driver.PACKS
+
+
+def test_a_thread_that_has_no_context_gets_one(run, cuda):
+    cuda.statuses = [driver.INVALID_CONTEXT, 0]
+    run(*tensors(*PLACES))
+    assert cuda.launched[1] == "a context" and cuda.launched[0][:8] == cuda.launched[2][:8]
+
+
+def test_what_the_driver_refuses_is_raised(run, cuda):
+    cuda.statuses = [719]
+    with pytest.raises(RuntimeError, match=r"cuLaunchKernel: CUDA_ERROR_OF_A_TEST \(719\)"):
+        run(*tensors(*PLACES))
