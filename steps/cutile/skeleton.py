@@ -140,10 +140,11 @@ class CuTileStep(FusedStep):
                 interpreter.launch(blocks, function, arguments)
 
         else:
-            kernel, stream = self.compiled_when_launched(function), torch.cuda.current_stream
+            kernel, stream_of = self.compiled_when_launched(function), torch._C._cuda_getCurrentRawStream
+            device = q.device.index
 
             def run(*arguments):
-                ct.launch(stream(), blocks, kernel, arguments)
+                ct.launch(stream_of(device), blocks, kernel, arguments)
 
         sign, scale = positive(problem.effective_scale)
         empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
