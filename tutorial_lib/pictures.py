@@ -9,6 +9,7 @@ from tutorial_lib import layouts
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
+from tutorial_lib.results import Trace
 
 SKY = "#56B4E9"
 
@@ -277,23 +278,46 @@ SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
 MACHINERY = ("tensor cores", "TMA", "copies")  # lanes that stand below those of the roles
 
 
+MEASURED = {  # kind of a segment between two stamps -> colour, and its name in the legend
+    "product": ("#0072B2", "waiting for a product"),
+    "softmax": ("#D55E00", "softmax"),
+    "issue": ("#56B4E9", "issuing products"),
+    "other": ("#BBBBBB", "other work"),
+    "store": ("#CC79A7", "waiting for a store"),
+    "wait": ("white", "waiting for a barrier"),
+}
+SHOWN = 8000  # clocks of a block that a measured timeline shows
+
+
 def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str):
     """Who does what when in a block of a simulated launch, from ``tutorial_lib.simulator.run.Run.trace``."""
-    from matplotlib.patches import Rectangle
-
     events = [event[1:] for event in trace if event[0] == block]
     lanes = sorted({event[0] for event in events}, key=lambda lane: (lane in MACHINERY, lane))
+    return _timeline(lanes, events, SIMULATED, "simulated clocks", f"simulated: {title}")
+
+
+def measured_timeline(trace: Trace, begin: int = 0, length: int = SHOWN):
+    """Who waited when in the longest block that was traced, from stamps of the SM's clock."""
+    end = begin + length
+    events = [(role, kind, label, max(a, begin), min(b, end)) for role, kind, label, a, b in trace.events]
+    title = f"measured, with stamps: step {trace.step}, {trace.the_problem().describe()}, {trace.machine['name']}"
+    events = [event for event in events if event[4] > event[3]]
+    return _timeline(list(trace.shares), events, MEASURED, "clocks of the SM", title)
+
+
+def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: str, title: str):
+    """A bar for every event (lane, kind, label, begin, end). looks: kind -> colour, and its name or None."""
+    from matplotlib.patches import Rectangle
+
     figure, axes = figure_with_axes(9, 0.6 + 0.45 * len(lanes))
     for lane, kind, _, begin, end in events:
         look = {"edgecolor": "#999999", "hatch": "////"} if kind == "wait" else {}
-        axes.barh(
-            lanes.index(lane), end - begin, left=begin, color=SIMULATED[kind][0], height=0.7, linewidth=0.3, **look
-        )
+        axes.barh(lanes.index(lane), end - begin, left=begin, color=looks[kind][0], height=0.7, linewidth=0.3, **look)
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.set_xlabel("simulated clocks")
-    axes.set_title(f"simulated: {title}", fontsize=9)
-    shown = {kind: look for kind, look in SIMULATED.items() if look[1] and kind in {event[1] for event in events}}
+    axes.set_xlabel(unit)
+    axes.set_title(title, fontsize=9)
+    shown = {kind: look for kind, look in looks.items() if look[1] and kind in {event[1] for event in events}}
     marks = [
         Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="#999999", hatch="////" if kind == "wait" else None)
         for kind, (colour, _) in shown.items()

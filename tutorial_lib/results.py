@@ -6,7 +6,7 @@ Every number in a table, a plot or the prose comes from such a file. Files are w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -346,11 +346,79 @@ class Search(_Record):
         return self.date[:10]
 
 
+class UnitRate(_Record):
+    """What an SM does in a clock, measured by a kernel that does nothing else: see ``tutorial_lib.rates``."""
+
+    name: str
+    what: str
+    a_clock: Latency  # operations (of results, for exponentials and multiply-adds) a clock and SM; no milliseconds
+    clock_ghz: float
+
+
+class Load(_Record):
+    """A load's speed, clock and power, with random numbers for inputs or with zeros. sustained: without any rest."""
+
+    name: str
+    inputs: Literal["random", "zeros"]
+    rested_ms: Latency
+    rested_tflops: float
+    rested_ghz: float | None
+    sustained: Sustained
+
+
+class Physics(_Record):
+    """What a machine does whatever the kernel: the rates of its units in clocks, and what power does to its clock."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    problem: dict  # of the attention among the loads
+    rates: list[UnitRate]
+    loads: list[Load]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    def rate(self, name: str) -> float | None:
+        """The median rate of a unit, or None where it was not measured."""
+        return next((r.a_clock.median for r in self.rates if r.name == name), None)
+
+
+class Trace(_Record):
+    """When the roles of a kernel's blocks waited, issued products and took their softmax, in clocks of the SM.
+
+    slowed: how many times as long the kernel took with the stamps. clocks: of the traced blocks, the median.
+    shares: role -> what it did -> its share of the role's time, all traced blocks together. events: of one block, as
+    (role, kind, label, begin, end), kinds as ``steps.writing.stamps`` has them; those near its start and its end.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    problem: dict
+    step: str
+    slowed: Latency  # a factor; no milliseconds
+    blocks: int
+    clocks: float
+    shares: dict[str, dict[str, float]]
+    events: list[tuple[str, str, str, int, int]]
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
 
-def as_json(record: Run | Survey | Search) -> str:
+def as_json(record: _Record) -> str:
     """A record as its file holds it: a line for each field, and for each element of a list of records."""
 
     def one_line(value) -> str:
@@ -406,12 +474,26 @@ def recorded_runs(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
-def recorded_searches(folder: Path) -> list[Search]:
-    """Every readable search under ``folder`` (``<machine>/search.json``)."""
-    searches = []
-    for path in sorted(Path(folder).glob("*/search.json")):
+def recorded_physics(folder: Path) -> list[Physics]:
+    """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
+    return _readable(Physics, Path(folder).glob("*/physics.json"))
+
+
+def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:
+    """Every readable ``<machine>/<problem>/trace_<step>.json`` under ``folder``, newest first; of one step, or all."""
+    return _readable(Trace, Path(folder).glob(f"*/*/trace_{step or '*'}.json"))
+
+
+def _readable(kind: type, paths: Iterable[Path]) -> list:
+    found = []
+    for path in sorted(paths):
         try:
-            searches.append(Search.model_validate_json(path.read_bytes()))
+            found.append(kind.model_validate_json(path.read_bytes()))
         except (OSError, ValidationError):
-            continue  # an older schema, or a file of somebody else's: it is nothing to go by
-    return searches
+            continue  # an older schema, or a file of somebody else's: it is nothing to show
+    return sorted(found, key=lambda record: record.date, reverse=True)
+
+
+def recorded_searches(folder: Path) -> list[Search]:
+    """Every readable search under ``folder`` (``<machine>/search.json``), newest first."""
+    return _readable(Search, Path(folder).glob("*/search.json"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tutorial_lib.results import Measurement, Run, Speedup
+from tutorial_lib.results import Measurement, Physics, Run, Speedup, Trace
 
 Column = tuple[str, Callable[[Measurement], str]]
 
@@ -129,6 +129,58 @@ SUSTAINED: list[Column] = [
 def sustained_rows(run: Run) -> list[list[str]]:
     """The cells of ``SUSTAINED`` for everybody who lasted."""
     return [[text(m) for _, text in SUSTAINED] for m in run.everybody if m.sustained]
+
+
+RATE_HEADERS = ("what an SM does", "in a clock (p10–p90)", "GHz")
+
+
+def rate_rows(physics: Physics) -> list[list[str]]:
+    """The rates of an SM's units: multiplications and additions count apart, exponentials and fused ones as one."""
+    return [
+        [r.what, f"{r.a_clock.median:.4g} ({r.a_clock.low:.4g}–{r.a_clock.high:.4g})", f"{r.clock_ghz:.2f}"]
+        for r in physics.rates
+    ]
+
+
+LOAD_HEADERS = (
+    *("load", "inputs", "TFLOPS after a rest", "GHz after a rest"),
+    *("TFLOPS going on", "GHz going on", "W", "GFLOPS a watt"),
+)
+
+
+def load_rows(physics: Physics) -> list[list[str]]:
+    """What power does to a load's clock, after a rest and in a load that goes on."""
+
+    def cell(value: float | None, digits: int = 0) -> str:
+        return NOTHING if value is None else f"{value:.{digits}f}"
+
+    rows = []
+    for load in physics.loads:
+        on = load.sustained
+        efficiency = 1000 * on.tflops / on.watts if on.watts else None
+        rested = [cell(load.rested_tflops), cell(load.rested_ghz, 2)]
+        rows.append([load.name, load.inputs, *rested, cell(on.tflops), cell(on.clock_ghz, 2)])
+        rows[-1] += [cell(on.watts), cell(efficiency)]
+    return rows
+
+
+def trace_table(trace: Trace) -> tuple[list[str], list[list[str]]]:
+    """(headers, rows): what each role spent its time on, in percent."""
+    labels = list(dict.fromkeys(label for its in trace.shares.values() for label in its))
+    rows = [
+        [label, *(f"{100 * its[label]:.0f} %" if label in its else NOTHING for its in trace.shares.values())]
+        for label in labels
+    ]
+    return ["time spent on", *trace.shares], rows
+
+
+def about_trace(trace: Trace) -> str:
+    """Of which blocks a trace tells, and what it cost."""
+    slowed = trace.slowed
+    return (
+        f"{trace.blocks} blocks, of {trace.clocks:,.0f} clocks in the median. With the stamps the kernel took "
+        f"{slowed.median:.2f} times as long ({slowed.low:.2f}–{slowed.high:.2f})."
+    )
 
 
 def cycles_and_clock(run: Run) -> Column:

@@ -7,7 +7,7 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,7 +21,8 @@ from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Ceiling, Latency, Measurement, Round, Run, Speedup, Sustained, speedup_of
+from tutorial_lib.results import Ceiling, Measurement, Round, Run, Speedup, Sustained, speedup_of
+from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
 ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
@@ -377,54 +378,27 @@ def _timed(
         return speedup_of(timing.speedup(_latencies(rounds, other), mine), record, records.get(other))
 
     mine = _latencies(rounds, step.name)
-    latency = _latency(mine)
+    latency = latency_of(mine)
     samples = [sampled[step.name] for sampled in rounds]
     return record.model_copy(
         update={
             "latency_ms": latency,
             "tflops": operations / latency.median / 1e9,
-            "clock_ghz": _median(sample["clock"]["ghz"] for sample in samples if sample["clock"]),
-            "cycles": _median(_cycles(sample) for sample in samples if sample["clock"]),
-            "host_us": _median(sample["host_us"] for sample in samples if sample["host_us"] is not None),
+            "clock_ghz": ghz_of(samples),
+            "cycles": cycles_of(samples),
+            "host_us": median_of(sample["host_us"] for sample in samples if sample["host_us"] is not None),
             "sustained": _sustained(step.name, operations, sustained),
             "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
             "speedup_vs_baseline": speedup(BASELINE.name),
             "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
-            "sm_clock_mhz": _median(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
+            "sm_clock_mhz": median_of(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
         }
     )
 
 
 def _sustained(name: str, operations: float, sustained: list[dict]) -> Sustained | None:
     """What the load that went on showed of a contender."""
-    if not _took_part(name, sustained):
-        return None
-    samples = [sampled[name] for sampled in sustained]
-    latency = _latency([sample["milliseconds"] for sample in samples])
-    spent = [sample for sample in samples if sample["joules"] is not None]
-    return Sustained(
-        latency_ms=latency,
-        tflops=operations / latency.median / 1e9,
-        clock_ghz=_median(sample["clock"]["ghz"] for sample in samples if sample["clock"]),
-        cycles=_median(_cycles(sample) for sample in samples if sample["clock"]),
-        joules=_median(sample["joules"] for sample in spent),
-        watts=_median(1000 * sample["joules"] / sample["milliseconds"] for sample in spent),
-    )
-
-
-def _latency(milliseconds: list[float]) -> Latency:
-    found = timing.spread(milliseconds)
-    return Latency(median=found.median, low=found.low, high=found.high, rounds=len(milliseconds))
-
-
-def _cycles(sample: dict) -> float:
-    """Cycles of an SM that a call takes: the time, at the clock of this very sample."""
-    return sample["milliseconds"] * 1e6 * sample["clock"]["ghz"]
-
-
-def _median(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.median(found) if found else None
+    return sustained_of([sampled[name] for sampled in sustained], operations) if _took_part(name, sustained) else None
 
 
 def _took_part(name: str, rounds: list[dict]) -> bool:
@@ -452,13 +426,12 @@ def _ceiling(rounds: list[dict], sustained: list[dict], problem: Problem) -> Cei
         return None
     rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, timing.CEILING)])
     what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
-    clocks = [sampled[timing.CEILING]["clock"] for sampled in rounds]
     return Ceiling(
         what=what,
         tflops=rate.median,
         low=rate.low,
         high=rate.high,
-        clock_ghz=_median(clock["ghz"] for clock in clocks if clock),
+        clock_ghz=ghz_of(sampled[timing.CEILING] for sampled in rounds),
         sustained=_sustained(timing.CEILING, timing.CEILING_FLOPS, sustained),
     )
 

@@ -180,9 +180,11 @@ class Pointer:
     def __sub__(self, other) -> Pointer:
         return self + -other
 
-    def gather(self, mask: torch.Tensor | None = None, other=0):
+    def gather(self, mask: torch.Tensor | bool | None = None, other=0):
         """The elements, and ``other`` where the mask is false; a number for a single pointer."""
         if not isinstance(self.offset, torch.Tensor):
+            if mask is not None and not mask:
+                return other
             self._inside(self.offset, self.offset)
             return self.flat[self.offset].item()
         if mask is None:
@@ -192,10 +194,11 @@ class Pointer:
         self._inside(int(index.min()), int(index.max()))
         return torch.where(mask, self.flat[index], torch.tensor(other, dtype=self.flat.dtype))
 
-    def scatter(self, value, mask: torch.Tensor | None = None) -> None:
+    def scatter(self, value, mask: torch.Tensor | bool | None = None) -> None:
         if not isinstance(self.offset, torch.Tensor):
-            self._inside(self.offset, self.offset)
-            self.flat[self.offset] = value
+            if mask is None or mask:
+                self._inside(self.offset, self.offset)
+                self.flat[self.offset] = value
             return
         index, value = torch.broadcast_tensors(self.offset, torch.as_tensor(value))
         if mask is not None:

@@ -1,0 +1,151 @@
+"""What the machine itself does: ``python -m steps.physics``.
+
+Measures how many operations the units of an SM do in a clock, each by a kernel that does nothing else, and what power
+does to the clock: a matrix product and attention, with random numbers and with zeros, after a rest and in a load that
+goes on. Written to RESULTS/MACHINE/physics.json; the model of the limit and the reports read it. Without a GPU, what
+is recorded is shown. Exit status: 0 done; 2 the request makes no sense; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.files import RESULTS
+
+HEADLINE = {"batch": 4, "heads": 32, "seq_len_q": 4096, "seq_len_kv": 4096, "head_dim": 128}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="python -m steps.physics", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--step", default="best", help="the step among the loads (best, by what is recorded)")
+    parser.add_argument("--iterations", type=whole_number, default=5, metavar="N", help="rounds (5)")
+    parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.results import recorded_physics
+
+    console = make_console()
+    if not has_gpu():
+        if not (recorded := recorded_physics(options.output_dir)):
+            raise BadRequest(f"this needs a GPU, and nothing is recorded under {options.output_dir}")
+        console.print("There is no GPU here. Recorded:")
+        show(console, recorded[0])
+        return 0
+    check_writable("--output-dir", options.output_dir)
+    physics = measure(options.step, options.iterations, console.print)
+    from tutorial_lib.files import write_whole
+    from tutorial_lib.results import as_json
+
+    path = options.output_dir / physics.machine["slug"] / "physics.json"
+    write_whole(path, as_json(physics))
+    show(console, physics)
+    console.print(f"Written: {path}", soft_wrap=True)
+    return 0
+
+
+def measure(step: str, rounds: int, tell: Callable[[str], object]):
+    """A ``results.Physics`` of this machine. Raises BadRequest for a step that there is not."""
+    from steps import best, get_step
+    from tutorial_lib import rates, results, timing
+    from tutorial_lib.clock import Stopwatch
+    from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
+    from tutorial_lib.problem import Problem
+    from tutorial_lib.samples import cycles_of, ghz_of, latency_of, sustained_of
+
+    problem = Problem(**HEADLINE)
+    try:
+        attention = best(problem, "cuda").step if step == "best" else get_step(step)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    machine = describe_machine("cuda")
+    with gpu_turn("cuda"):
+        stopwatch = Stopwatch()
+        measured = []
+        for rate in rates.RATES:
+            tell(f"rate: {rate.what}")
+            call = rates.call_of(rate)
+            plan = timing.plan_sample(call)
+            rested = [asdict(timing.take_sample(call, plan, stopwatch)) for _ in range(rounds)]
+            a_clock = latency_of([rate.operations * rates.TURNS / cycles_of([sample]) for sample in rested])
+            measured.append(results.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(rested)))
+        loads = []
+        for name, inputs, operations, call in _loads(problem, attention):
+            tell(f"load: {name}, {inputs}")
+            plan = timing.plan_sample(call)
+            rested = [asdict(timing.take_sample(call, plan, stopwatch)) for _ in range(rounds)]
+            going_on = [timing.take_sustained_sample(call, plan.milliseconds, stopwatch) for _ in range(rounds)]
+            latency = latency_of([sample["milliseconds"] for sample in rested])
+            loads.append(
+                results.Load(
+                    name=name,
+                    inputs=inputs,
+                    rested_ms=latency,
+                    rested_tflops=operations / latency.median / 1e9,
+                    rested_ghz=ghz_of(rested),
+                    sustained=sustained_of([asdict(sample) for sample in going_on], operations),
+                )
+            )
+    return results.Physics(
+        schema=results.SCHEMA,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        versions=describe_versions(),
+        problem=problem.as_dict(),
+        rates=measured,
+        loads=loads,
+    )
+
+
+def _loads(problem, attention) -> Iterator[tuple[str, str, float, Callable]]:
+    """(name, inputs, operations of a call, call) of every load."""
+    import torch
+
+    from steps import get_step
+    from tutorial_lib import timing
+    from tutorial_lib.passes import FORWARD
+
+    size = timing.CEILING_SIZE
+    random = FORWARD.inputs(problem, 0, "cuda")
+    for inputs in ("random", "zeros"):
+        make = torch.randn if inputs == "random" else torch.zeros
+        a, b = (make(size, size, dtype=torch.float16, device="cuda") for _ in range(2))
+        product = torch.empty_like(a)
+        yield "matrix product", inputs, timing.CEILING_FLOPS, lambda i, a=a, b=b, o=product: torch.mm(a, b, out=o)
+        q, k, v = random if inputs == "random" else tuple(torch.zeros_like(x) for x in random)
+        out = torch.empty_like(q)
+        for step in dict.fromkeys((get_step("sdpa"), attention)):
+            call = lambda i, s=step, given=(q, k, v), out=out: s.attention(*given, problem.causal, out=out)
+            yield step.name, inputs, FORWARD.operations(problem), call
+
+
+def show(console, physics) -> None:
+    from rich.table import Table
+
+    from tutorial_lib import tables
+
+    console.print(f"{physics.machine['name']}, {physics.day}", style="bold")
+    for headers, rows in (
+        (tables.RATE_HEADERS, tables.rate_rows(physics)),
+        (tables.LOAD_HEADERS, tables.load_rows(physics)),
+    ):
+        table = Table(*headers, box=None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return as_command("steps.physics", lambda: run(make_parser().parse_args(arguments)), interrupted="Interrupted.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""When a kernel's warp groups wait, measured: ``python -m steps.trace producer``.
+
+Compiles a Gluon or Hopper step with stamps of the SM's clock wherever a role has waited or is about to, runs it on the
+GPU, and says what each role spent its time on. The stamps slow the kernel down, and the compiler schedules it otherwise
+with them: by how much it is slower is measured, too. Written to RESULTS/MACHINE/PROBLEM/trace_STEP.json. Without a GPU,
+what is recorded is shown; `python -m steps.simulate --timeline` draws a simulated timeline. Exit status: 0 done; 2 the
+request makes no sense; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.files import RESULTS
+
+STAMPS = 8192  # that a role may write; what is longer is traced as far as they go
+ROUNDS = 5
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="python -m steps.trace", description=__doc__.split("\n\n")[0])
+    parser.add_argument("step", help="number or name of a Gluon or Hopper step")
+    number = {"type": whole_number, "metavar": "N"}
+    parser.add_argument("--batch", default=4, help="(4)", **number)
+    parser.add_argument("--heads", default=32, help="query heads (32)", **number)
+    parser.add_argument("--kv-heads", help="key and value heads (as many)", **number)
+    parser.add_argument("--seq-len", default=4096, help="query length (4096)", **number)
+    parser.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
+    parser.add_argument("--head-dim", default=128, help="(128)", **number)
+    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the begin of the longest block, as PNG")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from steps import get_step
+    from tutorial_lib.files import write_whole
+    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.pictures import measured_timeline
+    from tutorial_lib.plots import png
+    from tutorial_lib.problem import Problem
+    from tutorial_lib.results import as_json, recorded_traces
+
+    if options.figure:
+        check_writable("--figure", options.figure.parent)
+    console = make_console()
+    try:
+        step = get_step(options.step)
+        if step.backend not in ("gluon", "hopper"):
+            raise BadRequest(f"step {step.label}: traced are Gluon's kernels, whose waits are their own")
+        shape = {name: getattr(options, name) for name in ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal")}
+        keys = options.seq_len_kv or options.seq_len
+        problem = Problem(seq_len_q=options.seq_len, seq_len_kv=keys, **shape)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    if has_gpu():
+        check_writable("--output-dir", options.output_dir)
+        trace = measure(step, problem)
+        path = options.output_dir / trace.machine["slug"] / problem.slug / f"trace_{step.name}.json"
+        write_whole(path, as_json(trace))
+    else:
+        recorded = [t for t in recorded_traces(options.output_dir, step.name) if t.problem == problem.as_dict()]
+        if not recorded:
+            raise BadRequest(
+                f"this needs a GPU, and no trace of step {step.label} at {problem.describe()} is recorded: "
+                f"`python -m steps.simulate {step.name} --timeline FILE` draws a simulated one"
+            )
+        trace, path = recorded[0], None
+        console.print("There is no GPU here. Recorded:")
+    show(console, step, problem, trace)
+    if options.figure:
+        write_whole(options.figure, png(measured_timeline(trace)))
+    for written in filter(None, (path, options.figure)):
+        console.print(f"Written: {written}", soft_wrap=True)
+    return 0
+
+
+def measure(step, problem):
+    """A ``results.Trace`` of a step on this GPU. Raises BadRequest for a problem that the step does not take."""
+    import torch
+
+    from steps.core.step import target_of
+    from steps.writing.stamps import ID_BITS, with_stamps
+    from steps.writing.written import kernel_in, write_step
+    from tutorial_lib import results, timing
+    from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
+    from tutorial_lib.passes import FORWARD
+    from tutorial_lib.samples import latency_of
+    from tutorial_lib.tracing import summarise
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    target = target_of(device)
+    if reason := step.unsupported(problem, target):
+        raise BadRequest(f"step {step.label}: {reason}")
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    written = write_step(step, problem, target)
+    stamped = with_stamps(written.text, blocks, STAMPS)
+    with gpu_turn("cuda"):
+        q, k, v = FORWARD.inputs(problem, 0, "cuda")
+        stamps = torch.full((blocks, len(stamped.roles), STAMPS), -1, dtype=torch.int64, device=device)
+        plain = written.base.make_kernel_ready(kernel_in(written.text), problem, q, k, v, None)
+        traced = written.base.make_kernel_ready(kernel_in(stamped.text), problem, q, k, v, None, stamps)
+        if not torch.equal(plain(q, k, v, None), traced(q, k, v, None)):
+            raise RuntimeError(f"step {step.label}: with stamps it computes something else")
+        read = stamps.tolist()
+        calls = {"plain": lambda i: plain(q, k, v, None), "traced": lambda i: traced(q, k, v, None)}
+        plans = {name: timing.plan_sample(call) for name, call in calls.items()}
+        rounds = [{n: timing.take_sample(c, plans[n]).milliseconds for n, c in calls.items()} for _ in range(ROUNDS)]
+    found = summarise(read, stamped.segments, stamped.roles, ID_BITS)
+    return results.Trace(
+        schema=results.SCHEMA,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=describe_machine("cuda"),
+        versions=describe_versions(),
+        problem=problem.as_dict(),
+        step=step.name,
+        slowed=latency_of([r["traced"] / r["plain"] for r in rounds]),
+        blocks=found.blocks,
+        clocks=found.clocks,
+        shares=found.shares,
+        events=found.events,
+    )
+
+
+def show(console, step, problem, trace) -> None:
+    from rich.table import Table
+
+    from tutorial_lib import tables
+
+    console.print(f"Step {step.label}, {problem.describe()}: {trace.machine['name']}, {trace.day}", style="bold")
+    headers, rows = tables.trace_table(trace)
+    table = Table(*headers, box=None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(tables.about_trace(trace), soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return as_command("steps.trace", lambda: run(make_parser().parse_args(arguments)), interrupted="Interrupted.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

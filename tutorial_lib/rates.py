@@ -1,0 +1,62 @@
+"""Kernels that keep one unit of an SM busy and do nothing else: how many operations it does in a clock.
+
+Every warp repeats its operation on registers or on a tile in shared memory whose contents do not matter. There is a
+block an SM, so that what all blocks do, over the SMs and the cycles that the launch took, is the unit's rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+TURNS = 20_000  # enough that a launch takes milliseconds, beside which its start and end are nothing
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A unit, what keeps it busy, the warps of a block that do, and the operations of a block's turn."""
+
+    name: str
+    what: str
+    warps: int
+    operations: int
+    constants: tuple
+
+
+def _wgmma(columns: int, from_registers: bool) -> Rate:
+    place = "registers" if from_registers else "shared memory"
+    rows, depth = 64, 128
+    return Rate(
+        f"wgmma_{'rs' if from_registers else 'ss'}_n{columns}",
+        f"wgmma, 64 x {columns} x 16, the first factor from {place}, two warp groups",
+        8,
+        2 * (2 * rows) * columns * depth,
+        (columns, from_registers),
+    )
+
+
+RATES = (
+    Rate("mma_sync", "mma.sync, 16 x 8 x 16, factors in registers", 8, 2 * (8 * 32) * 64 * 32, ()),
+    *(_wgmma(columns, from_registers) for from_registers in (False, True) for columns in (64, 128, 256)),
+    Rate("ex2", "exponentials, ex2.approx.ftz", 16, 16 * 32 * 16, ()),
+    Rate("fma", "fused multiply-adds in float32", 16, 16 * 32 * 16, ()),
+)
+
+
+def call_of(rate: Rate) -> Callable[[int], object]:
+    """``call(i)`` keeps the unit busy on every SM of the current device, for ``TURNS`` turns."""
+    import torch
+
+    processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    out = torch.empty(1, dtype=torch.float32, device="cuda")
+    kernel = kernels()[rate.name.split("_n")[0].removesuffix("_rs").removesuffix("_ss")]
+    return lambda i: kernel[(processors,)](out, 0.5, TURNS, *rate.constants, num_warps=rate.warps)
+
+
+@cache
+def kernels() -> dict:
+    """By unit. Each takes (out, a number that nobody knows when it is compiled, turns, its own constants)."""
+    from tutorial_lib.rates_kernels import ex2, fma, mma_sync, wgmma
+
+    return {"mma_sync": mma_sync, "wgmma": wgmma, "ex2": ex2, "fma": fma}

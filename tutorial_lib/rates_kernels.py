@@ -1,0 +1,70 @@
+"""The kernels of ``tutorial_lib.rates``; a module of its own, as Triton is loaded only where there is a GPU."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+
+@gluon.jit
+def keep(out, values):
+    """Something comes of the work, so that no compiler leaves it out; what is stored is never read."""
+    total = gl.sum(gl.sum(values, 1), 0)
+    gl.store(out, total)
+
+
+@gluon.jit
+def mma_sync(out, number, turns):
+    """Every warp has 32 rows; the 32 products of a turn do not wait for each other."""
+    ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1], instr_shape=[16, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=2)
+    a = gl.full([256, 32], number, gl.float32, LEFT).to(gl.float16)
+    b = gl.full([32, 64], number, gl.float32, RIGHT).to(gl.float16)
+    accumulator = gl.full([256, 64], 0.0, gl.float32, ACCUMULATOR)
+    for _ in range(turns):
+        accumulator = mma_v2(a, b, accumulator)
+    keep(out, accumulator)
+
+
+@gluon.jit
+def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexpr):
+    """Two warp groups, each with 64 rows: one issues the next turn while the other's products run."""
+    ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, COLUMNS, 16]
+    )
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    b = gl.allocate_shared_memory(gl.float16, [COLUMNS, 128], SHARED)
+    if FROM_REGISTERS:
+        a = gl.full([128, 128], number, gl.float32, LEFT).to(gl.float16)
+    else:
+        a = gl.allocate_shared_memory(gl.float16, [128, 128], SHARED)
+    accumulator = gl.full([128, COLUMNS], number, gl.float32, ACCUMULATOR)
+    for _ in range(turns):
+        accumulator = warpgroup_mma(a, b.permute((1, 0)), accumulator, is_async=True)
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    keep(out, accumulator)
+
+
+@gluon.jit
+def ex2(out, number, turns):
+    """16 numbers a lane, of 16 warps."""
+    LANES: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [16, 1], [1, 0])
+    values = gl.full([512, 16], number, gl.float32, LANES)
+    for _ in range(turns):
+        values = gl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [values], dtype=gl.float32, is_pure=True, pack=1
+        )
+    keep(out, values)
+
+
+@gluon.jit
+def fma(out, number, turns):
+    """16 numbers a lane, of 16 warps."""
+    LANES: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [16, 1], [1, 0])
+    values = gl.full([512, 16], number, gl.float32, LANES)
+    for _ in range(turns):
+        values = gl.fma(values, values, values)
+    keep(out, values)
