@@ -1,6 +1,6 @@
 """The list of chapters: ``python -m steps.chapters`` writes notebooks/README.md from the headings in notebooks/source/.
 
-A chapter is ``NN_name.md``, for the step of that number and name; 00_start_here and summary stand around them. Exit
+A chapter is ``NN_name.md``, for the step of that number and name; others stand at the begin and at the end. Exit
 status: 0 done; 1 the list cannot be written; 2 the request, or a chapter's name or heading, makes no sense.
 """
 
@@ -16,7 +16,7 @@ from tutorial_lib.command import OneLineParser, as_command
 from tutorial_lib.files import write_whole
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading, sources
 
-FIRST, LAST = "00_start_here", "summary"  # the chapters that belong to no step
+FIRST, LAST = "00_start_here", ("power", "summary")  # the chapters that belong to no step
 BESIDE = "appendix"  # the part of which no chapter is on the main path
 STEP = re.compile(r"(?P<number>\d\d)_(?P<name>\w+)")
 
@@ -37,7 +37,7 @@ The text of a chapter is a Markdown file in `source/`. `make notebooks` executes
 def listed(folder: Path = NOTEBOOKS) -> str:
     """The list as Markdown. Raises ValueError for a chapter of no step, and for one without a heading."""
     chapters = {path.stem: path for path in sources(folder)}
-    steps = {name: _step_of(path) for name, path in chapters.items() if name not in (FIRST, LAST)}
+    steps = {name: _step_of(path) for name, path in chapters.items() if name not in (FIRST, *LAST)}
     place = -1  # the first chapter is number 0, as its step is
 
     def numbered(name: str, stands_on: str = "") -> str:
@@ -55,8 +55,8 @@ def listed(folder: Path = NOTEBOOKS) -> str:
             beside = ["Beside the path:", "", *beside]
         if path or beside:
             parts.append("\n".join([f"## {part.title}", "", *path, *[""] * bool(path and beside), *beside, ""]))
-    if LAST in chapters:
-        parts.append(f"## At the end\n\n{numbered(LAST)}\n")
+    if last := [numbered(name) for name in LAST if name in chapters]:
+        parts.append("\n".join(["## At the end", "", *last, ""]))
     return "\n".join(parts)
 
 
@@ -68,8 +68,9 @@ def _step_of(path: Path):
     except ValueError:
         step = None
     if step is None or step.number != int(found["number"]):
+        others = ", ".join(f"{name}.md" for name in (FIRST, *LAST))
         now = f"; step {step.name} is number {step.number} now" if step and step.number is not None else ""
-        raise ValueError(f"{path} must be NN_name.md with number and name of a step, {FIRST}.md or {LAST}.md{now}")
+        raise ValueError(f"{path} must be NN_name.md with number and name of a step, or one of {others}{now}")
     return step
 
 

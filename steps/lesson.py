@@ -28,7 +28,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_machine, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, recorded_runs
+from tutorial_lib.results import Measurement, Run, of_one_machine, recorded_runs
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys
@@ -336,7 +336,8 @@ class Lesson:
 
     def why(self) -> Page:
         """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
-        found = [(run, now) for run in recorded_runs(self.results) if (now := run.measurement(self.step.name))]
+        runs = of_one_machine(recorded_runs(self.results))
+        found = [(run, now) for run in runs if (now := run.measurement(self.step.name))]
         cells = [(run, tables.vs_previous_marked(now)) for run, now in found if now.speedup_vs_previous]
         parts = []
         if cells:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from tutorial_lib import plots, tables
 from tutorial_lib.command import OneLineParser, as_command
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.report import HOW_TIMED, best_by_problem, link, read_all, write_length_plots, write_report
-from tutorial_lib.results import Measurement, ResultsError, Run, Survey, earliest_within_noise
+from tutorial_lib.results import Measurement, ResultsError, Run, Survey, earliest_within_noise, of_one_machine
 
 README = RESULTS.parent / "README.md"
 RIVAL = "flash_attn_4"  # the peer that the best steps are set beside, next to SDPA
@@ -59,11 +58,10 @@ def readme_table(runs: Sequence[Run]) -> str:
 
     Of the machine with most records.
     """
-    timed = [run for run in runs if run.timed]
+    timed = of_one_machine([run for run in runs if run.timed])
     if not timed:
         raise ResultsError("there is no run with timings to show")
-    [(machine, _)] = Counter(run.machine["name"] for run in timed).most_common(1)
-    timed = [run for run in timed if run.machine["name"] == machine]
+    machine = timed[0].machine["name"]
     families = [problem.family for problem in HEADLINES]
     shown = [run for run in timed if run.the_problem().family in families]
     lengths = sorted({run.problem["seq_len_q"] for run in shown})
@@ -119,8 +117,11 @@ def update_readme(path: Path, runs: Sequence[Run]) -> None:
 
 
 def ladder_report(runs: Sequence[Run], folder: Path) -> str:
-    """The whole ladder in one document, which stands in ``folder``: what every step changes, and what it brought."""
-    timed = sorted((run for run in runs if run.timed), key=lambda run: run.the_problem().order)
+    """The whole ladder in one document, which stands in ``folder``: what every step changes, and what it brought.
+
+    Of the machine with most records; others have reports of their own.
+    """
+    timed = sorted(of_one_machine([run for run in runs if run.timed]), key=lambda run: run.the_problem().order)
     if not timed:
         raise ResultsError("there is no run with timings to report")
     where = " and ".join(sorted({f"{run.machine['name']}, {run.day}" for run in timed}))
@@ -146,7 +147,8 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
         "",
     ]
     for problem in HEADLINES:
-        parts += _pictures(folder, f"*/by_length-{problem.family}.png", "TFLOPS over the sequence length")
+        machine = timed[0].machine["slug"]
+        parts += _pictures(folder, f"{machine}/by_length-{problem.family}.png", "TFLOPS over the sequence length")
     parts += _pictures(folder, "compiled/*/survey.png", "what the compiler makes of every step for every architecture")
     for part in PARTS:
         parts += _part(part, timed, folder)

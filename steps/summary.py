@@ -21,7 +21,15 @@ from tutorial_lib.display import Page, table
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, earliest_within_noise, recorded_runs
+from tutorial_lib.results import (
+    Measurement,
+    Run,
+    earliest_within_noise,
+    of_one_machine,
+    recorded_physics,
+    recorded_runs,
+    recorded_traces,
+)
 
 __all__ = ["machine"]  # every chapter begins with it
 
@@ -80,7 +88,7 @@ def ladder(problem: Problem) -> Page:
 def fastest(rival: str = "flash_attn_4") -> Page:
     """The best step of every problem that is recorded with this peer."""
     cells = []
-    for run in recorded_runs(RESULTS):
+    for run in of_one_machine(recorded_runs(RESULTS)):
         able, other = run.by_speed(), run.measurement(rival)
         if able and other and other.tflops:
             best = earliest_within_noise(run, able)
@@ -97,7 +105,7 @@ def chapter(m: Measurement) -> str:
 def lengths(causal: bool = True) -> Page:
     """Recorded TFLOPS over sequence length."""
     family = dataclasses.replace(HEADLINE, causal=causal).family
-    runs = [run for run in recorded_runs(RESULTS) if run.the_problem().family == family]
+    runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem().family == family]
     return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
 
 
@@ -179,3 +187,66 @@ def _switched(runs: list[Run]) -> str:
         errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
         rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
     return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)
+
+
+# --- the clock and the power ---
+
+
+def clocked(problem: Problem = HEADLINE) -> Run | None:
+    """The newest recorded run of a problem in which the SMs' clock was read, or None."""
+    runs = [run for run in recorded_runs(RESULTS) if run.the_problem() == problem]
+    return next((run for run in runs if any(m.clock_ghz for m in run.steps)), None)
+
+
+def cycles(problem: Problem = HEADLINE) -> Page:
+    """Cycles and clock of every recorded step, and what its gain on the step before consists of."""
+    if (run := clocked(problem)) is None:
+        return Page(f"No run of {problem.describe()} is recorded with the SMs' clock.")
+    columns = [tables.NUMBER, ("name", lambda m: m.name), ("TFLOPS", tables.tflops), *tables.CLOCKED[:2]]
+    columns += [("vs previous", tables.compact_vs_previous), tables.cycles_and_clock(run)]
+    cells = tables.rows([m for m in [*run.steps, *run.peers] if m.clock_ghz], columns)
+    return Page(
+        f"Recorded: {tables.provenance(run)}.",
+        pictures.cycles_and_clock(run),
+        tables.markdown([header for header, _ in columns], cells),
+    )
+
+
+def going_on(problem: Problem = HEADLINE) -> Page:
+    """What a load that goes on without rest shows, as recorded."""
+    run = clocked(problem)
+    if run is None or not run.sustained:
+        return Page(f"No load that goes on is recorded of {problem.describe()}.")
+    headers = [header for header, _ in tables.SUSTAINED]
+    told = f"Recorded: {tables.provenance(run)}."
+    if run.ceiling and (ceiling := run.ceiling.sustained):
+        told += f" The matrix product reaches {ceiling.tflops:.0f} TFLOPS at {ceiling.clock_ghz:.2f} GHz there."
+    return Page(told, tables.markdown(headers, tables.sustained_rows(run)), "\n\n".join(run.notes))
+
+
+def rates() -> Page:
+    """What the units of an SM do in a clock, as recorded."""
+    return _of_the_machine(lambda physics: tables.markdown(tables.RATE_HEADERS, tables.rate_rows(physics)))
+
+
+def loads() -> Page:
+    """What power does to the clock of a matrix product and of attention: with random numbers, and with zeros."""
+    return _of_the_machine(lambda physics: tables.markdown(tables.LOAD_HEADERS, tables.load_rows(physics)))
+
+
+def _of_the_machine(shown) -> Page:
+    found = recorded_physics(RESULTS)
+    if not found:
+        return Page("Nothing is recorded: `python -m steps.physics` measures it on a GPU.")
+    return Page(f"Recorded: {found[0].machine['name']}, {found[0].day}.", shown(found[0]))
+
+
+def traced(step: str) -> Page:
+    """When the roles of a step's blocks waited, as recorded."""
+    found = recorded_traces(RESULTS, step)
+    if not found:
+        return Page(f"No trace is recorded: `python -m steps.trace {step}` measures one on a GPU.")
+    headers, cells = tables.trace_table(found[0])
+    told = f"Recorded: {found[0].machine['name']}, {found[0].the_problem().describe()}, {found[0].day}. "
+    picture = pictures.measured_timeline(found[0])
+    return Page(told + tables.about_trace(found[0]), picture, tables.markdown(headers, cells))

@@ -4,16 +4,18 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
 
 - ``floor``: how fast can anybody compute this problem? Operations over the tensor rate, exponentials over the MUFU
   rate, bytes over bandwidth; whoever overlaps them perfectly needs the largest of the three.
-- ``limit``: how fast can this kernel be? Each unit's time comes from the instructions of the hot loop, and that of
-  shared memory, at 128 bytes a clock, from the layouts of the Gluon steps (cuTile does not tell its own). A kernel with
+- ``limit``: how fast can this kernel be? Each unit's time comes from the instructions of the hot loop (on Hopper
+  ``mma.sync`` has two thirds of the rate that wgmma has), and that of shared memory, at 128 bytes a clock, from the
+  layouts and operands of the Gluon and Hopper steps (cuTile does not tell its own). A kernel with
   one block on an SM runs its matrix products and its softmax in turn (each needs the other's result), so their times
   add; with two blocks or more, or two groups of warps that do not wait for each other, one's softmax can hide behind
   the other's matrix products, and the longest unit decides.
 
-Only throughput is counted, never one instruction waiting for another, so a prediction is the least time. What a kernel
-takes beyond it is not explained here. Where the SMs' clock was read, prediction and measurement are at that clock, and
-their ratio is one of cycles. Where it was not, the prediction is at NVML's clock: the SMs may have run slower, and
-that is then a part of what is not explained.
+Only throughput is counted, never one instruction waiting for another, nor how a block begins and ends, so a prediction
+is the least time. What a kernel takes beyond it is not explained here; `python -m steps.trace` measures where it is.
+Where the SMs' clock was read, prediction and measurement are at that clock, and their ratio is one of cycles. Where it
+was not, the prediction is at NVML's clock: the SMs may have run slower, and that is then a part of what is not
+explained.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from tutorial_lib.passes import FORWARD, Pass
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run
 
+MMA_SYNC_OPERATIONS = 2 * 16 * 8 * 16  # of a warp, in the largest mma.sync for 16-bit numbers; wgmma does more
+SOFTMAX = ("exponentials", "FP32 pipe", "issue slots")  # units that it keeps busy
 TOLERANCE = 0.25  # a prediction further off than this needs an explanation
 
 
@@ -47,11 +51,13 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """The least time: the longest unit, or where nothing overlaps the matrix products plus the longest other."""
-        if self.overlapped:
-            return max(self.units.values())
-        others = {unit: time for unit, time in self.units.items() if unit not in ("tensor cores", "memory")}
-        return max(self.units["tensor cores"] + max(others.values(), default=0.0), self.units["memory"])
+        """The least time: the longest unit, or the matrix products and what the softmax needs where these take turns.
+
+        Reading shared memory overlaps with either.
+        """
+        softmax = [time for unit, time in self.units.items() if unit in SOFTMAX]
+        in_turn = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
+        return max(in_turn, *self.units.values())
 
     @property
     def advice(self) -> str:
@@ -95,8 +101,11 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
         return None
     rates = _rates(gpu)
     threads = compute_threads(resources)
+    operations = 4 * scores_per_tile * problem.head_dim
+    of_an_instruction = operations / max(1, hot["tensor core"] * threads / 32)
+    slow = rates.mma_sync_flops and of_an_instruction <= MMA_SYNC_OPERATIONS
     clocks_per_tile = {
-        "tensor cores": 4 * scores_per_tile * problem.head_dim / rates.tensor_flops,
+        "tensor cores": operations / (rates.mma_sync_flops if slow else rates.tensor_flops),
         "exponentials": hot["MUFU"] * threads / rates.mufu,
         "FP32 pipe": (hot["FP32"] + 2 * hot["packed FP32"]) * threads / rates.fp32,
         "issue slots": resources["issued_per_tile"] / ISSUE,
@@ -109,8 +118,8 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
     return Limit(units, overlapped=blocks * resources.get("compute_groups", 1) > 1)
 
 
-def explain(measured: float, predicted: float, counters: dict | None) -> str:
-    """Why a measurement is not the prediction, as far as that is known."""
+def explain(measured: float, predicted: float, counters: dict | None, traced: bool = False) -> str:
+    """Why a measurement is not the prediction, as far as that is known. traced: where its roles wait was measured."""
     off = predicted / measured - 1
     if abs(off) <= TOLERANCE:
         return "within 25 %"
@@ -121,7 +130,8 @@ def explain(measured: float, predicted: float, counters: dict | None) -> str:
     return (
         f"throughput explains {predicted / measured:.0%} of it; ncu saw the schedulers issue in "
         f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores busy in "
-        f"{counters['tensor_pct']:.0f} %; what the rest waits for is not known"
+        f"{counters['tensor_pct']:.0f} %; "
+        + ("where its roles wait is traced below" if traced else "what the rest waits for is not known")
     )
 
 
@@ -149,9 +159,8 @@ class Comparison:
     def measured(self) -> float:
         return self.measurement.latency_ms.median / 1000
 
-    @property
-    def explanation(self) -> str:
-        return explain(self.measured, self.limit.seconds, self.measurement.counters)
+    def explanation(self, traced: bool = False) -> str:
+        return explain(self.measured, self.limit.seconds, self.measurement.counters, traced)
 
 
 def compare(run: Run) -> list[Comparison]:

@@ -9,7 +9,7 @@ from tutorial_lib import layouts
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Trace
+from tutorial_lib.results import Run, Trace
 
 SKY = "#56B4E9"
 
@@ -286,7 +286,40 @@ MEASURED = {  # kind of a segment between two stamps -> colour, and its name in 
     "store": ("#CC79A7", "waiting for a store"),
     "wait": ("white", "waiting for a barrier"),
 }
-SHOWN = 8000  # clocks of a block that a measured timeline shows
+SHOWN = 12_000  # clocks of a block that a measured timeline shows
+
+
+def cycles_and_clock(run: Run):
+    """Steps and peers by cycles and clock, after a rest and in a load that goes on; dotted: the same time."""
+    figure, axes = figure_with_axes(8, 4.2)
+    found = [m for m in run.everybody if m.clock_ghz and m.cycles < 2 * min(x.cycles for x in run.steps if x.cycles)]
+    regimes = {"after a rest": lambda m: (m.cycles, m.clock_ghz)}
+    if run.sustained:
+        regimes["in a load that goes on"] = lambda m: m.sustained and (m.sustained.cycles, m.sustained.clock_ghz)
+    points, named = [], []
+    for (label, place), colour, marker in zip(regimes.items(), (BLUE, ORANGE), MARKERS):
+        known = [(m, at) for m in found if (at := place(m)) and None not in at]
+        axes.scatter([c / 1e6 for _, (c, _) in known], [g for _, (_, g) in known], c=colour, marker=marker, label=label)
+        points += [(c / 1e6, g) for _, (c, g) in known]
+        named += [(m.label.split()[0] if m.number is not None else m.title, c / 1e6, g, colour) for m, (c, g) in known]
+    axes.margins(0.08)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    written: list[tuple[float, float]] = []
+    for name, x, y, colour in named:  # as long as there is room for the name
+        at = (x - left) / (right - left) * 60, (y - low) / (high - low) * 30
+        if all(abs(at[0] - a) > 1.5 or abs(at[1] - b) > 1 for a, b in written):
+            axes.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7, color=colour)
+            written.append(at)
+    slowest, fastest = max(c / g for c, g in points), min(c / g for c, g in points)
+    for n in range(5):
+        ms = fastest + (slowest - fastest) * n / 4
+        ends = [max(left, ms * low), min(right, ms * high)]
+        axes.plot(ends, [x / ms for x in ends], ":", color=GREY, linewidth=0.8, zorder=0)
+        axes.annotate(f"{ms:.2f} ms", (ends[1], ends[1] / ms), fontsize=6, color=GREY, ha="right", va="top")
+    axes.set(xlim=(left, right), ylim=(low, high), xlabel="million cycles", ylabel="GHz")
+    axes.set_title(f"{run.the_problem().describe()}, {run.machine['name']}: steps by number", fontsize=9)
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    return figure
 
 
 def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str):

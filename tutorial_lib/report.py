@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from tutorial_lib import plots, tables, timing
 from tutorial_lib.command import OneLineParser
 from tutorial_lib.files import RESULTS, write_whole
-from tutorial_lib.results import Measurement, ResultsError, Run, earliest_within_noise, read_run
+from tutorial_lib.results import Measurement, ResultsError, Run, Trace, earliest_within_noise, read_run, traces_in
 
 ROOT = RESULTS.parent
 
@@ -35,6 +35,10 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
             plots.save(plots.gain_by_step(run), folder / "figures", "gain")
         if limits.compare(run):
             plots.save(plots.predicted_and_measured(limits.compare(run), run), folder / "figures", "limits")
+        for trace in traces_in(folder):
+            from tutorial_lib import pictures
+
+            plots.save(pictures.measured_timeline(trace), folder / "figures", f"trace_{trace.step}")
     if any((m.resources or {}).get("hot_loop") for m in run.steps):
         plots.save(plots.hot_loop_by_kind(run), folder / "figures", "hot_loop")
     write_whole(folder / "results.csv", as_csv(run))
@@ -93,7 +97,9 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
         if m.kernels:
             parts += [f"GPU kernels of {m.label}: {', '.join(f'`{kernel}`' for kernel in m.kernels)}.", ""]
     parts += _figures(figures, "tflops", "gain")
-    parts += _evidence(run, figures)
+    traces = traces_in(folder) if folder and run.timed else []
+    parts += _evidence(run, figures, {trace.step for trace in traces})
+    parts += _traces(traces, figures)
     parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
     if run.timed:
         parts += [HOW_CLOCKED if any(m.clock_ghz for m in run.everybody) else NO_CLOCK, ""]
@@ -133,7 +139,7 @@ def _figures(folder: Path | None, *names: str) -> list[str]:
     return parts
 
 
-def _evidence(run: Run, folder: Path | None) -> list[str]:
+def _evidence(run: Run, folder: Path | None, traced: Set[str] = frozenset()) -> list[str]:
     """What the compiler made of the steps, what the counters say, and what the model of the limit expects."""
     from tutorial_lib import limits
 
@@ -155,22 +161,39 @@ def _evidence(run: Run, folder: Path | None) -> list[str]:
     if counted := [m for m in run.steps if m.counters]:
         parts += ["Counters, read by ncu with the clock left alone:", "", *table(tables.COUNTED, counted)]
     if compared := limits.compare(run):
-        headers = ["step", "least ms", "bound by", "measured ms", "least / measured"]
+        clocked = all(c.measurement.clock_ghz for c in compared)
+        unit = "million cycles" if clocked else "ms"
+        headers = ["step", f"least {unit}", "bound by", f"measured {unit}", "least / measured"]
+
+        def told(c: limits.Comparison, seconds: float) -> str:
+            return f"{1000 * seconds * (c.measurement.clock_ghz if clocked else 1):.3g}"
+
         cells = [
             [
                 c.measurement.label,
-                f"{1000 * c.limit.seconds:.3g}",
+                told(c, c.limit.seconds),
                 c.limit.bound if c.limit.overlapped else f"{c.limit.bound}, then softmax",
-                f"{1000 * c.measured:.3g}",
+                told(c, c.measured),
                 f"{c.limit.seconds / c.measured:.2f}",
             ]
             for c in compared
         ]
         parts += ["What the model of the limit (`tutorial_lib/limits.py`) expects at least, and what was measured:", ""]
         parts += [tables.markdown(headers, cells), "", *_figures(folder, "limits")]
-        for why, found in _grouped([(c.explanation, c.measurement.label) for c in compared]).items():
+        told_why = [(c.explanation(c.measurement.name in traced), c.measurement.label) for c in compared]
+        for why, found in _grouped(told_why).items():
             parts += [f"- {', '.join(found)}: {why}."]
         parts.append("")
+    return parts
+
+
+def _traces(traces: Sequence[Trace], folder: Path | None) -> list[str]:
+    """What the stamps inside the kernels tell, where steps were traced on this problem."""
+    parts = ["## Inside the kernels", "", HOW_TRACED, ""] if traces else []
+    for trace in traces:
+        headers, rows = tables.trace_table(trace)
+        parts += [f"{trace.step}: {tables.about_trace(trace)}", "", tables.markdown(headers, rows), ""]
+        parts += _figures(folder, f"trace_{trace.step}")
     return parts
 
 
@@ -206,6 +229,11 @@ NO_CLOCK = (
 HOW_SUSTAINED = (
     f"Every contender in turn, without rest: {timing.SETTLE_S:g} s to settle, and then {timing.SUSTAINED_S:g} s that "
     "are measured. Energy is what the GPU's own counter says, the memory included."
+)
+HOW_TRACED = (
+    "`python -m steps.trace STEP` compiles stamps of the SM's clock into a kernel, wherever a role has waited or is "
+    "about to wait. Shown is what each role of the first blocks, one on each SM, spent its time on. The stamps slow "
+    "the kernel down, and the compiler may order the rest otherwise because of them."
 )
 HOW_CHECKED = (
     "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; the "

@@ -6,6 +6,7 @@ Every number in a table, a plot or the prose comes from such a file. Files are w
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -474,6 +475,12 @@ def recorded_runs(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
+def of_one_machine(runs: Sequence[Run]) -> list[Run]:
+    """The runs of the machine of which most are timed, in their order: what tables of many problems are made of."""
+    counted = Counter(run.machine["name"] for run in runs if run.timed)
+    return [run for run in runs if counted and run.machine["name"] == counted.most_common(1)[0][0]]
+
+
 def recorded_physics(folder: Path) -> list[Physics]:
     """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
     return _readable(Physics, Path(folder).glob("*/physics.json"))
@@ -482,6 +489,11 @@ def recorded_physics(folder: Path) -> list[Physics]:
 def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:
     """Every readable ``<machine>/<problem>/trace_<step>.json`` under ``folder``, newest first; of one step, or all."""
     return _readable(Trace, Path(folder).glob(f"*/*/trace_{step or '*'}.json"))
+
+
+def traces_in(folder: Path) -> list[Trace]:
+    """The readable traces beside a run's results.json, in the order in which they were made."""
+    return _readable(Trace, Path(folder).glob("trace_*.json"))[::-1]
 
 
 def _readable(kind: type, paths: Iterable[Path]) -> list:

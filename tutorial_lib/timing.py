@@ -158,7 +158,7 @@ def take_sustained_sample(
 
     piece = max(1, min(MAX_LAUNCHES // 4, int(50 / milliseconds)))  # about 50 ms
     torch.cuda.synchronize()
-    queued = deque()
+    queued, meter = deque(), EnergyMeter()
 
     def queue_for(seconds: float) -> int:
         launches, until = 0, time.perf_counter() + seconds
@@ -168,23 +168,55 @@ def take_sustained_sample(
             launches += piece
             queued.append(_marked())
             if len(queued) > 2:
-                queued.popleft().synchronize()
+                meter.watch_until(queued.popleft())
         return launches
 
     queue_for(SETTLE_S)
     before = stopwatch.read() if stopwatch else None
     start = _marked()
-    start.synchronize()  # with the host here and the GPU idle for a moment, both look at the same time
-    energy = energy_joules()
+    meter.readings.clear()
     launches = queue_for(SUSTAINED_S)
     end = _marked()
     after = stopwatch.read() if stopwatch else None
     state = gpu_state()
-    end.synchronize()
-    spent = energy_joules()
+    meter.watch_until(end)
+    end.synchronize()  # raises what went wrong on the GPU
     clock, no_clock = _clock(stopwatch, before, after)
-    joules = (spent - energy) / launches if energy is not None and spent is not None and spent > energy else None
-    return Sample(start.elapsed_time(end) / launches, state, None, clock, no_clock, joules)
+    took, watts = start.elapsed_time(end) / launches, meter.watts
+    return Sample(took, state, None, clock, no_clock, None if watts is None else watts * took / 1000)
+
+
+class EnergyMeter:
+    """Power from the GPU's energy counter, which NVML renews some times a second only: what counts is when it moved.
+
+    readings: (seconds, joules) at each moment at which the counter was seen to have moved.
+    """
+
+    def __init__(self, read: Callable[[], float | None] = energy_joules):
+        self.read = read
+        self.readings: list[tuple[float, float]] = []
+        self._last = read()
+
+    def look(self, now: float) -> None:
+        """Look at the counter once."""
+        energy = self.read()
+        if energy is not None and energy != self._last:
+            self._last = energy
+            self.readings.append((now, energy))
+
+    def watch_until(self, event) -> None:
+        """Look at the counter, a thousand times a second, until a CUDA event has come."""
+        while not event.query():
+            self.look(time.perf_counter())
+            time.sleep(0.001)
+
+    @property
+    def watts(self) -> float | None:
+        """Between the first move and the last; None where the counter did not move twice."""
+        if len(self.readings) < 2:
+            return None
+        (began, before), (ended, after) = self.readings[0], self.readings[-1]
+        return (after - before) / (ended - began)
 
 
 def _marked():

@@ -13,9 +13,9 @@ from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import HOPPER
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper.kernel import fmha
-from steps.hopper.variant import GROUP_WARPS, Roles, Variant, make_variant, order_of
-from tutorial_lib import compiler
-from tutorial_lib.problem import Problem, positive
+from steps.hopper.variant import GROUP_WARPS, ROWS, Roles, Variant, make_variant, order_of
+from tutorial_lib import compiler, layouts
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,17 @@ class HopperStep(FusedStep):
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
+
+    def shared_clocks(self, problem: Problem) -> float:
+        """Clocks a K/V tile that shared memory is busy at least, at 128 bytes a clock: operands of wgmma, and copies.
+
+        Every ``ROWS`` queries read K and V, and Q, of which a half may stay in registers; the weights always do.
+        """
+        v = self.variant(problem)
+        queries = ROWS * v.head_dim // (2 if v.half_query else 1)
+        read = v.tile.query // ROWS * (2 * v.tile.key * v.head_dim + queries)
+        copied = 2 * v.tile.key * v.head_dim
+        return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 
     def kernel(self, problem: Problem):
         """The function that is launched."""
@@ -100,7 +111,12 @@ class HopperStep(FusedStep):
             variant.tile.scores,
             compute_warps=GROUP_WARPS * variant.groups,
         )
-        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile), compute_groups=variant.parts)
+        return replace(
+            compiled,
+            kv_tiles=tiles_visited(problem, variant.tile),
+            compute_groups=variant.parts,
+            shared_clocks=self.shared_clocks(problem),
+        )
 
 
 def describable(x) -> bool:

@@ -185,7 +185,7 @@ class _Stamping:
                 barrier = "copies"
             elif barrier is None:
                 barrier = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.args[0])
-            return kind, barrier
+            return kind, f"wait for {barrier}"
         return kind, f"wait for a {kind}"
 
     @staticmethod

@@ -1,14 +1,20 @@
 """The model of the limit on cases worked out by hand, and the counters beside it."""
 
+import dataclasses
+
 import pytest
 
-from tests.results.recorded import RECORDED
+from steps import get_step
+from steps.layouts import DRAWN
+from tests.results.recorded import recorded
 from tutorial_lib import limits
-from tutorial_lib.architectures import Gpu
+from tutorial_lib.architectures import ARCHITECTURES, Gpu
 from tutorial_lib.counters import METRICS, CountersError, parse, read_counters
+from tutorial_lib.files import RESULTS
 from tutorial_lib.limits import Limit, UnknownRates, explain, floor, limit
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
+from tutorial_lib.results import recorded_physics
 from tutorial_lib.sass import ALL_KINDS
 
 # One SM at 1 Hz, so that seconds are clocks, and a byte a second.
@@ -54,6 +60,48 @@ def test_shared_memory_counts_where_its_layouts_are_known():
     assert "shared memory" not in limit(FULL, resources(), TOY).units
 
 
+def test_mma_sync_has_a_rate_of_its_own_on_hopper():
+    """Four warps, 128 products of 16 x 8 x 16 a warp for both products of a tile: that is ``mma.sync``."""
+    rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
+    products = 4 * 64 * 128 * 128 / (2 * 16 * 8 * 16)
+    made = {"compute_threads": 128, "threads": 128}
+    slow = limit(FULL, resources(hot_loop=resources()["hot_loop"] | {"tensor core": products / 4}, **made), rich)
+    assert slow.units["tensor cores"] == 4 * 64 * 128 * 128 / 2731
+    wgmma = limit(FULL, resources(hot_loop=resources()["hot_loop"] | {"tensor core": 16.0}, **made), rich)
+    assert wgmma.units["tensor cores"] == 1024
+
+
+def test_the_rates_of_the_model_are_what_a_kernel_reaches_that_does_nothing_else():
+    [physics] = recorded_physics(RESULTS)
+    rates = ARCHITECTURES[physics.machine["arch"]]
+    assert 0.97 < physics.rate("mma_sync") / rates.mma_sync_flops < 1
+    for columns in (64, 128, 256):
+        for place in ("ss", "rs"):
+            assert 0.99 < physics.rate(f"wgmma_{place}_n{columns}") / rates.tensor_flops <= 1
+    assert 0.99 < physics.rate("ex2") / rates.mufu <= 1
+    assert 0.9 < physics.rate("fma") / rates.fp32 <= 1
+
+
+def test_cycles_are_what_a_prediction_is_of_where_the_clock_was_read():
+    """The prediction at the measured clock, over the measured time, is a ratio of cycles."""
+    run = recorded(machine="nvidia-h200")
+    for c in limits.compare(run):
+        m, p = c.measurement, run.the_problem()
+        cycles = c.limit.seconds * m.clock_ghz * 1e9
+        assert c.limit.seconds / c.measured == pytest.approx(cycles / m.cycles, rel=0.02)
+        if m.name == "linked":
+            tiles = m.resources["kv_tiles"]
+            assert cycles == pytest.approx(tiles * 4 * 128 * 128 * p.head_dim / 4096 / 132)
+
+
+def test_wgmma_reads_its_factors_from_shared_memory():
+    """128 queries, 128 keys: each warp group reads K and V and its queries; TMA writes a tile of K and one of V."""
+    assert get_step("linked").shared_clocks(DRAWN) == (2 * (2 * 128 + 64) + 2 * 128) * 128 * 2 / 128
+    wide = dataclasses.replace(DRAWN, head_dim=256)
+    assert get_step("linked").shared_clocks(wide) == (2 * (2 * 64 + 64) + 2 * 64) * 256 * 2 / 128
+    assert get_step("room").shared_clocks(wide) == (2 * (2 * 64 + 32) + 2 * 64) * 256 * 2 / 128
+
+
 def test_exponentials_bound_a_small_head_dim():
     """At head_dim 32 the tensor cores need a quarter of the time, the exponentials as long as ever."""
     rich = Gpu("toy", "sm_90", 1, 1.0, 1e12)
@@ -91,13 +139,13 @@ def test_a_prediction_that_is_off_is_explained():
 
 def test_recorded_steps_are_compared_with_the_model():
     """The kernels on the H100 at S=4096, causal: each has its least time, which nobody beats, and its counters."""
-    run = next(r for r in RECORDED if r.the_problem().slug == "b4_h32_s4096_d128_fp16_causal")
+    run = recorded()
     compared = limits.compare(run)
     assert [c.measurement.number for c in compared] == [m.number for m in run.steps if m.number >= 2]
     assert len(compared) >= 15
     for c in compared:
         assert c.limit.seconds < c.measured
-        assert c.explanation
+        assert c.explanation()
         assert set(c.measurement.counters) == set(METRICS)
         # What ran at once stays below what the resources allow, and is most of it.
         assert 0.6 < c.measurement.counters["achieved_occupancy_pct"] / c.measurement.resources["occupancy_pct"] < 1.01

@@ -74,6 +74,36 @@ def test_who_measures_at_the_same_time_waits(tmp_path, monkeypatch):
     assert other.communicate()[0] == "mine\n"
 
 
+class Event:
+    """A CUDA event that comes after so many looks at it."""
+
+    def __init__(self, looks: int):
+        self.looks = looks
+
+    def query(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_power_is_taken_between_moves_of_the_energy_counter(monkeypatch):
+    """The counter moves every 100 ms by 70 J, and is looked at every 10 ms; where the load begins does not matter."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 0.01))
+    meter = timing.EnergyMeter(read=lambda: 70.0 * int(now[0] / 0.1 + 1e-9))
+    assert meter.watts is None
+    now[0] = 0.055
+    meter.watch_until(Event(100))
+    assert [energy for _, energy in meter.readings] == [70.0 * n for n in range(1, 11)]
+    assert meter.watts == pytest.approx(700)
+    short = timing.EnergyMeter(read=lambda: 1.0)
+    short.watch_until(Event(5))
+    assert short.watts is None
+    none = timing.EnergyMeter(read=lambda: None)
+    none.watch_until(Event(5))
+    assert none.watts is None
+
+
 class FakeGpu:
     """Runs what is queued in order, on a clock that the host's work moves; stands for torch.cuda. Times in ms."""
 

@@ -22,7 +22,12 @@ def test_the_committed_list_is_the_one_that_is_made():
 
 
 def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
-    for name, heading in (("00_start_here", "# Start"), ("01_naive", "# Step 1: naive"), ("summary", "# All")):
+    for name, heading in (
+        ("00_start_here", "# Start"),
+        ("01_naive", "# Step 1: naive"),
+        ("power", "# Power"),
+        ("summary", "# All"),
+    ):
         write_source(tmp_path, name, heading)
     monkeypatch.setattr(chapters, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(chapters, "listed", lambda make=chapters.listed: make(tmp_path))
@@ -31,12 +36,12 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
         assert chapters.main([]) == 0
         made.append((tmp_path / "README.md").read_text())
     assert made[0] == made[1]
-    assert [item["mark"] for item in ITEM.finditer(made[0])] == ["0.", "1.", "2."]
+    assert [item["mark"] for item in ITEM.finditer(made[0])] == ["0.", "1.", "2.", "3."]
     assert capsys.readouterr().out.split() == [str(tmp_path / "README.md")] * 2
 
 
 def test_every_step_has_its_chapter_and_every_chapter_its_step():
-    expected = [chapters.FIRST, *(f"{s.number:02}_{s.name}" for s in STEPS if s.number), chapters.LAST]
+    expected = [chapters.FIRST, *(f"{s.number:02}_{s.name}" for s in STEPS if s.number), *chapters.LAST]
     assert [path.stem for path in SOURCES] == expected
 
 

@@ -13,13 +13,16 @@ import nbformat
 import pytest
 
 from steps import lesson
+from steps.chapters import FIRST, LAST
 from tutorial_lib import notebooks
 
 SOURCES = notebooks.sources()
 BONES = ["The idea", "The change", "Predict", "Run", "Evidence", "Why", "Try"]
-STEP_SOURCES = [path for path in SOURCES if path.stem not in ("00_start_here", "summary")]
+STEP_SOURCES = [path for path in SOURCES if path.stem not in (FIRST, *LAST)]
 EXECUTED = [path for path in SOURCES if path.stem.endswith(("_naive", "_wgmma"))]  # PyTorch alone; a Hopper kernel
-FIGURE = re.compile(r"(lesson|summary)\.(time|lost|ladder|lengths|architectures|wall|rounds|ceilings)\(|\.draw_")
+FIGURE = re.compile(
+    r"(lesson|summary)\.(time|lost|ladder|lengths|architectures|wall|rounds|ceilings|cycles|traced)\(|\.draw_"
+)
 NUMBER_AND_UNIT = re.compile(r"\d(\.\d+)?\s?(TFLOPS|ms\b|µs|×(?!\s?\w)|x faster|times (as )?(fast|slow))")
 
 

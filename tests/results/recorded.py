@@ -6,7 +6,7 @@ from pathlib import Path
 
 from steps.migrate import OLD_SCHEMA, migrate_run
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run
+from tutorial_lib.results import Run, of_one_machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEADLINE = "b4_h32_s4096_d128_fp16_causal"
@@ -27,8 +27,10 @@ PATHS = [path for path in tracked("results/*/*/results.json") if "/trials/" not 
 RECORDED = sorted((run for run in map(read, PATHS) if run.timed), key=lambda run: run.date, reverse=True)
 
 
-def recorded(slug: str = HEADLINE) -> Run:
-    return next(run for run in RECORDED if run.the_problem().slug == slug)
+def recorded(slug: str = HEADLINE, machine: str | None = None) -> Run:
+    """The recorded run of a problem: on the machine with most records, unless one is named."""
+    runs = RECORDED if machine else of_one_machine(RECORDED)
+    return next(run for run in runs if run.the_problem().slug == slug and machine in (None, run.machine["slug"]))
 
 
 def of_schema_1(run: Run) -> dict:

@@ -1,0 +1,109 @@
+"""Stamps inside a kernel: it computes the same with them, and they tell what its roles did, in order."""
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.writing.stamps import ID_BITS, STAMP, Segment, with_stamps
+from steps.writing.written import kernel_in, write_step
+from tests.shapes import problem
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.tracing import WINDOW, events_of, summarise
+
+STEPS = ["stages", "wide_block", "wgmma", "producer", "ping_pong", "overlap", "linked", "at_maxima"]
+SHAPE = problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128)
+
+
+def run_with_stamps(name: str, blocks: int = 3, stamps: int = 200):
+    """(the stamped kernel, what it wrote [block][role][n], its output, the step's own) on the simulator."""
+    step = get_step(name)
+    written = write_step(step, SHAPE)
+    stamped = with_stamps(written.text, blocks, stamps)
+    q, k, v = FORWARD.inputs(SHAPE, 0)
+    trace = torch.full((blocks + 1, len(stamped.roles), stamps), -1, dtype=torch.int64)  # a block that is not traced
+    launch = written.base.make_kernel_ready(kernel_in(stamped.text), SHAPE, q, k, v, None, trace)
+    o = launch(q, k, v, None)
+    return stamped, trace.tolist(), o, step.attention(q, k, v, SHAPE.causal)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_kernel_with_stamps_computes_the_same_and_every_role_tells(name):
+    stamped, trace, o, expected = run_with_stamps(name)
+    assert torch.equal(o, expected)
+    assert all(stamp == -1 for row in trace[-1] for stamp in row)
+    for row in trace[0]:
+        written = [stamp for stamp in row if stamp >= 0]
+        assert len(written) > 5 and row[: len(written)] == written  # no gap
+        clocks = [stamp >> ID_BITS for stamp in written]
+        assert clocks == sorted(clocks) and clocks[-1] > clocks[0]
+    kinds = {segment.kind for segment in stamped.segments}
+    assert {"wait", "softmax"} <= kinds
+    assert ("product" in kinds) == (get_step(name).backend == "hopper")
+
+
+def test_roles_tell_of_the_waits_that_their_source_has():
+    """The producer waits for free places; a consumer for keys, then its product, and after the softmax for values."""
+    stamped, trace, _, _ = run_with_stamps("producer")
+    assert stamped.roles == ("consume 0", "consume 1", "produce 2")
+    events = events_of(trace[-2], stamped.segments, stamped.roles, ID_BITS)  # two tiles of keys
+    mine = [label for role, _, label, _, _ in events if role == "consume 0"]
+    turn = ["wait for key_ready", "products are issued", "wait for a product", "softmax", "wait for value_ready"]
+    assert any(mine[n : n + 5] == turn for n in range(len(mine)))
+    producers = {label for role, kind, label, _, _ in events if role == "produce 2" and kind == "wait"}
+    assert producers == {"wait for free", "wait for key_free", "wait for value_free"}
+
+
+def test_more_stamps_than_there_is_room_for_are_left_out():
+    _, trace, o, expected = run_with_stamps("linked", stamps=10)
+    assert torch.equal(o, expected)
+    assert all(stamp >= 0 for row in trace[0][:2] for stamp in row) and len(trace[0][0]) == 10
+
+
+def test_a_step_itself_has_no_stamps():
+    for name in STEPS:
+        text = write_step(get_step(name), SHAPE).text
+        assert "stamp" not in text and "clock64" not in text
+    assert "clock64" in STAMP
+
+
+def test_a_kernel_with_too_many_segments_is_refused():
+    text = write_step(get_step("producer"), SHAPE).text
+    wait = "        await_tile(barriers.query_ready, query_turn, QUERY_STAGES)\n"
+    assert text.count(wait) == 1
+    with pytest.raises(ValueError, match=r"segments, of which a stamp names 64"):
+        with_stamps(text.replace(wait, 60 * wait), 1, 10)
+
+
+# --- what is made of stamps, by hand ---
+
+SEGMENTS = [Segment("begin", "begin", 0), Segment("wait", "wait for k", 1), Segment("softmax", "softmax", 2)]
+
+
+def stamp(clock: int, segment: int) -> int:
+    return clock << ID_BITS | segment
+
+
+def test_a_segment_begins_where_the_one_before_it_ended():
+    rows = [[stamp(1000, 0), stamp(1100, 1), stamp(1400, 2), -1, -1], [stamp(1050, 0), stamp(1060, 2), -1]]
+    assert events_of(rows, SEGMENTS, ["a", "b"], ID_BITS) == [
+        ("a", "wait", "wait for k", 0, 100),
+        ("a", "softmax", "softmax", 100, 400),
+        ("b", "softmax", "softmax", 50, 60),
+    ]
+
+
+def test_blocks_are_summed_up_and_the_longest_is_kept():
+    short = [[stamp(0, 0), stamp(10, 1), stamp(40, 2)]]
+    long = [[stamp(5, 0), stamp(105, 1), stamp(4 * WINDOW, 2), stamp(4 * WINDOW + 15, 1)]]
+    found = summarise([short, long, [[-1, -1]]], SEGMENTS, ["a"], ID_BITS)
+    total = 40 + 4 * WINDOW + 10
+    assert found.blocks == 2 and found.clocks == total / 2
+    assert found.shares == {
+        "a": {
+            "softmax": pytest.approx((30 + 4 * WINDOW - 105) / total),
+            "wait for k": pytest.approx((10 + 100 + 15) / total),
+        }
+    }
+    assert [event[3:] for event in found.events] == [(0, 100), (100, 4 * WINDOW - 5), (4 * WINDOW - 5, 4 * WINDOW + 10)]
+    with pytest.raises(ValueError, match="no block of the kernel wrote a stamp"):
+        summarise([[[-1]]], SEGMENTS, ["a"], ID_BITS)
