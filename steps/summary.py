@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from steps import STEPS, get_step
-from steps.core.problems import HEADLINE
+from steps.core.problems import HEADLINE, standard
 from steps.core.recorded import find_recorded, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
@@ -241,12 +241,54 @@ def _of_the_machine(shown) -> Page:
     return Page(f"Recorded: {found[0].machine['name']}, {found[0].day}.", shown(found[0]))
 
 
-def traced(step: str) -> Page:
-    """When the roles of a step's blocks waited, as recorded."""
+def traced(step: str, end: bool = False) -> Page:
+    """When the roles of a step's blocks waited, as recorded. end: draw the last turns of a block, not the first."""
     found = recorded_traces(RESULTS, step)
     if not found:
         return Page(f"No trace is recorded: `python -m steps.trace {step}` measures one on a GPU.")
     headers, cells = tables.trace_table(found[0])
     told = f"Recorded: {found[0].machine['name']}, {found[0].the_problem().describe()}, {found[0].day}. "
-    picture = pictures.measured_timeline(found[0])
+    last = max(event[4] for event in found[0].events)
+    picture = pictures.measured_timeline(found[0], last - pictures.SHOWN if end else 0)
     return Page(told + tables.about_trace(found[0]), picture, tables.markdown(headers, cells))
+
+
+def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
+    """Cycles of the Hopper steps, on the simulator and as recorded, under a causal mask at head_dim 128.
+
+    Simulated are as many heads on as few SMs as leave each SM the work that it has in the record.
+    """
+    cells, told = [], None
+    for length in lengths:
+        shape = standard(length, causal=True)
+        run = clocked(shape)
+        for m in run.steps if run else ():
+            if m.cycles and (step := get_step(m.name)).backend == "hopper":
+                told = tables.provenance(run)
+                clocks = simulated_cycles(step, shape, run.machine["multiprocessors"])
+                cells.append(
+                    [f"{length}", m.label, f"{clocks / 1e6:.3g}", f"{m.cycles / 1e6:.3g}", f"{clocks / m.cycles:.2f}"]
+                )
+    if not cells:
+        return Page("No run is recorded with the SMs' clock.")
+    headers = ["S", "step", "million cycles, simulated", "measured", "simulated / measured"]
+    return Page(f"Measured: {told}, and the same at other lengths.", table(headers, cells))
+
+
+def simulated_cycles(step, shape: Problem, multiprocessors: int) -> float:
+    """Cycles that a GPU with so many SMs would take for a problem, by a simulated part of it.
+
+    A block has its SM for itself. The part: as many heads as the CPU stands for SMs, with the same lengths.
+    """
+    import torch
+
+    from steps.core.order import processors
+    from tutorial_lib.passes import FORWARD
+    from tutorial_lib.simulator.run import watched
+
+    few = processors(torch.device("cpu"))
+    part = dataclasses.replace(shape, batch=1, heads=few, kv_heads=few)
+    with watched() as watch:
+        step.attention(*FORWARD.inputs(part, 0), part.causal)
+    clocks = sum(watch.runs[0].clocks.values())
+    return clocks * shape.batch * shape.heads / few / multiprocessors

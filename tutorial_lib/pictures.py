@@ -186,6 +186,7 @@ def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_b
         axes.axvline(total, color=ORANGE, linestyle="--")
         axes.set_xlim(0, 1.05 * total)
         axes.set_xlabel(unit)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     grid[0].set_yticks(range(len(kernels)), [label for label, _ in kernels])
     grid[0].invert_yaxis()
     figure.suptitle("What fits on one SM (dashed: all there is)", fontsize=9)

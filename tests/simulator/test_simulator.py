@@ -9,6 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from steps import STEPS, get_step
 from steps.simulate import main
+from tests.results.recorded import recorded
 from tests.shapes import problem
 from tests.simulator import kernels
 from tutorial_lib.passes import FORWARD
@@ -179,3 +180,14 @@ def test_bad_input_is_told_in_one_line(arguments, told, capsys):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err
+
+
+@pytest.mark.parametrize("name", ["wgmma", "producer", "overlap", "linked"])
+def test_simulated_cycles_are_near_those_that_were_measured(name):
+    """Within a fifth of the record on an H200, though nothing in the simulator was fitted to it."""
+    from steps import summary
+    from steps.core.problems import HEADLINE
+
+    run = recorded(machine="nvidia-h200")
+    measured = run.measurement(name).cycles
+    assert 0.8 < summary.simulated_cycles(get_step(name), HEADLINE, run.machine["multiprocessors"]) / measured < 1.2
