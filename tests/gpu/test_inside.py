@@ -1,0 +1,54 @@
+"""What only a GPU can show of the stamps, of the rates of its units, and of how much power a load takes."""
+
+import dataclasses
+
+import pytest
+
+from steps import get_step, trace
+from steps.trials import get_trial
+from tests.core.test_steps import accuracy_of
+from tests.shapes import SHAPES, problem
+from tutorial_lib import rates, timing
+from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.clock import Stopwatch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", ["wide_block", "wgmma", "producer", "ping_pong", "linked", "at_maxima"])
+def test_stamps_tell_of_every_role_and_change_no_result(name):
+    shape = problem(batch=2, heads=8, seq_len_q=1000, seq_len_kv=1000, head_dim=128)
+    found = trace.measure(get_step(name), shape)  # raises where the outputs differ
+    assert found.blocks > 0 and found.clocks > 1000 and found.slowed.median > 0.9
+    for role, its in found.shares.items():
+        assert sum(its.values()) == pytest.approx(1), role
+
+
+@pytest.mark.parametrize("rate", [r for r in rates.RATES if r.name in ("mma_sync", "wgmma_ss_n128", "ex2")], ids=str)
+def test_a_unit_reaches_its_rate_and_not_more(rate):
+    paper = {"mma_sync": "mma_sync_flops", "wgmma_ss_n128": "tensor_flops", "ex2": "mufu"}[rate.name]
+    call, stopwatch = rates.call_of(rate), Stopwatch()
+    sample = timing.take_sample(call, timing.plan_sample(call), stopwatch)
+    reached = rate.operations * rates.TURNS / (1e6 * sample.milliseconds * sample.clock.ghz)
+    assert 0.95 < reached / getattr(ARCHITECTURES["sm_90"], paper) < 1.01
+
+
+def test_a_load_that_goes_on_has_a_power_between_nothing_and_the_limit():
+    import torch
+
+    from tutorial_lib.hardware import describe_machine
+
+    call = timing.ceiling_call("float16")
+    sample = timing.take_sustained_sample(call, timing.plan_sample(call).milliseconds, Stopwatch())
+    torch.cuda.synchronize()
+    watts = 1000 * sample.joules / sample.milliseconds
+    assert 100 < watts < 1.05 * describe_machine("cuda")["power_limit_w"]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_asking_for_the_next_keys_first_is_correct(shape):
+    step = get_trial("keys_first").version("on", shape, name="keys_first")
+    if step.unsupported(shape, "sm_90"):
+        pytest.skip("not for this shape")
+    accuracy = accuracy_of(dataclasses.replace(step), shape, "cuda")
+    assert accuracy.correct, accuracy.explain()
