@@ -20,6 +20,7 @@ from tutorial_lib.files import RESULTS
 
 STAMPS = 8192  # that a role may write; what is longer is traced as far as they go
 ROUNDS = 5
+SIMULATED_BLOCKS = 132  # of which the simulator's stamps are kept
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -86,34 +87,22 @@ def measure(step, problem):
     """A ``results.Trace`` of a step on this GPU. Raises BadRequest for a problem that the step does not take."""
     import torch
 
-    from steps.core.step import target_of
-    from steps.writing.stamps import ID_BITS, with_stamps
-    from steps.writing.written import kernel_in, write_step
+    from steps.core.order import processors
     from tutorial_lib import results, timing
     from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
     from tutorial_lib.passes import FORWARD
     from tutorial_lib.samples import latency_of
-    from tutorial_lib.tracing import summarise
 
     device = torch.device("cuda", torch.cuda.current_device())
-    target = target_of(device)
-    if reason := step.unsupported(problem, target):
-        raise BadRequest(f"step {step.label}: {reason}")
-    blocks = torch.cuda.get_device_properties(device).multi_processor_count
-    written = write_step(step, problem, target)
-    stamped = with_stamps(written.text, blocks, STAMPS)
     with gpu_turn("cuda"):
         q, k, v = FORWARD.inputs(problem, 0, "cuda")
-        stamps = torch.full((blocks, len(stamped.roles), STAMPS), -1, dtype=torch.int64, device=device)
-        plain = written.base.make_kernel_ready(kernel_in(written.text), problem, q, k, v, None)
-        traced = written.base.make_kernel_ready(kernel_in(stamped.text), problem, q, k, v, None, stamps)
+        plain, traced, tell = _with_and_without(step, problem, (q, k, v), processors(device))
         if not torch.equal(plain(q, k, v, None), traced(q, k, v, None)):
             raise RuntimeError(f"step {step.label}: with stamps it computes something else")
-        read = stamps.tolist()
+        found = tell()
         calls = {"plain": lambda i: plain(q, k, v, None), "traced": lambda i: traced(q, k, v, None)}
         plans = {name: timing.plan_sample(call) for name, call in calls.items()}
         rounds = [{n: timing.take_sample(c, plans[n]).milliseconds for n, c in calls.items()} for _ in range(ROUNDS)]
-    found = summarise(read, stamped.segments, stamped.roles, ID_BITS)
     return results.Trace(
         schema=results.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -127,6 +116,44 @@ def measure(step, problem):
         shares=found.shares,
         events=found.events,
     )
+
+
+def simulate(step, problem):
+    """What the stamps tell on the simulator, as ``tracing.Traced``: of all blocks of a small problem."""
+    from steps.core.fused import tiles_visited
+    from tutorial_lib.passes import FORWARD
+
+    inputs = FORWARD.inputs(problem, 0)
+    blocks = min(tiles_visited(problem, step.variant(problem).tile), SIMULATED_BLOCKS)
+    _, traced, tell = _with_and_without(step, problem, inputs, blocks)
+    traced(*inputs, None)
+    return tell()
+
+
+def _with_and_without(step, problem, inputs, blocks: int):
+    """(the kernel's launch, its launch with stamps of the first blocks, what these tell afterwards).
+
+    Raises BadRequest for a problem that the step does not take.
+    """
+    import torch
+
+    from steps.core.step import DEFAULT_ARCH, target_of
+    from steps.writing.stamps import ID_BITS, with_stamps
+    from steps.writing.written import kernel_in, write_step
+    from tutorial_lib.tracing import summarise
+
+    device = inputs[0].device
+    target = target_of(device)
+    if reason := step.unsupported(problem, target):
+        raise BadRequest(f"step {step.label}: {reason}")
+    written = write_step(step, problem, target if device.type == "cuda" else DEFAULT_ARCH)
+    stamped = with_stamps(written.text, blocks, STAMPS)
+    stamps = torch.full((blocks, len(stamped.roles), STAMPS), -1, dtype=torch.int64, device=device)
+    plain, traced = (
+        written.base.make_kernel_ready(kernel_in(text), problem, *inputs, None, *more)
+        for text, more in ((written.text, ()), (stamped.text, (stamps,)))
+    )
+    return plain, traced, lambda: summarise(stamps.tolist(), stamped.segments, stamped.roles, ID_BITS)
 
 
 def show(console, step, problem, trace) -> None:

@@ -164,14 +164,20 @@ def load_rows(physics: Physics) -> list[list[str]]:
     return rows
 
 
-def trace_table(trace: Trace) -> tuple[list[str], list[list[str]]]:
-    """(headers, rows): what each role spent its time on, in percent."""
+def trace_table(trace: Trace, simulated: dict | None = None) -> tuple[list[str], list[list[str]]]:
+    """(headers, rows): what each role spent its time on, in percent. simulated: the same shares on the simulator."""
     labels = list(dict.fromkeys(label for its in trace.shares.values() for label in its))
-    rows = [
-        [label, *(f"{100 * its[label]:.0f} %" if label in its else NOTHING for its in trace.shares.values())]
-        for label in labels
-    ]
-    return ["time spent on", *trace.shares], rows
+    pairs = [(its, simulated and simulated[role]) for role, its in trace.shares.items()]
+
+    def percent(its: dict, label: str) -> str:
+        return f"{100 * its[label]:.0f} %" if label in its else NOTHING
+
+    rows = []
+    for label in labels:
+        rows.append([label])
+        for its, other in pairs:
+            rows[-1].append(percent(its, label) + (f" ({percent(other, label)})" if other and label in its else ""))
+    return ["time spent on" + (", and simulated" if simulated else ""), *trace.shares], rows
 
 
 def about_trace(trace: Trace) -> str:

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from steps import get_step
+from steps.trace import simulate
 from steps.writing.stamps import ID_BITS, STAMP, Segment, with_stamps
 from steps.writing.written import kernel_in, write_step
 from tests.shapes import problem
+from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
+from tutorial_lib.results import recorded_traces
 from tutorial_lib.tracing import WINDOW, events_of, summarise
 
 STEPS = ["stages", "wide_block", "wgmma", "producer", "ping_pong", "overlap", "linked", "at_maxima"]
@@ -107,3 +110,13 @@ def test_blocks_are_summed_up_and_the_longest_is_kept():
     assert [event[3:] for event in found.events] == [(0, 100), (100, 4 * WINDOW - 5), (4 * WINDOW - 5, 4 * WINDOW + 10)]
     with pytest.raises(ValueError, match="no block of the kernel wrote a stamp"):
         summarise([[[-1]]], SEGMENTS, ["a"], ID_BITS)
+
+
+def test_the_simulator_tells_what_the_record_tells():
+    """The same stamps, roles and labels on a GPU and on the simulator, so that both can stand in one table."""
+    shape = problem(batch=1, heads=3, seq_len_q=500, seq_len_kv=500, head_dim=128)
+    for found in recorded_traces(RESULTS):
+        mine = simulate(get_step(found.step), shape)
+        assert list(mine.shares) == list(found.shares) and mine.blocks > 0
+        for role, its in found.shares.items():
+            assert set(mine.shares[role]) == set(its)
