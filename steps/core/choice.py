@@ -45,13 +45,14 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS)
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     Of the recorded problems the nearest counts: same architecture before head_dim, mask, dtype, length and the number
     of heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
-    head_dim. Step 0, which is SDPA, is no candidate: it is what the choice is compared with.
+    head_dim; of several records of one problem that with most steps counts. Step 0, which is SDPA, is no candidate: it
+    is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
     arch = _architecture(device)
     runs = recorded_runs(results) if isinstance(results, Path) else list(results)
-    for run in sorted(runs, key=lambda run: _distance(problem, arch, run)):
+    for run in sorted(runs, key=lambda run: (_distance(problem, arch, run), -len(run.by_speed()))):
         if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
             chosen = earliest_within_noise(run, able)
             tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)

@@ -6,7 +6,7 @@ roles; the warps that compute have a ``loop``; only products that overlap let bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -86,7 +86,7 @@ class Roles(Choices):
 
     registers: int = 168
     loop: Waiting | Overlap = Waiting()
-    keys_first: bool = False
+    keys_first: bool = field(default=False, repr=False)  # on trial: no step has it
 
     def __post_init__(self):
         if self.registers % 8 or not PRODUCER_REGISTERS <= self.registers <= MOST_REGISTERS:

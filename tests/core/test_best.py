@@ -7,14 +7,15 @@ import pytest
 import steps
 from steps import Unsupported
 from steps.core.choice import best
-from tests.results.recorded import RECORDED
+from tests.results.recorded import RECORDED, recorded
 from tutorial_lib.problem import Problem
+from tutorial_lib.results import of_one_machine
 
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
 
 # In some records, made for the Gluon chapters, Hopper's kernels are missing; beyond 256 they take nothing.
-WHOLE = [r for r in RECORDED if r.measurement("linked") or r.the_problem().head_dim > 256]
+WHOLE = [r for r in of_one_machine(RECORDED) if r.measurement("linked") or r.the_problem().head_dim > 256]
 
 
 @pytest.mark.parametrize("run", WHOLE, ids=lambda r: r.the_problem().slug)
@@ -28,7 +29,7 @@ def test_what_is_recorded_is_answered_by_its_own_record(run):
 
 def test_the_answer_does_not_flip_between_kernels_of_the_same_code():
     """Whichever of two steps with the same code was a little faster, the earlier one is the answer."""
-    run = next(r for r in RECORDED if r.the_problem() == H100)
+    run = recorded(H100.slug)
     twins = [run.measurement(name) for name in ("at_maxima", "diagonal_first")]
     assert twins[0].code == twins[1].code
     for first, second in (twins, twins[::-1]):
@@ -38,7 +39,7 @@ def test_the_answer_does_not_flip_between_kernels_of_the_same_code():
 
 
 def test_a_record_without_some_kind_of_kernel_does_not_know_the_fastest():
-    [run] = [r for r in RECORDED if r not in WHOLE and r.the_problem().head_dim == 128]
+    [run] = [r for r in of_one_machine(RECORDED) if r not in WHOLE and r.the_problem().head_dim == 128]
     choice = best(run.the_problem(), run.machine["arch"], RECORDED)
     assert choice.step.backend == "hopper" and "S=8192 D=128 fp16 full" in choice.why
     assert choice.why.endswith(
@@ -66,7 +67,7 @@ def test_a_step_that_cannot_take_it_is_passed_over():
 
 
 def test_a_wrong_result_is_never_chosen():
-    run = next(r for r in RECORDED if r.the_problem() == H100)
+    run = recorded(H100.slug)
     first = best(H100, "sm_90", [run]).step.name
     wrong = [m.model_copy(update={"correct": False}) if m.name == first else m for m in run.steps]
     assert best(H100, "sm_90", [run.model_copy(update={"steps": wrong})]).step.name != first

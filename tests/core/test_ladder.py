@@ -11,6 +11,7 @@ from steps import INSIDE, PARTS, STEPS, get_step
 from steps.core import ladder
 from steps.core.ladder import OLD_NUMBERS, asked_by_number, module_file, part_of, renumbered, select
 from tests.results.recorded import RECORDED
+from tutorial_lib.results import of_one_machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MAIN_PATH = [step for step in STEPS[1:] if not step.fork and part_of(step.number).name != "appendix"]
@@ -46,7 +47,7 @@ def test_what_is_inside_a_step_has_no_number_and_is_found_by_name():
 # naive is what the others are to be faster than.
 @pytest.mark.parametrize("step", [s for s in MAIN_PATH if s.name not in ("naive", "load_order")], ids=lambda s: s.name)
 def test_a_step_of_the_main_path_is_faster_on_its_own_problem(step):
-    runs = [run for run in RECORDED if run.the_problem() == step.default_problem]
+    runs = [run for run in of_one_machine(RECORDED) if run.the_problem() == step.default_problem]
     assert runs and runs[0].measurement(step.name).speedup_vs_previous.verdict == "faster"
 
 
