@@ -28,7 +28,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_machine, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, of_one_machine, recorded_runs
+from tutorial_lib.results import Measurement, Run, of_one_machine, recorded_runs, recorded_traces
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys
@@ -266,6 +266,28 @@ class Lesson:
             figures.append(pictures.simulated_timeline(run.trace, run.longest, f"step {step.label}"))
         told = "Simulated on the CPU: it shows what waits for what, and not how fast the kernel is."
         return Page(f"{told} {problem.describe()}, the block that takes longest.", *figures)
+
+    def traced(self, end: bool = False) -> Page:
+        """When the roles of a block waited, as recorded, and beside it on the simulator, with fewer heads.
+
+        end: draw the last turns of a block, not the first.
+        """
+        import torch
+
+        from steps.core.order import processors
+        from steps.trace import simulate
+
+        if not (found := recorded_traces(self.results, self.step.name)):
+            return Page(f"No trace is recorded: `python -m steps.trace {self.step.name}` measures one on a GPU.")
+        trace = found[0]
+        few = processors(torch.device("cpu"))
+        part = dataclasses.replace(trace.the_problem(), batch=1, heads=few, kv_heads=few)
+        headers, cells = tables.trace_table(trace, simulate(self.step, part).shares)
+        told = f"Recorded: {trace.machine['name']}, {trace.the_problem().describe()}, {trace.day}. "
+        told += f"{tables.about_trace(trace)} In brackets: on the simulator, with fewer heads on fewer SMs."
+        last = max(event[4] for event in trace.events)
+        picture = pictures.measured_timeline(trace, last - pictures.SHOWN if end else 0)
+        return Page(told, picture, table(headers, cells))
 
     def without(self, statement: str, length: int = SIMULATED_LENGTH) -> Page:
         """What the simulator says of this step without one synchronisation of its kernel, named by a piece of it."""

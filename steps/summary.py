@@ -28,7 +28,6 @@ from tutorial_lib.results import (
     of_one_machine,
     recorded_physics,
     recorded_runs,
-    recorded_traces,
 )
 
 __all__ = ["machine"]  # every chapter begins with it
@@ -239,29 +238,6 @@ def _of_the_machine(shown) -> Page:
     if not found:
         return Page("Nothing is recorded: `python -m steps.physics` measures it on a GPU.")
     return Page(f"Recorded: {found[0].machine['name']}, {found[0].day}.", shown(found[0]))
-
-
-def traced(step: str, end: bool = False) -> Page:
-    """When the roles of a step's blocks waited, as recorded, and beside it on the simulator, with fewer heads.
-
-    end: draw the last turns of a block, not the first.
-    """
-    import torch
-
-    from steps.core.order import processors
-    from steps.trace import simulate as simulate_trace
-
-    found = recorded_traces(RESULTS, step)
-    if not found:
-        return Page(f"No trace is recorded: `python -m steps.trace {step}` measures one on a GPU.")
-    few = processors(torch.device("cpu"))
-    part = dataclasses.replace(found[0].the_problem(), batch=1, heads=few, kv_heads=few)
-    simulated = simulate_trace(get_step(step), part)
-    headers, cells = tables.trace_table(found[0], simulated.shares)
-    told = f"Recorded: {found[0].machine['name']}, {found[0].the_problem().describe()}, {found[0].day}. "
-    last = max(event[4] for event in found[0].events)
-    picture = pictures.measured_timeline(found[0], last - pictures.SHOWN if end else 0)
-    return Page(told + tables.about_trace(found[0]), picture, tables.markdown(headers, cells))
 
 
 def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
