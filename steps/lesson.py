@@ -14,13 +14,14 @@ from pathlib import Path
 from steps import INSIDE, STEPS, get_step
 from steps.core.fused import FusedStep
 from steps.core.ladder import module_file
+from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_survey
 from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.trials import get_trial
 from steps.writing.written import without_title, write_step, written_out
-from tutorial_lib import limits, pictures, plots, tables
+from tutorial_lib import limits, pictures, plots, tables, tracing
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
@@ -277,7 +278,8 @@ class Lesson:
         from steps.core.order import processors
         from steps.trace import simulate
 
-        if not (found := recorded_traces(self.results, self.step.name)):
+        found = [t for t in recorded_traces(self.results, self.step.name) if t.the_problem() == HEADLINE]
+        if not found:
             return Page(f"No trace is recorded: `python -m steps.trace {self.step.name}` measures one on a GPU.")
         trace = found[0]
         few = processors(torch.device("cpu"))
@@ -286,7 +288,7 @@ class Lesson:
         told = f"Recorded: {trace.machine['name']}, {trace.the_problem().describe()}, {trace.day}. "
         told += f"{tables.about_trace(trace)} In brackets: on the simulator, with fewer heads on fewer SMs."
         last = max(event[4] for event in trace.events)
-        picture = pictures.measured_timeline(trace, last - pictures.SHOWN if end else 0)
+        picture = pictures.measured_timeline(trace, last - tracing.WINDOW if end else 0)
         return Page(told, picture, table(headers, cells))
 
     def without(self, statement: str, length: int = SIMULATED_LENGTH) -> Page:

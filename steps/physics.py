@@ -2,13 +2,14 @@
 
 Measures how many operations the units of an SM do in a clock, each by a kernel that does nothing else, and what power
 does to the clock: a matrix product and attention, with random numbers and with zeros, after a rest and in a load that
-goes on. Written to RESULTS/MACHINE/physics.json; the model of the limit and the reports read it. Without a GPU, what
-is recorded is shown. Exit status: 0 done; 2 the request makes no sense; 130 interrupted.
+goes on. Written to RESULTS/MACHINE/physics.json. Without a GPU, what is recorded is shown. Exit status: 0 done; 2 the
+request makes no sense; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -17,8 +18,6 @@ from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
-
-HEADLINE = {"batch": 4, "heads": 32, "seq_len_q": 4096, "seq_len_kv": 4096, "head_dim": 128}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from tutorial_lib.results import recorded_physics
 
     console = make_console()
+    step = asked(options.step)
     if not has_gpu():
         if not (recorded := recorded_physics(options.output_dir)):
             raise BadRequest(f"this needs a GPU, and nothing is recorded under {options.output_dir}")
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         show(console, recorded[0])
         return 0
     check_writable("--output-dir", options.output_dir)
-    physics = measure(options.step, options.iterations, console.print)
+    physics = measure(step, options.iterations, console.print)
     from tutorial_lib.files import write_whole
     from tutorial_lib.results import as_json
 
@@ -52,56 +52,83 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure(step: str, rounds: int, tell: Callable[[str], object]):
-    """A ``results.Physics`` of this machine. Raises BadRequest for a step that there is not."""
+def asked(name: str):
+    """The step of this name, or the best recorded one; raises BadRequest."""
     from steps import best, get_step
+    from steps.core.problems import FULL
+    from steps.core.step import DEFAULT_ARCH
+    from tutorial_lib.hardware import has_gpu
+
+    try:
+        return best(FULL, "cuda" if has_gpu() else DEFAULT_ARCH).step if name == "best" else get_step(name)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def measure(attention, rounds: int, tell: Callable[[str], object]):
+    """A ``results.Physics`` of this machine, with this step as a load.
+
+    Raises BadRequest where the step does not run here, or the SMs' clock cannot be read.
+    """
+    from steps.core.problems import FULL
     from tutorial_lib import rates, results, timing
     from tutorial_lib.clock import Stopwatch
     from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
-    from tutorial_lib.problem import Problem
     from tutorial_lib.samples import cycles_of, ghz_of, latency_of, sustained_of
 
-    problem = Problem(**HEADLINE)
-    try:
-        attention = best(problem, "cuda").step if step == "best" else get_step(step)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
     machine = describe_machine("cuda")
+    if reason := attention.unsupported(FULL, machine["arch"]):
+        raise BadRequest(f"step {attention.label}: {reason}")
     with gpu_turn("cuda"):
         stopwatch = Stopwatch()
         measured = []
-        for rate in rates.RATES:
+        for rate in rates.of_arch(machine["arch"]):
             tell(f"rate: {rate.what}")
             call = rates.call_of(rate)
             plan = timing.plan_sample(call)
             rested = [asdict(timing.take_sample(call, plan, stopwatch)) for _ in range(rounds)]
-            a_clock = latency_of([rate.operations * rates.TURNS / cycles_of([sample]) for sample in rested])
-            measured.append(results.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(rested)))
-        loads = []
-        for name, inputs, operations, call in _loads(problem, attention):
-            tell(f"load: {name}, {inputs}")
-            plan = timing.plan_sample(call)
-            rested = [asdict(timing.take_sample(call, plan, stopwatch)) for _ in range(rounds)]
-            going_on = [timing.take_sustained_sample(call, plan.milliseconds, stopwatch) for _ in range(rounds)]
-            latency = latency_of([sample["milliseconds"] for sample in rested])
-            loads.append(
-                results.Load(
-                    name=name,
-                    inputs=inputs,
-                    rested_ms=latency,
-                    rested_tflops=operations / latency.median / 1e9,
-                    rested_ghz=ghz_of(rested),
-                    sustained=sustained_of([asdict(sample) for sample in going_on], operations),
-                )
+            clocked = [sample for sample in rested if sample["clock"]]
+            if not clocked:
+                raise BadRequest(f"the SMs' clock cannot be read here: {rested[0]['no_clock']}")
+            a_clock = latency_of([rate.operations * rates.TURNS / cycles_of([sample]) for sample in clocked])
+            measured.append(
+                results.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(clocked))
             )
+        loads = list(_loads(FULL, attention))
+        plans = [timing.plan_sample(call) for *_, call in loads]
+        rested, going_on = [[] for _ in loads], [[] for _ in loads]
+        order = list(range(len(loads)))
+        for sustained in (False, True):
+            for n in range(rounds):
+                tell(f"loads{', going on' if sustained else ''}: round {n + 1} of {rounds}")
+                random.shuffle(order)
+                for i in order:
+                    call, plan = loads[i][3], plans[i]
+                    if sustained:
+                        going_on[i].append(asdict(timing.take_sustained_sample(call, plan.milliseconds, stopwatch)))
+                    else:
+                        rested[i].append(asdict(timing.take_sample(call, plan, stopwatch)))
+    found = []
+    for (name, inputs, operations, _), mine, lasting in zip(loads, rested, going_on):
+        latency = latency_of([sample["milliseconds"] for sample in mine])
+        found.append(
+            results.Load(
+                name=name,
+                inputs=inputs,
+                rested_ms=latency,
+                rested_tflops=operations / latency.median / 1e9,
+                rested_ghz=ghz_of(mine),
+                sustained=sustained_of(lasting, operations),
+            )
+        )
     return results.Physics(
         schema=results.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),
-        problem=problem.as_dict(),
+        problem=FULL.as_dict(),
         rates=measured,
-        loads=loads,
+        loads=found,
     )
 
 
@@ -114,13 +141,13 @@ def _loads(problem, attention) -> Iterator[tuple[str, str, float, Callable]]:
     from tutorial_lib.passes import FORWARD
 
     size = timing.CEILING_SIZE
-    random = FORWARD.inputs(problem, 0, "cuda")
+    given = FORWARD.inputs(problem, 0, "cuda")
     for inputs in ("random", "zeros"):
         make = torch.randn if inputs == "random" else torch.zeros
         a, b = (make(size, size, dtype=torch.float16, device="cuda") for _ in range(2))
         product = torch.empty_like(a)
         yield "matrix product", inputs, timing.CEILING_FLOPS, lambda i, a=a, b=b, o=product: torch.mm(a, b, out=o)
-        q, k, v = random if inputs == "random" else tuple(torch.zeros_like(x) for x in random)
+        q, k, v = given if inputs == "random" else tuple(torch.zeros_like(x) for x in given)
         out = torch.empty_like(q)
         for step in dict.fromkeys((get_step("sdpa"), attention)):
             call = lambda i, s=step, given=(q, k, v), out=out: s.attention(*given, problem.causal, out=out)
@@ -141,6 +168,8 @@ def show(console, physics) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
+    for note in physics.notes:
+        console.print(note, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

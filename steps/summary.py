@@ -237,7 +237,8 @@ def _of_the_machine(shown) -> Page:
     found = recorded_physics(RESULTS)
     if not found:
         return Page("Nothing is recorded: `python -m steps.physics` measures it on a GPU.")
-    return Page(f"Recorded: {found[0].machine['name']}, {found[0].day}.", shown(found[0]))
+    told = f"Recorded: {found[0].machine['name']}, {found[0].day}."
+    return Page(told, shown(found[0]), "\n\n".join(found[0].notes))
 
 
 def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:

@@ -27,6 +27,7 @@ from tutorial_lib.compiler import compute_threads
 from tutorial_lib.passes import FORWARD, Pass
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run
+from tutorial_lib.timing import NOISE
 
 MMA_SYNC_OPERATIONS = 2 * 16 * 8 * 16  # of a warp, in the largest mma.sync for 16-bit numbers; wgmma does more
 SOFTMAX = ("exponentials", "FP32 pipe", "issue slots")  # units that it keeps busy
@@ -115,16 +116,19 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
     seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)
     units = {unit: clocks * seconds_per_clock for unit, clocks in clocks_per_tile.items()}
     units["memory"] = kind.least_bytes(problem) / gpu.bandwidth
-    return Limit(units, overlapped=blocks * resources.get("compute_groups", 1) > 1)
+    groups = resources.get("compute_groups", 1)
+    if resources.get("compiler", "").startswith("tileiras"):  # each warp group of its blocks goes through its own rows
+        groups = max(groups, threads // 128)
+    return Limit(units, overlapped=blocks * groups > 1)
 
 
 def explain(measured: float, predicted: float, counters: dict | None, traced: bool = False) -> str:
     """Why a measurement is not the prediction, as far as that is known. traced: where its roles wait was measured."""
     off = predicted / measured - 1
-    if abs(off) <= TOLERANCE:
-        return "within 25 %"
-    if off > 0:
+    if off > NOISE:
         return "faster than the model allows: it is wrong here, and why is not known"
+    if off >= -TOLERANCE:
+        return "within 25 %"
     if not counters:
         return "slower than throughput explains; no counters were recorded, so why is not known"
     return (

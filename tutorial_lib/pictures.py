@@ -10,6 +10,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, Trace
+from tutorial_lib.tracing import WINDOW
 
 SKY = "#56B4E9"
 
@@ -287,7 +288,6 @@ MEASURED = {  # kind of a segment between two stamps -> colour, and its name in 
     "store": ("#CC79A7", "waiting for a store"),
     "wait": ("white", "waiting for a barrier"),
 }
-SHOWN = 12_000  # clocks of a block that a measured timeline shows
 
 
 def cycles_and_clock(run: Run):
@@ -330,7 +330,7 @@ def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], titl
     return _timeline(lanes, events, SIMULATED, "simulated clocks", f"simulated: {title}")
 
 
-def measured_timeline(trace: Trace, begin: int = 0, length: int = SHOWN):
+def measured_timeline(trace: Trace, begin: int = 0, length: int = WINDOW):
     """Who waited when in the longest block that was traced, from stamps of the SM's clock."""
     end = begin + length
     events = [(role, kind, label, max(a, begin), min(b, end)) for role, kind, label, a, b in trace.events]

@@ -44,6 +44,11 @@ RATES = (
 )
 
 
+def of_arch(arch: str) -> list[Rate]:
+    """Those that an architecture has: only sm_90 has wgmma."""
+    return [rate for rate in RATES if arch == "sm_90" or not rate.name.startswith("wgmma")]
+
+
 def call_of(rate: Rate) -> Callable[[int], object]:
     """``call(i)`` keeps the unit busy on every SM of the current device, for ``TURNS`` turns."""
     import torch

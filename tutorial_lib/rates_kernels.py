@@ -29,7 +29,7 @@ def mma_sync(out, number, turns):
 
 @gluon.jit
 def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexpr):
-    """Two warp groups, each with 64 rows: one issues the next turn while the other's products run."""
+    """Two warp groups, each with 64 rows: while one waits and issues again, the other's products run."""
     ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, COLUMNS, 16]
     )
@@ -44,7 +44,6 @@ def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexp
     for _ in range(turns):
         accumulator = warpgroup_mma(a, b.permute((1, 0)), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
     keep(out, accumulator)
 
 

@@ -165,15 +165,16 @@ def _evidence(run: Run, folder: Path | None, traced: Set[str] = frozenset()) -> 
         unit = "million cycles" if clocked else "ms"
         headers = ["step", f"least {unit}", "bound by", f"measured {unit}", "least / measured"]
 
-        def told(c: limits.Comparison, seconds: float) -> str:
-            return f"{1000 * seconds * (c.measurement.clock_ghz if clocked else 1):.3g}"
+        def told(c: limits.Comparison, share: float) -> str:
+            """A share of what was measured, in cycles where they are known."""
+            return f"{share * (c.measurement.cycles / 1e6 if clocked else 1000 * c.measured):.3g}"
 
         cells = [
             [
                 c.measurement.label,
-                told(c, c.limit.seconds),
+                told(c, c.limit.seconds / c.measured),
                 c.limit.bound if c.limit.overlapped else f"{c.limit.bound}, then softmax",
-                told(c, c.measured),
+                told(c, 1),
                 f"{c.limit.seconds / c.measured:.2f}",
             ]
             for c in compared
@@ -232,8 +233,9 @@ HOW_SUSTAINED = (
 )
 HOW_TRACED = (
     "`python -m steps.trace STEP` compiles stamps of the SM's clock into a kernel, wherever a role has waited or is "
-    "about to wait. Shown is what each role of the first blocks, one on each SM, spent its time on. The stamps slow "
-    "the kernel down, and the compiler may order the rest otherwise because of them."
+    "about to wait. Shown is what each role of the first blocks spent its time on: as many blocks as the GPU has SMs. "
+    "The stamps slow the kernel down, and the compiler may order the rest otherwise because of them. A stamp takes "
+    "time, too: a wait for something that is there already shows as some hundred clocks."
 )
 HOW_CHECKED = (
     "The kernels' own source ran on the CPU, operation by operation, and was compared with attention in float64; the "

@@ -377,6 +377,7 @@ class Physics(_Record):
     problem: dict  # of the attention among the loads
     rates: list[UnitRate]
     loads: list[Load]
+    notes: list[str] = []
 
     @property
     def day(self) -> str:

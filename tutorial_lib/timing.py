@@ -205,7 +205,8 @@ class EnergyMeter:
             self.readings.append((now, energy))
 
     def watch_until(self, event) -> None:
-        """Look at the counter, a thousand times a second, until a CUDA event has come."""
+        """Look at the counter, once at least and a thousand times a second, until a CUDA event has come."""
+        self.look(time.perf_counter())
         while not event.query():
             self.look(time.perf_counter())
             time.sleep(0.001)

@@ -40,10 +40,13 @@ def events_of(stamps: Sequence[Sequence[int]], segments: Sequence, roles: Sequen
 def summarise(stamps: Sequence[Sequence[Sequence[int]]], segments: Sequence, roles: Sequence[str], bits: int) -> Traced:
     """stamps: [block][role]; a block without any was not launched. Kept are the events of the block that took longest.
 
-    Raises ValueError where no block wrote any.
+    Raises ValueError where no block wrote any, and where a role had more to write than there was room for.
     """
-    blocks = [events_of(block, segments, roles, bits) for block in stamps if any(s >= 0 for row in block for s in row)]
-    if not any(blocks):
+    if any(row and row[-1] >= 0 for block in stamps for row in block):
+        raise ValueError(f"a role writes more than {len(stamps[0][0])} stamps: trace a shorter problem")
+    written = [block for block in stamps if any(stamp >= 0 for row in block for stamp in row)]
+    blocks = [events for block in written if (events := events_of(block, segments, roles, bits))]
+    if not blocks:
         raise ValueError("no block of the kernel wrote a stamp")
     took = [max(end for *_, end in events) for events in blocks]
     spent: dict[str, dict[str, int]] = {role: defaultdict(int) for role in roles}

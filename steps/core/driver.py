@@ -2,7 +2,7 @@
 
 Triton looks at every argument of every call again, and describes every tensor for TMA anew. Calls of one kind differ
 only in where their tensors are, so that all parameters of a call can be packed once for these addresses, and passed on
-as they are [CUDA Driver API: cuLaunchKernel, cuTensorMapEncodeTiled].
+as they are [CUDA Driver API: cuLaunchKernel, cuTensorMapEncodeTiled]. Triton's launch hooks are not called.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"},
 }
 POINTER = "Q"
+SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_cooperative_grid")  # not done here
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PACKS = 64  # of parameters that a launch remembers: by the addresses of its tensors, which an allocator hands out again
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
@@ -46,8 +47,9 @@ def launcher(compiled: Any, blocks: tuple[int, int, int], arguments: tuple, devi
     parameters = Parameters(compiled, arguments)
     function, shared = ctypes.c_void_p(compiled.function), compiled.metadata.shared
     threads = 32 * compiled.metadata.num_warps
-    if (compiled.metadata.num_ctas, compiled.metadata.global_scratch_size, compiled.metadata.launch_pdl) != (1, 0, 0):
-        raise OtherParameters("the kernel wants clusters, scratch memory or launches that overlap")
+    wants = {name: getattr(compiled.metadata, name, 0) for name in SPECIAL}
+    if compiled.metadata.num_ctas != 1 or any(wants.values()):
+        raise OtherParameters(f"the kernel wants clusters, or one of {wants}")
     stream_of, index = torch._C._cuda_getCurrentRawStream, device.index
     launch = cuda().cuLaunchKernel
     packs: dict[tuple[int, ...], Packed] = {}
@@ -127,8 +129,9 @@ class Parameters:
             return
         elif kind.startswith("tensordesc"):
             made = next(self._maps, None)
-            if made is None or not moves:
-                raise OtherParameters(f"a tensor's description of the kind {kind} that is not made by the host")
+            unusual = made and (made["fp4_padded"] or getattr(value, "round_f32_to_tf32", False))
+            if made is None or not moves or unusual or value.padding != "zero":
+                raise OtherParameters(f"a tensor's description of the kind {kind} that is not made here")
             at = len(self._template) + -len(self._template) % MAP_ALIGNMENT
             encode = encoder(made, value)
             self._places.append(lambda start, pointer: encode(start + at, pointer))

@@ -67,7 +67,7 @@ class Launches:
         self._by_kind[kind] = launch
 
 
-CAPTURED: set[Launch] = set()  # in CUDA graphs, which may be replayed at any time: what they read stays
+CAPTURED: set[Launch] = set()  # in CUDA graphs, which may be replayed at any time: what they read stays, for good
 
 
 def on_its_device(launch: Launch, device: torch.device) -> Launch:
@@ -115,7 +115,7 @@ def gluon_launcher(
             run = compiled[blocks]  # loads the code, too
         try:
             return driver.launcher(compiled, blocks, arguments, device)
-        except driver.OtherParameters:  # as another Triton may want: then it launches, slower
+        except (driver.OtherParameters, AttributeError, LookupError, ValueError):  # another Triton: then it launches
             pass
     at_q, at_k, at_v, at_o = (descriptions(x) for x in arguments[:4])
     rest = arguments[4:]

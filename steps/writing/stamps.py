@@ -91,16 +91,21 @@ class _Stamping:
                 return [(pair.elts[0].id, pair.elts[1]) for pair in call.args[0].elts]
         return []
 
-    def _calls(self, node: ast.AST, deep: bool = True) -> set[str]:
-        """Last parts of the names that are called; deep: also by functions of the kernel's own."""
+    def _own(self, node: ast.AST) -> set[str]:
+        """The functions of the kernel's own that are called; a method may have the name of one."""
+        named = {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        return named & self.functions.keys()
+
+    def _calls(self, node: ast.AST) -> set[str]:
+        """Last parts of the names that are called, also by functions of the kernel's own."""
         found = {ast.unparse(n.func).rsplit(".", 1)[-1] for n in ast.walk(node) if isinstance(n, ast.Call)}
-        for name in (found & self.functions.keys()) if deep else ():
+        for name in self._own(node):
             found |= self._calls(self.functions[name])
         return found
 
     def _enter(self, name: str) -> None:
         self.inside.add(name)
-        for called in self._calls(self.functions[name], deep=False) & self.functions.keys() - self.inside:
+        for called in self._own(self.functions[name]) - self.inside:
             function = self.functions[called]
             loops = any(isinstance(node, ast.For | ast.While) for node in ast.walk(function))
             if loops and self._calls(function) & WAITS.keys():
@@ -138,8 +143,7 @@ class _Stamping:
 
         for statement in statements:
             called = self._calls(statement)
-            direct = self._calls(statement, deep=False) & self.inside
-            if direct and not isinstance(statement, ast.For | ast.If):
+            if self._own(statement) & self.inside and not isinstance(statement, ast.For | ast.If):
                 end_plain()
                 made.append(self._passing_on(statement))
             elif isinstance(statement, ast.For | ast.If | ast.While) and called & WAITS.keys():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from steps import STEPS as LADDER
 from steps import get_step
 from steps.trace import simulate
 from steps.writing.stamps import ID_BITS, STAMP, Segment, with_stamps
@@ -14,6 +15,7 @@ from tutorial_lib.results import recorded_traces
 from tutorial_lib.tracing import WINDOW, events_of, summarise
 
 STEPS = ["stages", "wide_block", "wgmma", "producer", "ping_pong", "overlap", "linked", "at_maxima"]
+GLUON = [step for step in LADDER if step.backend in ("gluon", "hopper")]
 SHAPE = problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128)
 
 
@@ -96,8 +98,8 @@ def test_a_segment_begins_where_the_one_before_it_ended():
 
 
 def test_blocks_are_summed_up_and_the_longest_is_kept():
-    short = [[stamp(0, 0), stamp(10, 1), stamp(40, 2)]]
-    long = [[stamp(5, 0), stamp(105, 1), stamp(4 * WINDOW, 2), stamp(4 * WINDOW + 15, 1)]]
+    short = [[stamp(0, 0), stamp(10, 1), stamp(40, 2), -1, -1]]
+    long = [[stamp(5, 0), stamp(105, 1), stamp(4 * WINDOW, 2), stamp(4 * WINDOW + 15, 1), -1]]
     found = summarise([short, long, [[-1, -1]]], SEGMENTS, ["a"], ID_BITS)
     total = 40 + 4 * WINDOW + 10
     assert found.blocks == 2 and found.clocks == total / 2
@@ -108,8 +110,11 @@ def test_blocks_are_summed_up_and_the_longest_is_kept():
         }
     }
     assert [event[3:] for event in found.events] == [(0, 100), (100, 4 * WINDOW - 5), (4 * WINDOW - 5, 4 * WINDOW + 10)]
-    with pytest.raises(ValueError, match="no block of the kernel wrote a stamp"):
-        summarise([[[-1]]], SEGMENTS, ["a"], ID_BITS)
+    for nothing in ([[[-1]]], [[[stamp(7, 0), -1]]]):
+        with pytest.raises(ValueError, match="no block of the kernel wrote a stamp"):
+            summarise(nothing, SEGMENTS, ["a"], ID_BITS)
+    with pytest.raises(ValueError, match="a role writes more than 2 stamps: trace a shorter problem"):
+        summarise([[[stamp(0, 0), stamp(1, 1)]]], SEGMENTS, ["a"], ID_BITS)
 
 
 def test_the_simulator_tells_what_the_record_tells():
@@ -120,3 +125,13 @@ def test_the_simulator_tells_what_the_record_tells():
         assert list(mine.shares) == list(found.shares) and mine.blocks > 0
         for role, its in found.shares.items():
             assert set(mine.shares[role]) == set(its)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", [s.name for s in GLUON])
+def test_every_kernel_can_be_stamped(name, head_dim):
+    """Also where a function of the kernel's own has the name of a method that it calls."""
+    shape = problem(batch=1, heads=1, seq_len_q=300, seq_len_kv=300, head_dim=head_dim)
+    stamped = with_stamps(write_step(get_step(name), shape).text, 1, 10)
+    compile(stamped.text, name, "exec")
+    assert {"begin", "wait", "softmax"} <= {segment.kind for segment in stamped.segments}
