@@ -2,11 +2,15 @@
 
 import itertools
 import json
+from contextlib import nullcontext
 
 import pytest
 
-from steps import physics, trace
+from steps import get_step, physics, trace
 from tests.results.recorded import tracked
+from tutorial_lib import rates, timing
+from tutorial_lib.clock import Clock
+from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.results import recorded_physics, recorded_traces
 
@@ -55,8 +59,6 @@ def test_a_bad_request_is_one_line(arguments, told, capsys, monkeypatch):
 
 
 def refuse(option, folder):
-    from tutorial_lib.command import BadRequest
-
     raise BadRequest(f"argument {option}: cannot write to {folder}: Read-only file system")
 
 
@@ -76,3 +78,54 @@ def test_records_say_of_which_machine_and_hold_what_they_claim():
     [machine] = recorded_physics(RESULTS)
     loads = {(load.name, load.inputs): load for load in machine.loads}
     assert len(loads) == 6 and all(load.sustained.clock_ghz < load.rested_ghz for load in loads.values())
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """A machine whose loads run in 1 and 2 ms at 1.5 GHz; a list of who was sampled, in order."""
+    sampled = []
+
+    def sample(call, plan, stopwatch):
+        sampled.append(plan.launches)
+        ms = float(plan.launches)
+        return timing.Sample(ms, None, 20.0, Clock(1.5, 1.5, 1.5), None)
+
+    def sustained(call, milliseconds, stopwatch):
+        sampled.append(-int(milliseconds))
+        return timing.Sample(milliseconds, None, None, Clock(1.25, 1.25, 1.25), None, 0.7)
+
+    monkeypatch.setattr("tutorial_lib.clock.Stopwatch", lambda: None)
+    monkeypatch.setattr("tutorial_lib.hardware.gpu_turn", lambda device: nullcontext())
+    machine = {"name": "A GPU", "slug": "a-gpu", "arch": "sm_90", "multiprocessors": 132}
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
+    monkeypatch.setattr(rates, "call_of", lambda rate: 4)
+    monkeypatch.setattr(timing, "plan_sample", lambda call: timing.Plan(call, 0.0, float(call)))
+    monkeypatch.setattr(timing, "take_sample", sample)
+    monkeypatch.setattr(timing, "take_sustained_sample", sustained)
+    loads = [("matrix product", "random", 1e12, 1), ("linked", "zeros", 2e12, 2)]
+    monkeypatch.setattr(physics, "_loads", lambda problem, attention: loads)
+    return sampled
+
+
+def test_loads_are_sampled_in_turn_and_rates_are_in_clocks(fake_gpu):
+    found = physics.measure(get_step("linked"), 3, lambda told: None)
+    rate = next(r for r in found.rates if r.name == "mma_sync")
+    assert rate.a_clock.median == pytest.approx(2 * 256 * 64 * 32 * rates.TURNS / (4e6 * 1.5))
+    product, linked = found.loads
+    assert (product.rested_tflops, product.rested_ghz, product.sustained.clock_ghz) == (1000, 1.5, 1.25)
+    assert linked.sustained.tflops == 1000 and linked.sustained.watts == pytest.approx(350)
+    turns = fake_gpu[3 * len(found.rates) :]
+    assert [sorted(map(abs, turns[i : i + 2])) for i in range(0, 12, 2)] == [[1, 2]] * 6  # everybody in every round
+    assert all(n > 0 for n in turns[:6]) and all(n < 0 for n in turns[6:])
+
+
+def test_a_step_that_does_not_run_there_and_a_clock_that_cannot_be_read_are_told(fake_gpu, monkeypatch):
+    with pytest.raises(BadRequest, match="made of wgmma"):
+        machine = {"name": "A GPU", "slug": "a-gpu", "arch": "sm_80", "multiprocessors": 108}
+        with monkeypatch.context() as patch:
+            patch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
+            physics.measure(get_step("linked"), 1, lambda told: None)
+    monkeypatch.setattr(timing, "take_sample", lambda *_: timing.Sample(1.0, None, None, None, "SM 3 counted nothing"))
+    with pytest.raises(BadRequest, match="the SMs' clock cannot be read here: SM 3 counted nothing"):
+        physics.measure(get_step("linked"), 2, lambda told: None)
+    assert [r.name for r in rates.of_arch("sm_80")] == ["mma_sync", "ex2", "fma"]
