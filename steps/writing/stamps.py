@@ -178,19 +178,26 @@ class _Stamping:
             return "other", "output"
         return "other", "other"
 
-    @staticmethod
-    def _kind_of_wait(statement: ast.stmt, called: set[str]) -> tuple[str, str]:
+    def _kind_of_wait(self, statement: ast.stmt, called: set[str]) -> tuple[str, str]:
         kind = WAITS[min(called & WAITS.keys(), key=list(WAITS).index)]
-        if kind == "wait":
-            names = [n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)]
-            barrier = next((n for n in names if n not in ("wait", "wait_group", "index")), None)
-            call = next(n for n in ast.walk(statement) if isinstance(n, ast.Call))
-            if "wait_group" in called:
-                barrier = "copies"
-            elif barrier is None:
-                barrier = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.args[0])
-            return kind, f"wait for {barrier}"
-        return kind, f"wait for a {kind}"
+        if kind != "wait":
+            return kind, f"wait for a {kind}"
+        return kind, f"wait for {'copies' if 'wait_group' in called else self._barrier(statement)}"
+
+    def _barrier(self, statement: ast.stmt) -> str:
+        """The barrier that is waited for, by its name among the kernel's: here, where a variable got it, or inside."""
+        variables = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+        assigned = [
+            line
+            for function in self.functions.values()
+            for line in ast.walk(function)
+            if isinstance(line, ast.Assign) and {t.id for t in line.targets if isinstance(t, ast.Name)} & variables
+        ]
+        for place in (statement, *assigned, *(self.functions[name] for name in self._own(statement))):
+            for node in ast.walk(place):
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "barriers":
+                    return node.attr
+        return ast.unparse(statement)
 
     @staticmethod
     def _passing_on(statement: ast.stmt) -> ast.stmt:

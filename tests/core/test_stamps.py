@@ -55,7 +55,7 @@ def test_roles_tell_of_the_waits_that_their_source_has():
     turn = ["wait for key_ready", "products are issued", "wait for a product", "softmax", "wait for value_ready"]
     assert any(mine[n : n + 5] == turn for n in range(len(mine)))
     producers = {label for role, kind, label, _, _ in events if role == "produce 2" and kind == "wait"}
-    assert producers == {"wait for free", "wait for key_free", "wait for value_free"}
+    assert producers == {"wait for query_free", "wait for key_free", "wait for value_free"}
 
 
 def test_more_stamps_than_there_is_room_for_are_left_out():
