@@ -187,7 +187,6 @@ def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_b
         axes.axvline(total, color=ORANGE, linestyle="--")
         axes.set_xlim(0, 1.05 * total)
         axes.set_xlabel(unit)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
     grid[0].set_yticks(range(len(kernels)), [label for label, _ in kernels])
     grid[0].invert_yaxis()
     figure.suptitle("What fits on one SM (dashed: all there is)", fontsize=9)
@@ -350,6 +349,7 @@ def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: 
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlabel(unit)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title, fontsize=9)
     shown = {kind: look for kind, look in looks.items() if look[1] and kind in {event[1] for event in events}}
     marks = [

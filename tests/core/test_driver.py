@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -121,9 +122,18 @@ def test_tensors_at_known_places_are_not_described_again(run, cuda):
     assert a is c and a is not b
 
 
-def test_places_without_end_are_not_all_kept(run, cuda):
+def test_places_without_end_are_not_all_kept(run, cuda, monkeypatch):
+    alive = weakref.WeakSet()
+
+    class Watched(driver.Packed):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            alive.add(self)
+
+    monkeypatch.setattr(driver, "Packed", Watched)
     for n in range(3 * driver.PACKS):
         run(*tensors(*(16 * (n + i) for i in range(1, 5))))
+    assert 0 < len(alive) <= driver.PACKS
     *_, last = cuda.launched[-1]
     assert struct.unpack("q", ctypes.string_at(last[0], 8))[0] == 16 * 3 * driver.PACKS
 

@@ -106,6 +106,16 @@ def test_no_more_is_kept_than_is_of_use(monkeypatch):
         assert len(step.launches) <= 3
 
 
+def test_what_a_cuda_graph_captured_stays(monkeypatch):
+    """Its replay reads what the launch holds, whenever that is; what was not captured may go."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(launch, "CAPTURED", set())
+    for capturing, kept in ((False, 0), (True, 1)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+        there = launch.on_its_device(lambda q, k, v, out: q, torch.device("cuda", 0))
+        assert there(1, 2, 3, None) == 1 and len(launch.CAPTURED) == kept
+
+
 def test_nothing_keeps_the_tensors_alive():
     import gc
     import weakref

@@ -61,7 +61,10 @@ def test_roles_tell_of_the_waits_that_their_source_has():
 def test_more_stamps_than_there_is_room_for_are_left_out():
     _, trace, o, expected = run_with_stamps("linked", stamps=10)
     assert torch.equal(o, expected)
-    assert all(stamp >= 0 for row in trace[0][:2] for stamp in row) and len(trace[0][0]) == 10
+    for row in trace[0]:  # none runs on into the next
+        assert len(row) == 10 and row == sorted(row) and row[0] % 2**ID_BITS == 0
+        assert all(stamp >= 0 and (stamp % 2**ID_BITS == 0) == (n == 0) for n, stamp in enumerate(row))
+    assert all(stamp == -1 for row in trace[-1] for stamp in row)
 
 
 def test_a_step_itself_has_no_stamps():

@@ -10,6 +10,7 @@ import torch
 import steps
 from steps import get_step
 from steps.core import attention as front
+from steps.core import launch
 from steps.reference.step00_sdpa import STEP as SDPA
 from steps.reference.step00_sdpa import sdpa
 from tests.shapes import problem
@@ -57,6 +58,13 @@ def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
         for out in (torch.full_like(given[0], float("nan")), wide[..., :128]):
             assert step.attention(*given, causal, scale, out=out) is out and torch.equal(out, expected)
         assert wide[..., 128:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["wide_block", "q_registers", "wgmma", "linked", "at_maxima"])
+def test_a_gluon_kernel_is_launched_by_the_driver(name, monkeypatch):
+    """And not, slower, by Triton, as where the kernel's parameters are not the expected ones."""
+    monkeypatch.setattr(launch, "descriptions", lambda like: pytest.fail("launched by Triton"))
+    fresh(name).attention(*inputs(), True)
 
 
 @pytest.mark.parametrize("name", NAMES)
