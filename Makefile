@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS ?=
 PY := .venv/bin/python
 
-.PHONY: run test test-gpu sanitize lab notebooks html report lint clean
+.PHONY: run test test-gpu sanitize learn lab notebooks html report lint clean
 
 run: .venv/ready
 	$(PY) -m steps.run $(or $(ARGS),--seq-len 4096)
@@ -37,6 +37,11 @@ sanitize: .venv/ready
 	$(PY) -m steps.races 36-39,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
+
+# Your own copy of the course, in learn/, with what you have answered so far.
+learn: .venv/ready
+	$(PY) -m steps.learn
+	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language learn/00_start_here.ipynb
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from steps.core.ladder import module_file
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_survey
 from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
+from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.trials import get_trial
@@ -171,17 +173,37 @@ class Lesson:
         return Page(*parts)
 
     def predict(self, guess: float | None = None) -> Page:
-        """The model's prediction for this step, before the number. guess: yours, times faster than the step before."""
-        self.guess = guess
-        kernels = [(s.label, limit) for s in (self.previous, self.step) if (limit := self.limit(s))]
-        parts = []
-        if kernels:
+        """Your prediction, before the number; then the model's. guess: times as fast as the step before."""
+        before = self.previous.label
+        if guess is None:
+            return Page(
+                f"How many times as fast as step {before} will this be? Write your guess between the brackets, such "
+                "as `lesson.predict(1.5)`, and run the cell again: then the model gives its answer, and both are "
+                "compared with the measurement below."
+            )
+        if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
+            return Page(f"A guess is a number such as 1.5: times as fast as step {before}. This came: `{guess!r}`.")
+        self.guess = float(guess)
+        parts = [f"Your guess: {guess:g} times as fast as step {before}."]
+        if kernels := self._limits():
             parts.append(pictures.units([(label, limit, None) for label, limit in kernels]))
-        if len(kernels) == 2:
-            ratio = kernels[0][1].seconds / kernels[1][1].seconds
-            parts.append(f"By throughput alone, the model allows {ratio:.2f} times the speed of step {kernels[0][0]}.")
-        yours = f"{guess:g} times as fast" if guess else "none yet: put a number into the call, such as `guess=1.2`"
-        return Page(*parts, f"Your guess: {yours}.")
+        if modelled := self._modelled():
+            parts.append(f"By what each unit needs at least, the model allows {modelled:.2f} times.")
+        return Page(*parts)
+
+    def _limits(self) -> list[tuple]:
+        return [(s.label, limit) for s in (self.previous, self.step) if s and (limit := self.limit(s))]
+
+    def _modelled(self) -> float | None:
+        """How many times as fast the model allows this step to be."""
+        both = self._limits()
+        return both[0][1].seconds / both[1][1].seconds if len(both) == 2 else None
+
+    def _scored(self, measured: float) -> str:
+        """How far the guess and the model were from the measurement."""
+        guesses = [("Your guess", self.guess), ("The model", self._modelled())]
+        told = [f"{who} said {said:.2f}, {_off(said / measured)}." for who, said in guesses if said]
+        return " ".join(told)
 
     # --- the run ---
 
@@ -221,8 +243,9 @@ class Lesson:
         figure = plots.tflops_by_step(shown)
         now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
         if self.guess and before and before.tflops:
-            figure.axes[0].axhline(self.guess * before.tflops, color="black", linestyle=":", label="your guess")
-            figure.axes[0].set_ylim(top=1.15 * figure.axes[0].get_ylim()[1])  # room for the legend over the bars
+            axes, guessed = figure.axes[0], self.guess * before.tflops
+            axes.axhline(guessed, color="black", linestyle=":", label="your guess")
+            axes.set_ylim(top=1.15 * max(axes.get_ylim()[1], guessed))  # room for the legend over the bars
             figure.axes[0].legend(frameon=False, loc="upper right")
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
         found = []
@@ -230,6 +253,8 @@ class Lesson:
             found.append(f"Against step {self.previous.label}: **{tables.vs_previous(now)}**.")
         if now and now.speedup_vs_baseline:
             found.append(f"Against SDPA: {tables.factor(now.speedup_vs_baseline)}.")
+        if now and now.speedup_vs_previous:
+            found.append(self._scored(now.speedup_vs_previous.median))
         where = f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds."
         return Page(where, figure, " ".join(found))
 
@@ -248,6 +273,8 @@ class Lesson:
         rows += [[f"hot loop: {kind}", *(r["hot_loop"][kind] for _, r in compared)] for kind in kinds]
         counted = self._counted([s for s, _ in compared])
         rows += counted
+        shown = _most_changed(rows) if len(compared) == 2 else rows[:SHOWN]
+        rest = [row for row in rows if row not in shown]
         made_by = " and ".join(dict.fromkeys(r["compiler"] for _, r in compared))
         same = ""
         if len(compared) == 2 and self.step.compile(self.problem, self.arch).same_code(
@@ -256,7 +283,8 @@ class Lesson:
             same = "**The two steps are the same code, instruction for instruction.**"
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
         note = f"Rows with ncu were recorded: {tables.provenance(self.recorded)}." if counted else ""
-        return Page(table(headers, rows), note, same, self._remarks())
+        folded = _folded(f"{len(rest)} more rows", table(headers, rest)) if rest else ""
+        return Page(same, table(headers, shown) if shown else "No figure changed.", folded, note, self._remarks())
 
     def simulated(self, before: bool = True, length: int = SIMULATED_LENGTH) -> Page:
         """Who computes and who waits for whom in a block, on the simulator; ``before``: in the previous step, too."""
@@ -356,7 +384,7 @@ class Lesson:
         texts = list(dict.fromkeys(f"- `{r.file}:{r.line}` {r.text}" for r in remarks))
         if not texts:
             return ""
-        return "\n".join(["<details><summary>the compiler's remarks</summary>", "", *texts, "", "</details>"])
+        return _folded("the compiler's remarks", "\n".join(texts))
 
     def why(self) -> Page:
         """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
@@ -389,6 +417,12 @@ class Lesson:
         what = f"On every architecture ({', '.join(sorted(made_by))}, {problem}), before → now:"
         why_not = [f"Not for {', '.join(archs)}: {reason}." for reason, archs in refused.items()]
         return [what, table(["", *SURVEYED], rows), *why_not]
+
+    # --- an exercise ---
+
+    def exercise(self, name: str, function) -> Page:
+        """Run your function inside the kernel, on the CPU: right, or what is wrong, and hints to unfold."""
+        return exercise(name, function)
 
     # --- a variation ---
 
@@ -432,6 +466,40 @@ FIGURES = [
     ("instructions", "instructions"),
     ("hot loop, a K/V tile", "hot_loop_instructions"),
 ]
+SHOWN = 5  # rows of evidence that are not folded
+
+
+def _most_changed(rows: list[list]) -> list[list]:
+    """Of rows with what was and what is, those that changed most, in their order."""
+
+    def change(row: list) -> float:
+        before, now = (cell if isinstance(cell, int | float) else _number(cell) for cell in row[1:])
+        if before is None or now is None:
+            return float(row[1] != row[2])
+        return abs(now - before) / max(abs(now), abs(before), 1e-9)
+
+    changed = sorted((row for row in rows if row[1] != row[2]), key=change, reverse=True)[:SHOWN]
+    return [row for row in rows if row in changed]
+
+
+def _number(cell: object) -> float | None:
+    found = re.match(r"[\d.,]+", str(cell))
+    try:
+        return float(found[0].replace(",", "")) if found else None
+    except ValueError:
+        return None
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def _off(ratio: float) -> str:
+    """How far a prediction was from what it predicted."""
+    percent = round(100 * abs(ratio - 1))
+    return f"{percent} % too {'high' if ratio > 1 else 'low'}" if percent else "which is right"
+
+
 SURVEYED = {"registers": "registers", "spilled, bytes": "spilled_bytes", "instructions": "instructions"}
 
 

@@ -65,6 +65,30 @@ def compare(output: torch.Tensor, exact: torch.Tensor, reference_error: float) -
     return Accuracy(max_error(output, exact), reference_error, limit)
 
 
+def first_difference(output: torch.Tensor, exact: torch.Tensor, limit: float) -> str:
+    """Where an output [batch, heads, seq_len, head_dim] is wrong first, and what is seen there, for who wrote it."""
+    import torch
+
+    wrong = ~((output.double() - exact).abs() <= limit)  # NaN is wrong, too
+    rows = wrong.any(-1)
+    batch, head, query, column = (int(n) for n in wrong.nonzero()[0])
+    mine, right = output[batch, head, query], exact[batch, head, query]
+    bad = rows[batch, head].nonzero().flatten()
+    told = [
+        f"The first wrong number is at batch {batch}, head {head}, query {query}, column {column}: "
+        f"it is {mine[column].item():.4g} and should be {right[column].item():.4g}.",
+        f"In this head {len(bad)} of {rows.shape[-1]} queries are wrong, from {int(bad[0])} to {int(bad[-1])}.",
+    ]
+    if torch.isnan(mine).all():
+        told.append("The whole row is NaN: nobody wrote it, or something in it was infinite minus infinite.")
+    else:
+        large = right.abs() > 10 * limit
+        ratio = mine.double()[large] / right[large]
+        if large.sum() >= 4 and (ratio - ratio.median()).abs().max() < 0.02 * ratio.median().abs():
+            told.append(f"The whole row is {ratio.median().item():.3g} times what it should be.")
+    return " ".join(told)
+
+
 def worst(found: Iterable[Accuracy]) -> Accuracy:
     """Of several outputs the one that is wrong, or else nearest to its limit."""
     return max(found, key=lambda a: (not a.correct, a.max_error / a.limit if a.limit else 0.0))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable
+from tutorial_lib.course import Chapter, chapters_of
 from tutorial_lib.files import write_whole
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -34,6 +35,9 @@ LANGUAGE = {
     "version": "3.11.7",
 }
 LIST = "README.md"  # of chapters, in the folder of the notebooks; index.html among the pages
+GLOSSARY = "glossary"
+# What is no running text: code, links, headings, tables, formulas, HTML.
+NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]+>)", re.M | re.S)
 CELL_SECONDS = 600
 # nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets.
 PAGE = """{%- extends 'lab/index.html.j2' -%}
@@ -45,8 +49,9 @@ PAGE = """{%- extends 'lab/index.html.j2' -%}
 
 
 def sources(folder: Path = NOTEBOOKS) -> list[Path]:
-    """The chapters in their order, which is that of their files' names."""
-    return sorted(Path(folder, "source").glob("*.md"))
+    """The chapters in the order of the course; raises ValueError where a chapter has no place in it."""
+    source = Path(folder, "source")
+    return [source / f"{chapter.name}.md" for chapter in chapters_of(source)]
 
 
 def read_source(path: Path):
@@ -60,14 +65,13 @@ def read_source(path: Path):
 
     notebook = jupytext.read(path, fmt="md")
     notebook.metadata = _metadata()
-    chapters = sources(path.parent.parent)
-    at = chapters.index(path)
-    links = [f"[all chapters]({LIST})"]
-    if at > 0:
-        links.insert(0, f"[← {chapters[at - 1].stem}]({chapters[at - 1].stem}.ipynb)")
-    if at + 1 < len(chapters):
-        links.append(f"[{chapters[at + 1].stem} →]({chapters[at + 1].stem}.ipynb)")
-    notebook.cells.append(nbformat.v4.new_markdown_cell(" · ".join(links)))
+    chapters = {chapter.name: chapter for chapter in chapters_of(path.parent)}
+    headings = {name: heading(path.with_name(f"{name}.md")) for name in chapters}
+    first = notebook.cells[0]
+    title, _, text = first.source.partition("\n")
+    first.source = f"{title}\n\n{chapters[path.stem].line(headings)}\n{text}".rstrip()
+    link_terms(notebook, path)
+    notebook.cells.append(nbformat.v4.new_markdown_cell(_neighbours(path.stem, list(chapters.values()))))
     seen = Counter()
     for cell in notebook.cells:
         name = hashlib.sha256(f"{cell.cell_type} {cell.source}".encode()).hexdigest()[:8]
@@ -75,6 +79,52 @@ def read_source(path: Path):
         cell.id, cell.metadata = name if seen[name] == 1 else f"{name}-{seen[name]}", {}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
+
+
+def _neighbours(name: str, chapters: list[Chapter]) -> str:
+    """Links to the chapters before and after on the path, or for one beside it in the list, and to the list."""
+    own = next(chapter for chapter in chapters if chapter.name == name)
+    row = [chapter for chapter in chapters if chapter.place or chapter is own]
+    at = row.index(own)
+    links = [f"[all chapters]({LIST})"]
+    if at > 0:
+        links.insert(0, f"[← {row[at - 1].name}]({row[at - 1].name}.ipynb)")
+    if at + 1 < len(row):
+        links.append(f"[{row[at + 1].name} →]({row[at + 1].name}.ipynb)")
+    return " · ".join(links)
+
+
+def link_terms(notebook, path: Path) -> None:
+    """Link each entry of the glossary where a chapter first uses it in running text."""
+    anchors = {}
+    for words, anchor in glossary(path.parent):
+        anchors |= {form: anchor for word in words for form in (word, word[0].upper() + word[1:])}
+    if path.stem == GLOSSARY or not anchors:
+        return
+    known = "|".join(re.escape(word) for word in sorted(anchors, key=len, reverse=True))
+    linked = set()
+
+    def link(found: re.Match) -> str:
+        anchor = anchors[found["word"]]
+        if anchor in linked:
+            return found[0]
+        linked.add(anchor)
+        return f"[{found[0]}]({GLOSSARY}.ipynb#{anchor})"
+
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            pieces = NOT_PROSE.split(cell.source)  # every second one is no running text
+            pieces[::2] = [re.sub(rf"(?<![\w-])(?P<word>{known})(e?s)?(?![\w-])", link, piece) for piece in pieces[::2]]
+            cell.source = "".join(pieces)
+
+
+def glossary(folder: Path) -> list[tuple[list[str], str]]:
+    """(words, anchor) of every entry: its heading, and what the line under it says after "Also:"."""
+    path = folder / f"{GLOSSARY}.md"
+    if not path.exists():
+        return []
+    entries = re.findall(r"^### (.+)\n\n(?:\*Also: ([^*]+)\*)?", path.read_text(), re.MULTILINE)
+    return [([term, *filter(None, also.split(", "))], term.replace(" ", "-")) for term, also in entries]
 
 
 def execute(notebook, folder: Path = NOTEBOOKS):

@@ -1,0 +1,37 @@
+"""The exercises of the course, a module each: a function that is left blank in a chapter, and how it is judged."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+NO_EXERCISES = ("__init__", "in_kernel")
+
+
+@cache
+def all_exercises() -> dict[str, object]:
+    """Every exercise by its name, which is that of its module."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_EXERCISES)
+    return {name: import_module(f"steps.exercises.{name}").EXERCISE for name in names}
+
+
+def get_exercise(name: str):
+    """The exercise of this name; raises ValueError that lists those there are."""
+    if name not in all_exercises():
+        raise ValueError(f"exercise must be one of: {', '.join(all_exercises())}; got {name!r}")
+    return all_exercises()[name]
+
+
+def exercise(name: str, function) -> object:
+    """Judge the learner's function, say what is wrong with it, and offer hints; returns a Page that a notebook shows.
+
+    In the learner's folder the answer is kept.
+    """
+    from tutorial_lib.answers import Answers
+
+    asked = get_exercise(name)
+    verdict = asked.grade(function)
+    if verdict.source and (answers := Answers.here()):
+        answers.keep(name, verdict.source, verdict.right)
+    return verdict.page(asked)

@@ -1,0 +1,113 @@
+"""An exercise inside a step's kernel: the learner's function takes the place of a piece of it, and the kernel runs.
+
+The kernel is the one that ``steps.show`` writes out. cuTile's run in the interpreter; Gluon's on the simulator, which
+judges order as well as numbers: races, missing fences and deadlocks, under several latencies.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import random
+import re
+from dataclasses import dataclass
+
+from steps import get_step
+from steps.writing.written import WrittenStep, write_step
+from tutorial_lib.accuracy import compare, first_difference
+from tutorial_lib.exercises import Exercise, source_of
+from tutorial_lib.passes import pass_of
+from tutorial_lib.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class InKernel(Exercise):
+    """The learner's function, in the kernel of ``step``.
+
+    edits: (old, new), pieces of the kernel's text that are replaced wherever they stand, so that the kernel calls the
+    function; none where the kernel has a function of this name already. kinds: what the tensors are like, beside their
+    lengths: ``Problem``'s fields for each of them. lengths: the least and the largest, of queries and of keys.
+    """
+
+    step: str
+    edits: tuple[tuple[str, str], ...] = ()
+    kinds: tuple[dict, ...] = ({"causal": True}, {"dtype": "bfloat16", "heads": 2, "kv_heads": 1})
+    lengths: tuple[int, int] = (130, 330)
+    schedules: int = 3  # latencies that a simulated kernel runs under: the model's, and random ones
+
+    def problems(self, chance: random.Random) -> list[Problem]:
+        """One for each kind, with lengths that are new each time; with a causal mask, as many keys as queries."""
+        found = []
+        for kind in self.kinds:
+            queries, keys = chance.randint(*self.lengths), chance.randint(*self.lengths)
+            lengths = {"seq_len_q": queries, "seq_len_kv": queries if kind.get("causal") else keys}
+            found.append(Problem(**{"batch": 1, "heads": 2, "head_dim": 64, **lengths, **kind}))
+        return found
+
+    def judge(self, function, chance):
+        source = source_of(function)
+        for problem in self.problems(chance):
+            if wrong := self._on(problem, source, chance):
+                return f"On {problem.describe()}: {wrong}"
+        return None
+
+    def kernel(self, problem: Problem, source: str) -> WrittenStep:
+        """The step with the learner's function in its kernel. Raises ValueError for an edit that finds no place."""
+        step = get_step(self.step)
+        whole = write_step(step, problem, **({"arch": "cpu"} if step.backend == "cutile" else {}))
+        return dataclasses.replace(whole, text=self._filled(whole.text, source), name=self.name)
+
+    def _filled(self, text: str, source: str) -> str:
+        for old, new in self.edits:
+            if old not in text:
+                raise ValueError(f"{self.name}: this does not stand in the kernel of step {self.step}:\n{old}")
+            text = text.replace(old, new)
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        own = next((node for node in functions if node.name == self.function), None)
+        place = own or functions[0]
+        marks = [ast.unparse(mark) for mark in functions[0].decorator_list]
+        lines = text.splitlines()
+        begin = min([place.lineno, *(mark.lineno for mark in place.decorator_list)]) - 1
+        end = own.end_lineno if own else begin
+        new = [*(f"@{mark}" for mark in marks), *source.splitlines(), "", ""]
+        return "\n".join([*lines[:begin], *new, *lines[end:]]) + "\n"
+
+    def _on(self, problem: Problem, source: str, chance: random.Random) -> str | None:
+        step = self.kernel(problem, source)
+        kind = pass_of(step)
+        inputs = kind.inputs(problem, chance.getrandbits(32))
+        exact = kind.reference(problem, inputs)
+        allowed = kind.yardstick(problem, inputs, exact)
+        simulated = step.backend != "cutile"
+        for seed in [None, *(chance.getrandbits(32) for _ in range(self.schedules - 1))] if simulated else [None]:
+            outputs = kind.poisoned(inputs)
+            if wrong := _simulated(step, problem, inputs, outputs, seed) if simulated else None:
+                return wrong
+            if not simulated:
+                kind.call(step, problem, inputs, outputs)
+            for output, right, its in zip(outputs, exact, allowed, strict=True):
+                found = compare(output, right, its)
+                if not found.correct:
+                    return first_difference(output, right, found.limit)
+        return None
+
+
+def _simulated(step, problem: Problem, inputs, outputs, seed: int | None) -> str | None:
+    """Run on the simulator into ``outputs``: what it says of the order of things, or None."""
+    from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
+    from tutorial_lib.simulator.run import watched
+
+    with watched(seed) as watch:
+        try:
+            pass_of(step).call(step, problem, inputs, outputs)
+        except Deadlock as error:
+            return _quoted("a deadlock:", str(error))
+        except (KernelError, Unknown) as error:
+            return _quoted("the kernel cannot run:", str(error))
+    found = [told for run in watch.runs for told in run.found.values()]
+    return _quoted("not everything is in order:", found[0]) if found else None
+
+
+def _quoted(what: str, told: str) -> str:
+    """As a block of its own; the file that the kernel was kept in has a name that says nothing."""
+    return f"{what}\n\n```\n{re.sub(r'written_[0-9a-f]{16}[.]py', 'kernel', told)}\n```"

@@ -1,0 +1,99 @@
+"""The exercises: every solution passes, and every wrong answer fails with the message that it should."""
+
+import ast
+import re
+
+import pytest
+
+from steps.exercises import all_exercises, get_exercise
+from steps.learn import exercises_in
+from tutorial_lib.exercises import define, first_wrong, unfilled
+from tutorial_lib.notebooks import GLOSSARY, read_source, sources
+
+EXERCISES = list(all_exercises().values())
+WRONG = [pytest.param(e, wrong, id=f"{e.name}-{wrong.what}".replace(" ", "_")) for e in EXERCISES for wrong in e.wrong]
+CELLS = {
+    name: (path.stem, function)
+    for path in sources()
+    for name, (_, function, _) in exercises_in(read_source(path)).items()
+}
+
+
+def header(source: str) -> str:
+    [function] = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    return f"{function.name}({ast.unparse(function.args)})"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_the_solution_is_right(exercise):
+    verdict = exercise.grade(define(exercise.solution, exercise.function))
+    assert verdict.right, verdict.message
+    assert verdict.message == exercise.debrief
+
+
+@pytest.mark.parametrize(("exercise", "wrong"), WRONG)
+def test_a_wrong_answer_is_told_what_is_wrong(exercise, wrong):
+    verdict = exercise.grade(define(exercise.wrong_source(wrong), exercise.function))
+    assert not verdict.right
+    assert wrong.says in verdict.message
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_what_the_chapter_leaves_blank_is_told_to_be_blank(exercise):
+    """And it has the parameters of the solution."""
+    _, blank = CELLS[exercise.name]
+    assert header(blank) == header(exercise.solution)
+    verdict = exercise.grade(define(blank, exercise.function))
+    assert not verdict.right and verdict.message.startswith("Not filled in yet")
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_an_exercise_is_complete(exercise):
+    assert len(exercise.hints) == 3 and all(exercise.hints) and exercise.debrief
+    assert len(exercise.wrong) >= 3 and all(wrong.says for wrong in exercise.wrong)
+
+
+def test_every_chapter_has_an_exercise_and_every_exercise_a_chapter():
+    assert CELLS.keys() == all_exercises().keys()
+    assert {path.stem for path in sources()} - {chapter for chapter, _ in CELLS.values()} == {GLOSSARY}
+
+
+def test_an_unknown_name_is_told_with_those_there_are():
+    with pytest.raises(ValueError, match=r"exercise must be one of: .*exp2.*; got 'none'"):
+        get_exercise("none")
+
+
+def test_an_ellipsis_that_is_an_index_is_no_blank():
+    assert unfilled("def f(x):\n    return x[..., None]\n") is None
+    assert unfilled("def f(x):\n    y = ...\n    return x[..., y]\n") == "y = ..."
+    assert unfilled("def f(x): ...\n") == "def f(x): ..."
+
+
+def test_the_first_case_that_differs_is_told():
+    def twice(x):
+        return x * x
+
+    assert first_wrong(twice, lambda x: 2 * x, [(2,), (3,)], lambda x: f"{x} is odd.") == (
+        "`twice(3)` must be 6, and yours gives 9. 3 is odd."
+    )
+    assert first_wrong(twice, lambda x: 2 * x, [(2,)]) is None
+
+
+def test_a_mistake_in_the_learners_code_is_told_with_its_line():
+    exercise = get_exercise("exp2")
+    source = exercise.solution.replace("ct.maximum(row_max,", "ct.maximum(row_maximum,")
+    verdict = exercise.grade(define(source, exercise.function))
+    assert not verdict.right and "row_maximum" in verdict.message
+
+
+def test_a_function_of_another_name_is_refused():
+    exercise = get_exercise("exp2")
+    verdict = exercise.grade(define(exercise.solution.replace("def softmax_exp2", "def mine"), "mine"))
+    assert not verdict.right and "must be called `softmax_exp2`, not `mine`" in verdict.message
+
+
+def test_hints_come_one_after_the_other_and_the_solution_last():
+    html = get_exercise("exp2").help().html
+    order = [html.index(f"Hint {n} of 3") for n in (1, 2, 3)] + [html.index("The solution")]
+    assert order == sorted(order) and html.count("<details>") == html.count("</details>") == 4
+    assert not re.search(r"<details[^>]*open", html)

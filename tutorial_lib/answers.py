@@ -1,0 +1,53 @@
+"""The learner's folder: copies of the chapters to work in, and answers, which no update of the series overwrites.
+
+``learn/answers/NAME.py`` is the learner's last answer to an exercise, or the last right one;
+``learn/answers/progress.json`` says which are solved, and since when.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+
+from tutorial_lib.files import write_whole
+
+LEARN = Path(__file__).resolve().parent.parent / "learn"
+
+
+class Answers:
+    """The answers in a learner's folder; nothing is made before something is kept."""
+
+    def __init__(self, folder: Path = LEARN):
+        self.folder = Path(folder, "answers")
+
+    @classmethod
+    def here(cls) -> Answers | None:
+        """Those of the folder that a notebook runs in, or None: the committed chapters keep nothing."""
+        answers = cls(Path.cwd())
+        return answers if answers.folder.is_dir() else None
+
+    def solved(self) -> dict[str, str]:
+        """The day on which each exercise was solved. Raises ValueError for a file that is damaged."""
+        path = self.folder / "progress.json"
+        try:
+            found = json.loads(path.read_text())["solved"]
+            return {name: date.fromisoformat(day).isoformat() for name, day in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); move it away, and solve one exercise again") from None
+
+    def answer(self, name: str) -> str | None:
+        """The learner's function, or None."""
+        path = self.folder / f"{name}.py"
+        return path.read_text() if path.exists() else None
+
+    def keep(self, name: str, source: str, right: bool) -> None:
+        """Keep an answer; one that is not right does not take the place of one that is."""
+        solved = self.solved()
+        if right or name not in solved:
+            write_whole(self.folder / f"{name}.py", source)
+        if right and name not in solved:
+            solved[name] = date.today().isoformat()
+            write_whole(self.folder / "progress.json", json.dumps({"solved": solved}, indent=1) + "\n")

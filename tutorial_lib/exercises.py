@@ -1,0 +1,169 @@
+"""Exercises: a function that the learner writes, and what is said of it.
+
+An exercise knows a right answer, three hints, and wrong answers that people give. Subclasses judge: ``Plain`` calls
+the function by itself; ``steps.exercises.in_kernel`` runs it inside a step's kernel. What is not filled in yet holds
+``...`` in its chapter.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import random
+import secrets
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tutorial_lib.display import Html, Page, code
+
+Judge = Callable[[Callable, random.Random], "str | None"]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An answer that some people give. what: the mistake. says: words that the message for it must hold.
+
+    The answer is ``source``, or the solution with ``old``, which stands there once, replaced by ``new``.
+    """
+
+    what: str
+    says: str
+    old: str = ""
+    new: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise(ABC):
+    """name: unique in the course. function: the name of what the learner writes.
+
+    hints: three, of which each tells more than the one before. debrief: what there is to learn from the right answer.
+    """
+
+    name: str
+    function: str
+    hints: tuple[str, str, str]
+    solution: str
+    wrong: tuple[Wrong, ...]
+    debrief: str
+
+    @abstractmethod
+    def judge(self, function: Callable, chance: random.Random) -> str | None:
+        """None if ``function`` is right, else what is wrong with it; ``chance`` chooses the problems."""
+
+    def grade(self, function: Callable) -> Verdict:
+        """What is to be said of the learner's function, on problems that are new each time."""
+        try:
+            source = source_of(function)
+        except OSError:
+            return Verdict(False, "The text of this function is not known: define it in a cell of a notebook.")
+        if function.__name__ != self.function:
+            return Verdict(False, f"The function must be called `{self.function}`, not `{function.__name__}`.")
+        if line := unfilled(source):
+            return Verdict(False, f"Not filled in yet: `...` stands in `{line}`.")
+        try:
+            wrong = self.judge(function, random.Random(secrets.randbits(64)))
+        except Exception as error:
+            wrong = f"`{type(error).__name__}`: {error}{_line_in(error, function)}"
+        return Verdict(wrong is None, wrong or self.debrief, source)
+
+    def wrong_source(self, wrong: Wrong) -> str:
+        """The text of a wrong answer. Raises ValueError where the solution does not hold ``old`` once."""
+        if wrong.source:
+            return clean(wrong.source)
+        if (found := clean(self.solution).count(wrong.old)) != 1:
+            raise ValueError(f"{self.name}, {wrong.what}: {wrong.old!r} stands in the solution {found} times, not once")
+        return clean(self.solution).replace(wrong.old, wrong.new)
+
+    def help(self) -> Html:
+        """The hints and the solution, each folded into the one before, so that nobody sees more than they ask for."""
+        from html import escape
+
+        shown = code(clean(self.solution))
+        folded = f"<details><summary>The solution</summary>{shown.html}</details>"
+        for number, hint in reversed(list(enumerate(self.hints, 1))):
+            folded = f"<details><summary>Hint {number} of 3</summary><p>{escape(hint)}</p>{folded}</details>"
+        return Html(folded, "Hints and a solution are in the notebook's page.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Exercise):
+    """The function is called by itself. by: takes it and a source of chance; None, or what is wrong."""
+
+    by: Judge = field(repr=False)
+
+    def judge(self, function, chance):
+        return self.by(function, chance)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of an answer. source: the learner's function, where there was one to judge."""
+
+    right: bool
+    message: str
+    source: str | None = None
+
+    def page(self, exercise: Exercise) -> Page:
+        said = f"**Right.** {self.message}" if self.right else self.message
+        return Page(said, exercise.help())
+
+
+def clean(source: str) -> str:
+    return textwrap.dedent(source).strip() + "\n"
+
+
+def source_of(function: Callable) -> str:
+    return clean(inspect.getsource(function))
+
+
+def define(source: str, name: str, **known) -> Callable:
+    """The function of this name in a text, as a cell of a notebook would define it. known: further global names."""
+    import math
+
+    import torch
+
+    source = clean(source)
+    file = f"<answer {hash(source):x}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space = {"torch": torch, "math": math} | known
+    exec(compile(source, file, "exec"), space)
+    return space[name]
+
+
+def unfilled(source: str) -> str | None:
+    """The line where ``...`` still stands for something; an index such as ``x[..., None]`` is none."""
+    tree = ast.parse(source)
+    indices = {id(node) for sub in ast.walk(tree) if isinstance(sub, ast.Subscript) for node in ast.walk(sub.slice)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value is Ellipsis and id(node) not in indices:
+            return source.splitlines()[node.lineno - 1].strip()
+    return None
+
+
+def first_wrong(
+    function: Callable, right: Callable, cases: Iterable[tuple], told: Callable[..., str] | None = None
+) -> str | None:
+    """Where a function of plain arguments first differs from the right one: "f(3, 2) is 1, not 0".
+
+    told: says what a case means, from its arguments; it follows the difference.
+    """
+    for case in cases:
+        mine, theirs = function(*case), right(*case)
+        if mine != theirs:
+            call = f"`{function.__name__}({', '.join(map(repr, case))})`"
+            return f"{call} must be {theirs!r}, and yours gives {mine!r}." + (f" {told(*case)}" if told else "")
+    return None
+
+
+def _line_in(error: Exception, function: Callable) -> str:
+    """Where in the learner's function an error arose: ", in line 3: `...`"."""
+    import traceback
+
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == function.__code__.co_filename:
+            return f", in `{frame.line}`"
+    return ""
