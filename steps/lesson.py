@@ -286,6 +286,17 @@ class Lesson:
         folded = _folded(f"{len(rest)} more rows", table(headers, rest)) if rest else ""
         return Page(same, table(headers, shown) if shown else "No figure changed.", folded, note, self._remarks())
 
+    def machine_code(self, pattern: str, lines: int = 10) -> Page:
+        """Instructions of the kernel around the first that matches ``pattern``, in the hot loop where it is there."""
+        try:
+            found = self.step.compile(self.problem, self.arch).excerpt(pattern, lines)
+        except (Unsupported, CompilerError) as error:
+            return Page(f"{error}")
+        if not found:
+            return Page(f"Step {self.step.label} has no instruction `{pattern}` on {self.arch}.")
+        told = f"{len(found)} instructions of step {self.step.label}, for {self.arch}:"
+        return Page(told, "```\n" + "\n".join(found) + "\n```")
+
     def simulated(self, before: bool = True, length: int = SIMULATED_LENGTH) -> Page:
         """Who computes and who waits for whom in a block, on the simulator; ``before``: in the previous step, too."""
         problem = self._short(length)

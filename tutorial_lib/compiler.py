@@ -120,6 +120,16 @@ class Compiled:
                 total[kind] += count / turns
         return total
 
+    def excerpt(self, pattern: str, lines: int) -> list[str]:
+        """Instructions around the first that matches, in the hot loop where it is there, else anywhere."""
+        for body in (*self._hot.values(), self._instructions):
+            texts = [instruction.text for instruction in body]
+            at = next((i for i, text in enumerate(texts) if re.search(pattern, text)), None)
+            if at is not None:
+                begin = max(0, min(at - lines // 3, len(texts) - lines))
+                return texts[begin : begin + lines]
+        return []
+
     @property
     def hot_order(self) -> list[tuple[str, int]]:
         """Products begun, waits, maxima and exponentials in a turn of the hot loop: ``sass.order_of_work``."""

@@ -85,6 +85,13 @@ class Instruction:
     operands: str
 
     @property
+    def text(self) -> str:
+        """The instruction as it is written, without its address."""
+        guard = f"@{self.predicate} " if self.predicate else ""
+        gap = "" if self.operands.startswith(".") else " "
+        return f"{guard}{self.opcode}{gap}{self.operands}".rstrip()
+
+    @property
     def kind(self) -> str:
         return _BY_PREFIX.get(self.opcode, REST)
 
