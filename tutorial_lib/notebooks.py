@@ -1,8 +1,8 @@
 """Makes the notebooks: ``python -m tutorial_lib.notebooks`` executes notebooks/source/*.md into notebooks/*.ipynb.
 
 The text and the cells stand in Markdown, where they are easy to review; the notebooks are what comes of executing them.
-``--html DIR`` writes the series as static pages instead, which fetch nothing from the network; index.html there is
-notebooks/README.md, the list of chapters. ``--execute`` runs the notebooks that are there, without their source. Names
+``--html DIR`` writes them as a site instead, see ``tutorial_lib.site``; index.html there is notebooks/README.md, the
+list of chapters. ``--execute`` runs the notebooks that are there, without their source. Names
 choose some: ``03_exp2``.
 """
 
@@ -37,15 +37,10 @@ LANGUAGE = {
 LIST = "README.md"  # of chapters, in the folder of the notebooks; index.html among the pages
 GLOSSARY = "glossary"
 # What is no running text: code, links, headings, tables, formulas, HTML.
-NOT_PROSE = re.compile(r"(```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]+>)", re.M | re.S)
+NOT_PROSE = re.compile(
+    r"(```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$|^\|.*?$|\$[^$]*\$|<details>.*?</details>|<[^>]+>)", re.M | re.S
+)
 CELL_SECONDS = 600
-# nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets.
-PAGE = """{%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js_requirejs -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- endblock -%}
-{%- block html_head_js_mermaidjs -%}{%- endblock -%}
-{%- block jupyter_widgets -%}{%- endblock -%}
-"""
 
 
 def sources(folder: Path = NOTEBOOKS) -> list[Path]:
@@ -67,10 +62,10 @@ def read_source(path: Path):
     notebook.metadata = _metadata()
     chapters = {chapter.name: chapter for chapter in chapters_of(path.parent)}
     headings = {name: heading(path.with_name(f"{name}.md")) for name in chapters}
+    link_terms(notebook, path)
     first = notebook.cells[0]
     title, _, text = first.source.partition("\n")
     first.source = f"{title}\n\n{chapters[path.stem].line(headings)}\n{text}".rstrip()
-    link_terms(notebook, path)
     notebook.cells.append(nbformat.v4.new_markdown_cell(_neighbours(path.stem, list(chapters.values()))))
     seen = Counter()
     for cell in notebook.cells:
@@ -95,17 +90,18 @@ def _neighbours(name: str, chapters: list[Chapter]) -> str:
 
 
 def link_terms(notebook, path: Path) -> None:
-    """Link each entry of the glossary where a chapter first uses it in running text."""
+    """Link each entry of the glossary where a chapter first uses it in running text; "step swizzle" names a step."""
     anchors = {}
     for words, anchor in glossary(path.parent):
         anchors |= {form: anchor for word in words for form in (word, word[0].upper() + word[1:])}
     if path.stem == GLOSSARY or not anchors:
         return
-    known = "|".join(re.escape(word) for word in sorted(anchors, key=len, reverse=True))
+    known = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in sorted(anchors, key=len, reverse=True))
+    term = re.compile(rf"(?<![\w-])(?<![Ss]tep )(?<![Ss]teps )(?P<word>{known})(e?s)?(?![\w-])")
     linked = set()
 
     def link(found: re.Match) -> str:
-        anchor = anchors[found["word"]]
+        anchor = anchors[" ".join(found["word"].split())]
         if anchor in linked:
             return found[0]
         linked.add(anchor)
@@ -114,7 +110,7 @@ def link_terms(notebook, path: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             pieces = NOT_PROSE.split(cell.source)  # every second one is no running text
-            pieces[::2] = [re.sub(rf"(?<![\w-])(?P<word>{known})(e?s)?(?![\w-])", link, piece) for piece in pieces[::2]]
+            pieces[::2] = [term.sub(link, piece) for piece in pieces[::2]]
             cell.source = "".join(pieces)
 
 
@@ -177,33 +173,6 @@ def keep_language(model: dict, **_) -> None:
         model["content"]["metadata"]["language_info"] = dict(LANGUAGE)
 
 
-def as_html(notebook, name: str, folder: Path = NOTEBOOKS) -> str:
-    """A notebook as a page that needs no network; links to chapters and to their list lead to pages.
-
-    Images that its text links to, relative to ``folder``, become part of the page.
-    """
-    from nbconvert import HTMLExporter
-
-    exporter = HTMLExporter(raw_template=PAGE, embed_images=True)
-    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": name, "path": str(folder)}})
-    page = re.sub(r'href="([\w-]+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', page)
-    return page.replace(f'href="{LIST}"', 'href="index.html"')
-
-
-def write_html(folder: Path) -> list[Path]:
-    """Every notebook as a page, and the list of chapters as index.html."""
-    import nbformat
-
-    paths = [folder / "index.html"]
-    index = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell((NOTEBOOKS / LIST).read_text())])
-    write_whole(paths[0], as_html(index, heading(NOTEBOOKS / LIST)))
-    for source in sources():
-        notebook = nbformat.read(NOTEBOOKS / f"{source.stem}.ipynb", as_version=4)
-        paths.append(folder / f"{source.stem}.html")
-        write_whole(paths[-1], as_html(notebook, source.stem))
-    return paths
-
-
 def heading(path: Path) -> str:
     """The first heading of a Markdown file; raises ValueError where its first line is none."""
     first = path.read_text().partition("\n")[0]
@@ -227,8 +196,15 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         check_writable("--html", options.html)
     if options.html:
-        for path in write_html(options.html):
-            console.print(str(path), soft_wrap=True)
+        from tutorial_lib.site import SiteError, write_site
+
+        try:
+            with console.status("writing pages"):
+                pages = write_site(NOTEBOOKS, options.html)
+        except SiteError as error:
+            print(f"tutorial_lib.notebooks: {error}", file=sys.stderr)
+            return 1
+        console.print(f"{len(pages)} pages; begin with {options.html / 'index.html'}", soft_wrap=True)
         return 0
     failed = False
     for name in options.names or known:
@@ -252,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m tutorial_lib.notebooks", description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 03_exp2 (all)")
     parser.add_argument("--execute", action="store_true", help="execute the notebooks that are there, not their source")
-    parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as static pages")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as a site")
     return as_command("tutorial_lib.notebooks", lambda: run(parser.parse_args(arguments)), interrupted="Interrupted.")
 
 

@@ -1,4 +1,4 @@
-"""The list of chapters is made from the sources, which agree with the steps and with the notebooks."""
+"""The course's table and the list of chapters, which agree with the chapters, the steps and the notebooks."""
 
 import re
 
@@ -6,15 +6,24 @@ import pytest
 
 from steps import STEPS, chapters
 from tutorial_lib import notebooks
+from tutorial_lib.course import TABLE, chapters_of, read_course
 
 SOURCES = notebooks.sources()
+SOURCE = notebooks.NOTEBOOKS / "source"
 COMMITTED = notebooks.NOTEBOOKS / notebooks.LIST
 ITEM = re.compile(r"^(?P<mark>\d+\.|-) \[(?P<heading>.*)\]\((?P<name>\w+)\.ipynb\)(?P<from>.*)$", re.MULTILINE)
 
 
-def write_source(folder, name, heading):
+def write_course(folder, *names, **fields):
+    """A course of one part, with a chapter of each name, and ``fields`` of each chapter in the table."""
     (folder / "source").mkdir(exist_ok=True)
-    (folder / "source" / f"{name}.md").write_text(f"{heading}\n\nText.\n")
+    rows = []
+    for name in names:
+        (folder / "source" / f"{name}.md").write_text(f"# About {name}\n\nText.\n")
+        row = {"name": f'"{name}"', "minutes": 10} | fields.get(name, {})
+        rows.append("{ " + ", ".join(f"{key} = {value}" for key, value in row.items()) + " }")
+    table = f'[[part]]\ntitle = "One"\nabout = "Of it."\nchapters = [{", ".join(rows)}]\n'
+    (folder / "source" / TABLE).write_text(table)
 
 
 def test_the_committed_list_is_the_one_that_is_made():
@@ -22,13 +31,7 @@ def test_the_committed_list_is_the_one_that_is_made():
 
 
 def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
-    for name, heading in (
-        ("00_start_here", "# Start"),
-        ("01_naive", "# Step 1: naive"),
-        ("power", "# Power"),
-        ("summary", "# All"),
-    ):
-        write_source(tmp_path, name, heading)
+    write_course(tmp_path, "00_start_here", "01_naive", "power", power={"beside": "true"})
     monkeypatch.setattr(chapters, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(chapters, "listed", lambda make=chapters.listed: make(tmp_path))
     made = []
@@ -36,13 +39,14 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
         assert chapters.main([]) == 0
         made.append((tmp_path / "README.md").read_text())
     assert made[0] == made[1]
-    assert [item["mark"] for item in ITEM.finditer(made[0])] == ["0.", "1.", "2.", "3."]
+    assert [item["mark"] for item in ITEM.finditer(made[0])] == ["1.", "2.", "-"]
+    assert "2 of them" in made[0]
     assert capsys.readouterr().out.split() == [str(tmp_path / "README.md")] * 2
 
 
-def test_every_step_has_its_chapter_and_every_chapter_its_step():
-    expected = [chapters.FIRST, *(f"{s.number:02}_{s.name}" for s in STEPS if s.number), *chapters.LAST]
-    assert [path.stem for path in SOURCES] == expected
+def test_every_step_has_its_chapter():
+    of_steps = {f"{s.number:02}_{s.name}" for s in STEPS if s.number}
+    assert of_steps <= {path.stem for path in SOURCES}
 
 
 @pytest.mark.parametrize("step", STEPS[1:], ids=lambda s: s.name)
@@ -53,30 +57,106 @@ def test_a_heading_has_the_number_of_its_step(step):
 
 def test_the_list_has_the_path_numbered_and_the_rest_beside_it():
     found = {item["name"]: item for item in ITEM.finditer(chapters.listed())}
-    assert set(found) == {path.stem for path in SOURCES}
-    beside = {f"{step.number:02}_{step.name}" for step in STEPS if step.fork or step.number >= 90}
-    assert {name for name, item in found.items() if item["mark"] == "-"} == beside
+    assert list(found) != sorted(found) and set(found) == {path.stem for path in SOURCES}
     numbered = [item for item in found.values() if item["mark"] != "-"]
-    assert [item["mark"] for item in numbered] == [f"{n}." for n in range(len(numbered))]
-    assert [item["name"] for item in numbered] == sorted(item["name"] for item in numbered)
-    assert found["13_cluster"]["from"] == " (from 7 approx_division)"
-    assert found["30_wgmma"]["from"] == " (from 24 wide_block, gluon)"
+    assert [item["mark"] for item in numbered] == [f"{n}." for n in range(1, len(numbered) + 1)]
+    assert "from 7 approx_division)" in found["13_cluster"]["from"]
+    assert "from 24 wide_block of gluon)" in found["30_wgmma"]["from"]
+
+
+def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
+    course = chapters_of(SOURCE)
+    path = [chapter for chapter in course if chapter.place]
+    assert len(path) <= 24 and all(10 <= chapter.minutes <= 25 for chapter in course)
+    for number, chapter in enumerate(path):
+        assert set(chapter.needs) <= {earlier.name for earlier in path[:number]}, chapter.name
+    for number, chapter in enumerate(course):
+        assert set(chapter.needs) <= {other.name for other in course[:number]} | {c.name for c in path}, chapter.name
+
+
+def test_no_fork_and_nothing_of_the_appendix_is_on_the_path():
+    path = {chapter.name for chapter in chapters_of(SOURCE) if chapter.place}
+    assert not path & {f"{s.number:02}_{s.name}" for s in STEPS if s.fork or s.number >= 90}
+
+
+def test_the_line_under_a_heading_says_what_a_chapter_needs(tmp_path):
+    needs = {"needs": '["00_one"]', "minutes": 17}
+    write_course(tmp_path, "00_one", "00_two", "00_three", **{"00_two": needs, "00_three": {"beside": "true"}})
+    source = tmp_path / "source"
+    lines = [notebooks.read_source(source / f"{c.name}.md").cells[0].source for c in chapters_of(source)]
+    assert lines[0] == "# About 00_one\n\n*One · chapter 1 of the path · about 10 minutes*\n\nText."
+    assert "chapter 2 of the path · about 17 minutes · needs [About 00_one](00_one.ipynb)*" in lines[1]
+    assert "beside the path" in lines[2]
 
 
 @pytest.mark.parametrize(
-    "name, heading, told",
+    ("change", "told"),
     [
-        ("08_explicit", "# Step 8", "step explicit is number 20 now"),
-        ("17_nothing", "# Nothing", "must be NN_name.md with number and name of a step"),
-        ("01_naive", "No heading", "must begin with a heading"),
+        (lambda source: (source / "00_more.md").write_text("# More\n"), "00_more stands in no part"),
+        (lambda source: (source / "00_one.md").unlink(), "00_one has no file"),
+        (lambda source: (source / TABLE).write_text("[[part]]\n"), "is no table of a course: KeyError: 'chapters'"),
+        (lambda source: (source / TABLE).write_text("part ="), "is no table of a course: TOMLDecodeError"),
     ],
 )
-def test_a_source_that_is_no_chapter_is_refused(tmp_path, name, heading, told):
-    write_source(tmp_path, name, heading)
+def test_a_table_that_does_not_fit_the_chapters_is_refused(tmp_path, change, told):
+    write_course(tmp_path, "00_one", "00_two")
+    change(tmp_path / "source")
     with pytest.raises(ValueError, match=re.escape(told)):
+        read_course(tmp_path / "source")
+
+
+def test_a_chapter_is_named_once_and_needs_one_that_is_there(tmp_path):
+    write_course(tmp_path, "00_one", "00_one")
+    with pytest.raises(ValueError, match="00_one is named twice"):
+        read_course(tmp_path / "source")
+    write_course(tmp_path, "00_one", **{"00_one": {"needs": '["00_none"]'}})
+    with pytest.raises(ValueError, match="00_none is needed, and there is no such chapter"):
+        read_course(tmp_path / "source")
+
+
+def test_a_chapter_has_the_number_of_its_step_and_a_heading(tmp_path):
+    write_course(tmp_path, "08_explicit")
+    with pytest.raises(ValueError, match="step explicit is number 20 now"):
+        chapters.listed(tmp_path)
+    write_course(tmp_path, "01_naive")
+    (tmp_path / "source" / "08_explicit.md").unlink()
+    (tmp_path / "source" / "01_naive.md").write_text("No heading\n")
+    with pytest.raises(ValueError, match="must begin with a heading"):
         chapters.listed(tmp_path)
 
 
 def test_sources_and_notebooks_have_the_same_names():
     made = {path.stem for path in notebooks.NOTEBOOKS.glob("*.ipynb")}
     assert made == {path.stem for path in SOURCES}, "run `make notebooks`, and delete what has no source any more"
+
+
+# --- the glossary's links ---
+
+
+def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
+    write_course(tmp_path, "00_one", "glossary")
+    source = tmp_path / "source"
+    (source / "glossary.md").write_text(
+        "# Words\n\n### CTA\n\n*Also: thread block*\n\nText.\n\n### warp group\n\nText.\n"
+    )
+    text = "# A warp group\n\nSee `CTA`, [CTA](x.md) and CTAs, CTA. Warp groups. A thread block of a warp group.\n"
+    (source / "00_one.md").write_text(text + "\n```python\n'CTA'\n```\n")
+    made = "\n".join(cell.source for cell in notebooks.read_source(source / "00_one.md").cells)
+    assert "# A warp group\n" in made and "'CTA'" in made and "See `CTA`, [CTA](x.md) and" in made
+    assert "[CTAs](glossary.ipynb#CTA), CTA. [Warp groups](glossary.ipynb#warp-group)." in made
+    assert made.count("glossary.ipynb#") == 2
+
+
+def test_no_word_is_linked_in_the_line_under_the_heading_a_folded_answer_or_a_steps_name(tmp_path):
+    write_course(tmp_path, "00_one", "glossary")
+    source = tmp_path / "source"
+    (source / "glossary.md").write_text("# Words\n\n### shared memory\n\nText.\n\n### swizzle\n\nText.\n")
+    table = (source / "course.toml").read_text()
+    (source / "course.toml").write_text(re.sub(r'title = "[^"]*"', 'title = "On shared memory"', table))
+    folded = "<details><summary>A swizzle?</summary>Of shared memory.</details>"
+    (source / "00_one.md").write_text(f"# One\n\n{folded}\n\nStep swizzle. A shared\nmemory. A swizzle.\n")
+    made = notebooks.read_source(source / "00_one.md").cells[0].source
+    assert "*On shared memory · " in made and folded in made
+    assert (
+        "Step swizzle. A [shared\nmemory](glossary.ipynb#shared-memory). A [swizzle](glossary.ipynb#swizzle)." in made
+    )
