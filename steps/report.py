@@ -232,13 +232,13 @@ def write_ladder(runs: Sequence[Run], folder: Path) -> list[Path]:
     """ladder.md and ladder.html into ``folder``; the page holds its figures and needs no network."""
     import nbformat
 
-    from tutorial_lib.notebooks import as_html
+    from tutorial_lib.site import one_page
 
     text = ladder_report(runs, folder)
     paths = [folder / "ladder.md", folder / "ladder.html"]
     write_whole(paths[0], text)
     document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
-    write_whole(paths[1], as_html(document, "Fused attention, step by step", folder))
+    write_whole(paths[1], one_page(document, "Fused attention, step by step", folder))
     return paths
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from steps.exercises import all_exercises, get_exercise
 from steps.learn import exercises_in
-from tutorial_lib.exercises import define, first_wrong, unfilled
+from tutorial_lib.exercises import clean, define, first_wrong, unfilled
 from tutorial_lib.notebooks import GLOSSARY, read_source, sources
 
 EXERCISES = list(all_exercises().values())
@@ -40,9 +40,12 @@ def test_a_wrong_answer_is_told_what_is_wrong(exercise, wrong):
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
 def test_what_the_chapter_leaves_blank_is_told_to_be_blank(exercise):
-    """And it has the parameters of the solution."""
+    """And it has the parameters of the solution. What is to be mended is the first of the wrong answers."""
     _, blank = CELLS[exercise.name]
     assert header(blank) == header(exercise.solution)
+    if exercise.mend:
+        assert clean(blank) == exercise.wrong_source(exercise.wrong[0])
+        return
     verdict = exercise.grade(define(blank, exercise.function))
     assert not verdict.right and verdict.message.startswith("Not filled in yet")
 

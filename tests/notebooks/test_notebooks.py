@@ -5,20 +5,27 @@ import base64
 import importlib
 import json
 import re
-import shutil
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import nbformat
 import pytest
 
 from steps import lesson
-from steps.chapters import FIRST, LAST
-from tutorial_lib import notebooks
+from steps.chapters import step_of
+from tests.notebooks.test_chapters import write_course
+from tutorial_lib import notebooks, site
+from tutorial_lib.course import read_course
 
 SOURCES = notebooks.sources()
-BONES = ["The idea", "The change", "Predict", "Run", "Evidence", "Why", "Try"]
-STEP_SOURCES = [path for path in SOURCES if path.stem not in (FIRST, *LAST)]
+BONES = ["The idea", "Your turn", "The change", "Predict", "Run", "Evidence", "Why", "Try"]
+STEP_SOURCES = [path for path in SOURCES if step_of(path)]
+LAST_OF_PARTS = [
+    path.with_name(f"{[chapter for chapter in part.chapters if chapter.place][-1].name}.md")
+    for path in SOURCES[:1]
+    for part in read_course(path.parent)
+]
 EXECUTED = [path for path in SOURCES if path.stem.endswith(("_naive", "_wgmma"))]  # PyTorch alone; a Hopper kernel
 FIGURE = re.compile(
     r"(lesson|summary)\.(time|lost|ladder|lengths|architectures|wall|rounds|ceilings|cycles|traced)\(|\.draw_"
@@ -66,7 +73,23 @@ def assert_shows_everything(notebook):
 @pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
 def test_every_step_is_told_in_the_same_order(path):
     headings = re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE)
-    assert headings == BONES
+    assert headings == [*BONES, *(["Recap"] if path in LAST_OF_PARTS else [])]
+
+
+@pytest.mark.parametrize("path", LAST_OF_PARTS, ids=lambda p: p.stem)
+def test_a_part_ends_with_five_questions_whose_answers_are_folded(path):
+    recap = path.read_text().partition("## Recap")[2]
+    assert recap.count("<details>") == recap.count("</details>") == recap.count("<summary>") == 5
+
+
+@pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
+def test_a_prediction_starts_empty(path):
+    assert path.read_text().count("lesson.predict()") == 1
+
+
+def test_a_chapter_tells_nothing_of_sessions_and_places(path=None):
+    for path in SOURCES:
+        assert not re.search(r"/work/|/tmp/|\bsession\b", path.read_text()), path
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
@@ -125,8 +148,8 @@ def is_module(name: str) -> bool:
 
 
 def test_a_cell_keeps_its_id_when_another_comes(tmp_path):
+    write_course(tmp_path, "00_start_here")
     path = tmp_path / "source" / "00_start_here.md"
-    path.parent.mkdir()
     path.write_text("# One\n\n```python\n1\n```\n\n```python\n1\n```\n")
     before = notebooks.read_source(path)
     assert notebooks.read_source(path) == before
@@ -137,25 +160,30 @@ def test_a_cell_keeps_its_id_when_another_comes(tmp_path):
     nbformat.validate(after)
 
 
-def test_a_chapter_links_to_its_neighbours_and_to_the_list():
-    first, second, *_, last = SOURCES
-    third = SOURCES[2]
-    links = [re.findall(r"\]\((.*?)\)", from_source(path).cells[-1].source) for path in (first, second, last)]
-    assert links[0] == ["README.md", f"{second.stem}.ipynb"]
-    assert links[1] == [f"{first.stem}.ipynb", "README.md", f"{third.stem}.ipynb"]
-    assert links[2] == [f"{SOURCES[-2].stem}.ipynb", "README.md"]
+def links(path) -> list[str]:
+    return re.findall(r"\]\((.*?)\)", from_source(path).cells[-1].source)
+
+
+def test_a_chapter_links_to_its_neighbours_on_the_path_and_to_the_list(tmp_path):
+    write_course(tmp_path, "00_one", "10_two", "15_beside", "20_three", **{"15_beside": {"beside": "true"}})
+    found = {path.stem: links(path) for path in notebooks.sources(tmp_path)}
+    assert found == {
+        "00_one": ["README.md", "10_two.ipynb"],
+        "10_two": ["00_one.ipynb", "README.md", "20_three.ipynb"],
+        "15_beside": ["10_two.ipynb", "README.md", "20_three.ipynb"],
+        "20_three": ["10_two.ipynb", "README.md"],
+    }
 
 
 def test_a_new_chapter_is_linked_from_its_neighbours(tmp_path, monkeypatch, capsys):
-    (tmp_path / "source").mkdir()
     monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(notebooks, "sources", lambda folder=tmp_path, find=notebooks.sources: find(folder))
-    for name in ("00_one", "20_three", "10_two"):
-        (tmp_path / "source" / f"{name}.md").write_text("# A chapter\n")
-        assert notebooks.main([name]) == 0
-    for name in ("00_one", "10_two", "20_three"):
+    for names in (("00_one",), ("00_one", "20_three"), ("00_one", "10_two", "20_three")):
+        write_course(tmp_path, *names)
+        assert notebooks.main([names[-2] if len(names) == 3 else names[-1]]) == 0
+    for name in names:
         made = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
-        assert made == notebooks.read_source(tmp_path / "source" / f"{name}.md")
+        assert made.cells[-1] == notebooks.read_source(tmp_path / "source" / f"{name}.md").cells[-1]
 
 
 # --- what is committed ---
@@ -198,8 +226,8 @@ def test_what_jupyterlab_saves_is_what_was_there(tmp_path):
     from traitlets.config import Config
 
     path = tmp_path / "one.ipynb"
+    write_course(tmp_path, "00_start_here")
     source = tmp_path / "source" / "00_start_here.md"
-    source.parent.mkdir()
     source.write_text("# One\n\n```python\n1\n```\n")
     notebooks.write(notebooks.read_source(source), path)
     before = path.read_bytes()
@@ -235,55 +263,62 @@ def test_a_chapter_that_is_none_gets_one_line(capsys):
     assert "argument NAME: must be some of 00_start_here" in capsys.readouterr().err
 
 
-# --- pages ---
+# --- the site ---
 
 
 class References(HTMLParser):
-    """What a page fetches, where its links lead, and its section headings."""
+    """What a page fetches, and where its links lead."""
 
     def __init__(self):
         super().__init__()
-        self.fetched, self.links, self.sections = [], [], 0
+        self.fetched, self.links = [], []
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         if tag == "a":
             self.links.append(attributes.get("href", ""))
         self.fetched += [attributes[name] for name in ("src", "data") if attributes.get(name)]
-        if tag == "link":
+        if tag == "link" and attributes.get("rel") != "canonical":
             self.fetched.append(attributes.get("href", ""))
-        self.sections += tag == "h2"
 
 
-def read_page(text: str, name: str) -> tuple[References, set[str]]:
-    """A page that fetches nothing, and the pages that it links to."""
-    page = References()
-    page.feed(text)
-    assert all(reference.startswith("data:") for reference in page.fetched), name
-    assert "@import" not in text and not re.search(r"url\(['\"]?https?:", text)
-    return page, {link.partition("#")[0] for link in page.links if not link.startswith(("#", "http"))}
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The site of the committed chapters."""
+    return site.write_site(notebooks.NOTEBOOKS, tmp_path_factory.mktemp("site"))
 
 
-@pytest.mark.parametrize("path", [SOURCES[0], *EXECUTED, SOURCES[-1]], ids=lambda p: p.stem)
-def test_a_page_fetches_nothing_and_its_links_lead_somewhere(path):
-    _, linked = read_page(notebooks.as_html(committed(path), path.stem), path.stem)
-    assert "index.html" in linked
-    assert linked <= {"index.html", *(f"{source.stem}.html" for source in SOURCES)}
+def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere(pages):
+    folder = pages[0].parent
+    assert {page.stem for page in pages} == {"index", *(path.stem for path in SOURCES)}
+    for page in pages:
+        text = page.read_text()
+        found = References()
+        found.feed(text)
+        for reference in found.fetched:
+            assert not re.match(r"(https?:)?//", reference), (page.name, reference)
+            assert reference.startswith("data:") or (folder / reference.partition("?")[0].partition("#")[0]).exists()
+        for link in found.links:
+            target = link.partition("#")[0]
+            assert not target or re.match(r"https?:|mailto:", target) or (folder / target).exists(), (page.name, link)
+        assert 'id="furo-sidebar' in text or "sidebar" in text
 
 
-def test_every_chapter_and_the_list_become_pages(tmp_path, monkeypatch):
-    """With the list as it is, and of the chapters the first and the last."""
-    series = tmp_path / "series"
-    (series / "source").mkdir(parents=True)
-    for path in (SOURCES[0], SOURCES[-1]):
-        shutil.copy(path, series / "source")
-        shutil.copy(notebooks.NOTEBOOKS / f"{path.stem}.ipynb", series)
-    shutil.copy(notebooks.NOTEBOOKS / notebooks.LIST, series)
-    monkeypatch.setattr(notebooks, "NOTEBOOKS", series)
-    monkeypatch.setattr(notebooks, "sources", lambda folder=series, find=notebooks.sources: find(folder))
-    assert notebooks.main(["--html", str(tmp_path / "html")]) == 0
-    names = {path.name for path in (tmp_path / "html").iterdir()}
-    assert names == {"index.html", f"{SOURCES[0].stem}.html", f"{SOURCES[-1].stem}.html"}
-    index, linked = read_page((tmp_path / "html" / "index.html").read_text(), "index")
-    assert linked == {f"{path.stem}.html" for path in SOURCES}
-    assert index.sections == (series / notebooks.LIST).read_text().count("\n## ") > 1
+def test_the_site_leads_along_the_path_and_can_be_searched(pages):
+    folder = pages[0].parent
+    path = [c.name for part in read_course(notebooks.NOTEBOOKS / "source") for c in part.chapters if c.place]
+    for before, after in pairwise(path):
+        found = re.search(r'<a class="next-page" href="(\w+)\.html"', (folder / f"{before}.html").read_text())
+        assert found and found[1] == after
+    assert "producer" in (folder / "searchindex.js").read_text() and (folder / "search.html").exists()
+
+
+def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, capsys):
+    write_course(tmp_path, "00_one")
+    (tmp_path / "source" / "00_one.md").write_text("# One\n\nSee [two](00_two.ipynb).\n")
+    (tmp_path / "README.md").write_text("# All\n")
+    notebooks.write(notebooks.read_source(tmp_path / "source" / "00_one.md"), tmp_path / "00_one.ipynb")
+    monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(notebooks, "sources", lambda folder=tmp_path, find=notebooks.sources: find(folder))
+    assert notebooks.main(["--html", str(tmp_path / "html")]) == 1
+    assert "00_two.ipynb" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""The course as a site: the executed chapters as pages with a start page, parts, search, previous and next.
+
+Sphinx makes it, with myst-nb, which reads notebooks, and the theme Furo. It needs no network, and no server: open
+``index.html`` from the file system.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from pathlib import Path
+
+from tutorial_lib.course import read_course
+
+TITLE = "Fused attention, one optimization a step"
+OPTIONS = {
+    "project": TITLE,
+    "html_title": TITLE,
+    "extensions": ["myst_nb"],
+    "html_theme": "furo",
+    "nb_execution_mode": "off",
+    "nb_ipywidgets_js": {},  # they would come from the network
+    "myst_heading_anchors": 4,
+    "html_show_sourcelink": False,
+    "html_copy_source": False,
+    "html_show_copyright": False,
+    "suppress_warnings": ["mystnb.unknown_mime_type"],
+}
+
+
+# nbconvert's page without what it would fetch: require.js, MathJax, Mermaid, widgets.
+PAGE = """{%- extends 'lab/index.html.j2' -%}
+{%- block html_head_js_requirejs -%}{%- endblock -%}
+{%- block html_head_js_mathjax -%}{%- endblock -%}
+{%- block html_head_js_mermaidjs -%}{%- endblock -%}
+{%- block jupyter_widgets -%}{%- endblock -%}
+"""
+
+
+class SiteError(RuntimeError):
+    """Sphinx cannot make the site; the message holds its own words."""
+
+
+def write_site(notebooks: Path, folder: Path) -> list[Path]:
+    """Write the site of the chapters in ``notebooks`` into ``folder``; returns its pages. Raises SiteError.
+
+    A link that leads nowhere is an error, too.
+    """
+    from sphinx.application import Sphinx
+    from sphinx.errors import SphinxError
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+    with tempfile.TemporaryDirectory() as place:
+        source, kept = Path(place, "source"), Path(place, "kept")
+        source.mkdir()
+        write_pages(notebooks, source)
+        warnings = _Lines()
+        try:
+            with patch_docutils(), docutils_namespace():
+                made = Sphinx(source, None, folder, kept, "html", OPTIONS, status=None, warning=warnings)
+                made.build(force_all=True)
+        except SphinxError as error:
+            raise SiteError(str(error)) from None
+        finally:
+            logging.getLogger("sphinx").handlers.clear()
+        if warnings.lines:
+            raise SiteError("".join(warnings.lines).replace(f"{source}/", "").strip())
+        return sorted(folder / f"{name}.html" for name in made.project.docnames)
+
+
+def write_pages(notebooks: Path, source: Path) -> None:
+    """What Sphinx makes the site of: chapters without the links at their ends, which a site has itself; an index."""
+    import nbformat
+
+    course = read_course(notebooks / "source")
+    chapters = [chapter for part in course for chapter in part.chapters]
+    for chapter in chapters:
+        notebook = nbformat.read(notebooks / f"{chapter.name}.ipynb", as_version=4)
+        notebook.cells.pop()
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = _links(cell.source)
+        nbformat.write(notebook, source / f"{chapter.name}.ipynb")
+    index = _links((notebooks / "README.md").read_text())
+    captions = {part.title.partition(":")[0]: [c for c in part.chapters if c.place] for part in course}
+    captions["Beside the path"] = [chapter for chapter in chapters if not chapter.place]  # next leads along the path
+    for caption, found in captions.items():
+        names = "\n".join(chapter.name for chapter in found)
+        index += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n"
+    (source / "index.md").write_text(index)
+
+
+def _links(text: str) -> str:
+    """The list of chapters is the site's index; an anchor is written as Sphinx makes it from a heading."""
+    text = text.replace("](README.md)", "](index.md)")
+    return re.sub(r"(?<=\.ipynb#)[^)\s]+", lambda anchor: anchor[0].lower(), text)
+
+
+def one_page(notebook, name: str, folder: Path) -> str:
+    """A notebook as one HTML file that needs no network; images, whose paths are relative to ``folder``, are in it."""
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(raw_template=PAGE, embed_images=True)
+    return exporter.from_notebook_node(notebook, resources={"metadata": {"name": name, "path": str(folder)}})[0]
+
+
+class _Lines:
+    """A stream that keeps what is written to it."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.lines.append(text)
+
+    def flush(self) -> None:
+        pass
