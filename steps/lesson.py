@@ -22,11 +22,12 @@ from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.trials import get_trial
-from steps.writing.written import without_title, write_step, written_out
+from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
 from tutorial_lib import limits, pictures, plots, tables, tracing
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
+from tutorial_lib.exercises import clean
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_machine, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
@@ -335,9 +336,18 @@ class Lesson:
         problem = self._short(length)
         whole = write_step(self.step, problem)
         broken = dataclasses.replace(whole, text=without(whole.text, statement))
-        wrong, _, _ = Examination(broken, problem, 0).under(None)
-        told = "\n".join(wrong) if wrong else "Nothing was found."
-        return Page(f"Without `{statement}`, on the simulator, {problem.describe()}:", f"```\n{told}\n```")
+        told = _examined(broken, problem, None)
+        return Page(f"Without `{statement}`, on the simulator, {problem.describe()}:", told)
+
+    def edited(self, *edits: tuple[str, str], length: int = SIMULATED_LENGTH, seed: int | None = None) -> Page:
+        """What the simulator says of this step with pieces of its kernel's text replaced; edits: (old, new).
+
+        seed: of random latencies; None for those of the model.
+        """
+        problem = self._short(length)
+        changed = edited(write_step(self.step, problem), *edits)
+        lines = [difference(clean(old).rstrip(), clean(new).rstrip()) for old, new in edits]
+        return Page(*lines, f"On the simulator, {problem.describe()}:", _examined(changed, problem, seed))
 
     def _short(self, length: int) -> Problem:
         """A short problem like this lesson's, of one head."""
@@ -478,6 +488,17 @@ FIGURES = [
     ("hot loop, a K/V tile", "hot_loop_instructions"),
 ]
 SHOWN = 5  # rows of evidence that are not folded
+FINDINGS = 2  # of the simulator that are shown whole
+
+
+def _examined(step: WrittenStep, problem: Problem, seed: int | None) -> str:
+    """What the simulator finds, as a block of text."""
+    wrong, _, _ = Examination(step, problem, 0).under(seed)
+    if not wrong:
+        return "```\nCorrect: no race, no missing fence, no deadlock was found.\n```"
+    told = [plainly(found).replace(" < ", "\n      called at ") for found in wrong]
+    rest = [f"... and {len(told) - FINDINGS} more."] if len(told) > FINDINGS + 1 else told[FINDINGS:]
+    return "```\n" + "\n".join([*told[:FINDINGS], *rest]) + "\n```"
 
 
 def _most_changed(rows: list[list]) -> list[list]:

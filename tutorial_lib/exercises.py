@@ -41,6 +41,7 @@ class Exercise(ABC):
     """name: unique in the course. function: the name of what the learner writes.
 
     hints: three, of which each tells more than the one before. debrief: what there is to learn from the right answer.
+    mend: the chapter leaves nothing blank: it gives the first of the wrong answers, and the learner mends it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Exercise(ABC):
     solution: str
     wrong: tuple[Wrong, ...]
     debrief: str
+    mend: bool = False
 
     @abstractmethod
     def judge(self, function: Callable, chance: random.Random) -> str | None:

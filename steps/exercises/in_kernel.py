@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import random
-import re
 from dataclasses import dataclass
 
 from steps import get_step
-from steps.writing.written import WrittenStep, write_step
+from steps.writing.written import WrittenStep, plainly, write_step
 from tutorial_lib.accuracy import compare, first_difference
 from tutorial_lib.exercises import Exercise, source_of
 from tutorial_lib.passes import pass_of
@@ -109,5 +108,5 @@ def _simulated(step, problem: Problem, inputs, outputs, seed: int | None) -> str
 
 
 def _quoted(what: str, told: str) -> str:
-    """As a block of its own; the file that the kernel was kept in has a name that says nothing."""
-    return f"{what}\n\n```\n{re.sub(r'written_[0-9a-f]{16}[.]py', 'kernel', told)}\n```"
+    """As a block of its own."""
+    return f"{what}\n\n```\n{plainly(told)}\n```"

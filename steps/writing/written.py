@@ -67,6 +67,11 @@ def kernel_in(text: str):
     return getattr(sys.modules[name], re.findall(r"^def (\w+)", text, re.MULTILINE)[-1])
 
 
+def plainly(told: str) -> str:
+    """What was said of a written kernel; the file that it was kept in has a name that says nothing."""
+    return re.sub(r"written_[0-9a-f]{16}[.]py", "kernel", told)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WrittenStep(Step):
     """A kernel's text in place of the kernel of ``base``. written_for: what the text was written out for.

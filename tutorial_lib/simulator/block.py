@@ -276,7 +276,8 @@ class Block:
                     for field, part in fields.items():
                         if getattr(part, "buffer", None) is buffer and part.data.storage_offset() == 0:
                             text = name if field is None else f"{name}.{field}"
-                            if found is None or part.data.ndim > found[1]:
-                                found = (text, part.data.ndim)
+                            rank = part.data.ndim, field is not None  # of a record, a field tells more than a parameter
+                            if found is None or rank > found[1]:
+                                found = (text, rank)
         text = found[0] if found else buffer.name
         return text if index is None else f"{text}[{index}]"
