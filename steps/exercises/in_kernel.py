@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from steps import get_step
@@ -32,13 +33,17 @@ class InKernel(Exercise):
     edits: tuple[tuple[str, str], ...] = ()
     kinds: tuple[dict, ...] = ({"causal": True}, {"dtype": "bfloat16", "heads": 2, "kv_heads": 1})
     lengths: tuple[int, int] = (130, 330)
+    multiple: int = 1
     schedules: int = 3  # latencies that a simulated kernel runs under: the model's, and random ones
+    watch: Callable[[object, Problem], str | None] | None = None
+    lacking: tuple[tuple[str, str], ...] = ()
 
     def problems(self, chance: random.Random) -> list[Problem]:
         """One for each kind, with lengths that are new each time; with a causal mask, as many keys as queries."""
         found = []
         for kind in self.kinds:
-            queries, keys = chance.randint(*self.lengths), chance.randint(*self.lengths)
+            least, largest = (-(-self.lengths[0] // self.multiple), self.lengths[1] // self.multiple)
+            queries, keys = (self.multiple * chance.randint(least, largest) for _ in range(2))
             lengths = {"seq_len_q": queries, "seq_len_kv": queries if kind.get("causal") else keys}
             found.append(Problem(**{"batch": 1, "heads": 2, "head_dim": 64, **lengths, **kind}))
         return found
@@ -47,7 +52,8 @@ class InKernel(Exercise):
         source = source_of(function)
         for problem in self.problems(chance):
             if wrong := self._on(problem, source, chance):
-                return f"On {problem.describe()}: {wrong}"
+                hints = [said for piece, said in self.lacking if piece not in source]
+                return "\n\n".join([f"On {problem.describe()}: {wrong}", *hints])
         return None
 
     def kernel(self, problem: Problem, source: str) -> WrittenStep:
@@ -78,9 +84,10 @@ class InKernel(Exercise):
         exact = kind.reference(problem, inputs)
         allowed = kind.yardstick(problem, inputs, exact)
         simulated = step.backend != "cutile"
+        runs: list = []
         for seed in [None, *(chance.getrandbits(32) for _ in range(self.schedules - 1))] if simulated else [None]:
             outputs = kind.poisoned(inputs)
-            if wrong := _simulated(step, problem, inputs, outputs, seed) if simulated else None:
+            if wrong := _simulated(step, problem, inputs, outputs, seed, runs) if simulated else None:
                 return wrong
             if not simulated:
                 kind.call(step, problem, inputs, outputs)
@@ -88,21 +95,22 @@ class InKernel(Exercise):
                 found = compare(output, right, its)
                 if not found.correct:
                     return first_difference(output, right, found.limit)
-        return None
+        return self.watch(runs[0], problem) if self.watch else None
 
 
-def _simulated(step, problem: Problem, inputs, outputs, seed: int | None) -> str | None:
-    """Run on the simulator into ``outputs``: what it says of the order of things, or None."""
+def _simulated(step, problem: Problem, inputs, outputs, seed: int | None, runs: list) -> str | None:
+    """Run on the simulator into ``outputs``: what it says of the order of things, or None. The run joins ``runs``."""
     from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
     from tutorial_lib.simulator.run import watched
 
-    with watched(seed) as watch:
+    with watched(seed, trace=seed is None) as watch:
         try:
             pass_of(step).call(step, problem, inputs, outputs)
         except Deadlock as error:
             return _quoted("a deadlock:", str(error))
         except (KernelError, Unknown) as error:
             return _quoted("the kernel cannot run:", str(error))
+    runs += watch.runs
     found = [told for run in watch.runs for told in run.found.values()]
     return _quoted("not everything is in order:", found[0]) if found else None
 

@@ -1,0 +1,167 @@
+"""A turn of the loop in which the softmax runs under a product: what is begun, waited for and given back, and when."""
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong
+from tutorial_lib.simulator.under_way import share_under_products
+
+BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column of corrections
+
+
+def exponentials_run_under_products(run, problem) -> str | None:
+    if share_under_products(run, "mufu", BIG) == 0.0:
+        return (
+            "the numbers are right and everything is in order, but nothing overlaps: whenever your group takes "
+            "exponentials, no product of its own is under way. Begin both products first, then wait for the scores "
+            "alone: `warpgroup_mma_wait(1, ...)` leaves the younger one running."
+        )
+    return None
+
+
+EXERCISE = InKernel(
+    name="overlap",
+    step="overlap",
+    function="turn_of_loop",
+    edits=(
+        (
+            """\
+        # --- issue: scores of this tile, output of the tile before ---
+        await_tile(barriers.key_ready, turn + 1, STAGES)
+        scores = issue_scores(query, tiles.key, turn + 1)
+        await_tile(barriers.value_ready, turn, STAGES)
+        accumulator = issue_output(weights, tiles.value, turn, accumulator)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        release(barriers.key_free, turn + 1, STAGES)
+
+        # --- online softmax, while the output is computed ---
+        new_max = raise_maxima(scores, row_max, scale)
+        correction = exp2(row_max - new_max)
+        row_max = new_max
+        weights = weigh(scores, row_max, scale)
+        row_sum = row_sum * correction + gl.sum(weights, 1)
+        # ptxas may move this wait: nothing holds it here.
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        release(barriers.value_free, turn, STAGES)
+        accumulator = accumulator * by_row(correction)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        turn += 1
+""",
+            """\
+        weights, row_max, row_sum, accumulator = turn_of_loop(
+            query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale
+        )
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        turn += 1
+""",
+        ),
+    ),
+    kinds=({"head_dim": 128, "heads": 1}, {"head_dim": 128, "dtype": "bfloat16", "kv_heads": 1}),
+    lengths=(384, 512),
+    multiple=128,
+    watch=exponentials_run_under_products,
+    lacking=(
+        ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
+        ("release(barriers.key_free", "Nothing gives the place of K back, and the producer waits for it."),
+        ("release(barriers.value_free", "Nothing gives the place of V back, and the producer waits for it."),
+    ),
+    hints=(
+        "Number `turn` is the tile before: its weights are there, and its place of V is still held. Number `turn + 1` "
+        "is this tile. Both products can be begun at once, because neither needs the other's result.",
+        "Begin the scores first, then the output. `warpgroup_mma_wait(1, deps=[scores])` waits until at most one "
+        "product is under way; products end in the order in which they were begun, so the scores are there. Then the "
+        "place of K is free.",
+        "Before anything touches `accumulator`, and before the place of V is given back, the second product must have "
+        "ended: `accumulator = warpgroup_mma_wait(0, deps=[accumulator])`, behind the weights. Only then rescale.",
+    ),
+    solution="""
+def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+    # --- issue: scores of this tile, output of the tile before ---
+    await_tile(barriers.key_ready, turn + 1, STAGES)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    await_tile(barriers.value_ready, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    release(barriers.key_free, turn + 1, STAGES)
+
+    # --- online softmax, while the output is computed ---
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = row_sum * correction + gl.sum(weights, 1)
+
+    # --- the output of the tile before ---
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+    wrong=(
+        Wrong("both products are waited for", "nothing overlaps", old="wait(1, deps", new="wait(0, deps"),
+        Wrong(
+            "the output is begun first",
+            "wait(1) does not wait for this product",
+            source="""
+def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+    await_tile(barriers.value_ready, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    await_tile(barriers.key_ready, turn + 1, STAGES)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    release(barriers.key_free, turn + 1, STAGES)
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = row_sum * correction + gl.sum(weights, 1)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "V is given back before its product has ended",
+            "race on tiles.value",
+            old="""
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+""",
+            new="""
+    release(barriers.value_free, turn, STAGES)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+""",
+        ),
+        Wrong(
+            "rescaled while a product adds to it",
+            "under way",
+            old="""
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+""",
+            new="""
+    accumulator = accumulator * by_row(correction)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+""",
+        ),
+        Wrong(
+            "K is not given back",
+            "gives the place of K back",
+            old="    release(barriers.key_free, turn + 1, STAGES)\n",
+            new="",
+        ),
+        Wrong(
+            "the keys of the tile before are given back",
+            "race on tiles.key",
+            old="release(barriers.key_free, turn + 1",
+            new="release(barriers.key_free, turn",
+        ),
+        Wrong(
+            "the output is not rescaled",
+            "never multiplied by the correction",
+            old="    accumulator = accumulator * by_row(correction)\n",
+            new="",
+        ),
+    ),
+    debrief="`wait(n)` counts products, from the youngest: it leaves n of them running. What a running product reads "
+    "or adds to, V and the accumulator, is not yours until it has ended.",
+)
