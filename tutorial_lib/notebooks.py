@@ -9,12 +9,14 @@ choose some: ``03_exp2``.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
+import os
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable
@@ -125,6 +127,11 @@ def glossary(folder: Path) -> list[tuple[list[str], str]]:
 
 def execute(notebook, folder: Path = NOTEBOOKS):
     """Run all cells in a fresh kernel in ``folder``; raises nbclient's CellExecutionError at the first that fails."""
+    return asyncio.run(executed(notebook, folder))
+
+
+async def executed(notebook, folder: Path = NOTEBOOKS):
+    """As ``execute``, while others are executed."""
     from nbclient import NotebookClient
     from traitlets.config import Config
 
@@ -137,7 +144,26 @@ def execute(notebook, folder: Path = NOTEBOOKS):
             resources={"metadata": {"path": str(folder)}},
             record_timing=False,
         )
-        return client.execute()
+        return await client.async_execute()
+
+
+async def execute_all(notebooks: Mapping[str, object], at_once: int, done: Callable[[str, object], None]) -> bool:
+    """Execute so many at a time; calls ``done`` with each that ran through. Returns whether all of them did."""
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    free = asyncio.Semaphore(at_once)
+
+    async def one(name: str, notebook) -> bool:
+        async with free:
+            try:
+                await executed(notebook)
+            except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+                print(f"tutorial_lib.notebooks: {name}: {error}", file=sys.stderr)
+                return False
+            done(name, notebook)
+            return True
+
+    return all(await asyncio.gather(*(one(*item) for item in notebooks.items())))
 
 
 def write(notebook, path: Path) -> None:
@@ -183,8 +209,9 @@ def heading(path: Path) -> str:
 
 def run(options: argparse.Namespace) -> int:
     import nbformat
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from rich.console import Console
+
+    from tutorial_lib.hardware import has_gpu
 
     console = Console()
     known = {path.stem: path for path in sources()}
@@ -206,22 +233,21 @@ def run(options: argparse.Namespace) -> int:
             return 1
         console.print(f"{len(pages)} pages; begin with {options.html / 'index.html'}", soft_wrap=True)
         return 0
-    failed = False
-    for name in options.names or known:
-        path = NOTEBOOKS / f"{name}.ipynb"
-        notebook = nbformat.read(path, as_version=4) if options.execute else read_source(known[name])
-        try:
-            with console.status(f"executing {name}"):
-                execute(notebook)
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            print(f"tutorial_lib.notebooks: {name}: {error}", file=sys.stderr)
-            failed = True
-            continue
-        write(notebook, path)
-        console.print(str(path), soft_wrap=True)
+    asked = {
+        name: nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) if options.execute else read_source(known[name])
+        for name in options.names or known
+    }
+
+    def done(name: str, notebook) -> None:
+        write(notebook, NOTEBOOKS / f"{name}.ipynb")
+        console.print(str(NOTEBOOKS / f"{name}.ipynb"), soft_wrap=True)
+
+    at_once = 1 if has_gpu() else os.cpu_count() or 1  # on a GPU they measure, and must not disturb one another
+    with console.status(f"executing {len(asked)} chapters"):
+        right = asyncio.run(execute_all(asked, at_once, done))
     for source in known.values():
         relink(source)
-    return 1 if failed else 0
+    return 0 if right else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

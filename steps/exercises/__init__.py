@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-NO_EXERCISES = ("__init__", "in_kernel")
+NO_EXERCISES = ("__init__", "in_cutile", "in_kernel")
 
 
-@cache
-def all_exercises() -> dict[str, object]:
-    """Every exercise by its name, which is that of its module."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_EXERCISES)
-    return {name: import_module(f"steps.exercises.{name}").EXERCISE for name in names}
+def names() -> list[str]:
+    """The names of all exercises, which are those of their modules."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_EXERCISES)
 
 
 def get_exercise(name: str):
     """The exercise of this name; raises ValueError that lists those there are."""
-    if name not in all_exercises():
-        raise ValueError(f"exercise must be one of: {', '.join(all_exercises())}; got {name!r}")
-    return all_exercises()[name]
+    if name not in names():
+        raise ValueError(f"exercise must be one of: {', '.join(names())}; got {name!r}")
+    return import_module(f"steps.exercises.{name}").EXERCISE
+
+
+def all_exercises() -> dict[str, object]:
+    """Every exercise by its name."""
+    return {name: get_exercise(name) for name in names()}
 
 
 def exercise(name: str, function) -> object:

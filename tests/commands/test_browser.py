@@ -1,4 +1,4 @@
-"""A chapter in JupyterLab, in a real browser: opened, run from top to bottom, looked at."""
+"""The course in JupyterLab, in a real browser: a chapter run from top to bottom, and an exercise solved."""
 
 import json
 import os
@@ -10,6 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+
+from steps import learn
+from steps.exercises import get_exercise
+from tutorial_lib.answers import Answers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -32,9 +36,11 @@ def lab(tmp_path):
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", f"--ServerApp.root_dir={tmp_path}"]
     if os.geteuid() == 0:
         command.append("--allow-root")
+    # Nobody's tabs are opened again, and nobody's settings change what is seen.
+    own = {"JUPYTERLAB_WORKSPACES_DIR": f"{tmp_path}/spaces", "JUPYTERLAB_SETTINGS_DIR": f"{tmp_path}/settings"}
     log = tmp_path / "log.txt"
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path)
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path, env=os.environ | own)
     try:
         yield tmp_path, wait_for(lambda: re.search(r"(http://127\.0\.0\.1:\d+/)lab\?(token=\w+)", log.read_text()), 60)
     finally:
@@ -50,6 +56,54 @@ def wait_for(condition, seconds: float):
     return found
 
 
+def open_chapter(playwright, address, path: str):
+    """A page of the browser with the notebook, whose kernel is there."""
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    page = browser.new_page(viewport={"width": 1200, "height": 1000})
+    page.goto(f"{address[1]}lab/tree/{path}?{address[2]}")
+    page.locator(".jp-Notebook").wait_for(timeout=60_000)
+    page.get_by_text("| Idle").wait_for(timeout=60_000)
+    return page
+
+
+def test_an_exercise_is_got_wrong_understood_and_solved(lab, tmp_path):
+    """In the learner's copy: a wrong answer is told what is wrong, a hint unfolds, the right one is counted."""
+    from playwright.sync_api import sync_playwright
+
+    exercise = get_exercise("exp2")
+    folder, address = lab
+    learn.write_copies(folder / "learn", ROOT / "notebooks")
+    with sync_playwright() as playwright:
+        page = open_chapter(playwright, address, f"learn/{CHAPTER}")
+        cells = page.locator(".jp-CodeCell")
+        cells.first.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        cells.first.get_by_text("without a GPU").or_(cells.first.get_by_text("on a GPU")).wait_for(timeout=120_000)
+        cell = cells.filter(has_text="lesson.exercise(")
+
+        def answer(source: str, told: str) -> None:
+            cell.locator(".cm-content").click()
+            page.keyboard.press("Control+a")
+            page.keyboard.insert_text(f'{source}\n\nlesson.exercise("{exercise.name}", {exercise.function})')
+            page.keyboard.press("Control+Enter")
+            cell.get_by_text(told).first.wait_for(timeout=120_000)
+
+        assert "..." in cell.locator(".cm-content").inner_text()
+        answer(exercise.wrong_source(exercise.wrong[0]), exercise.wrong[0].says)
+        hint = cell.get_by_text(exercise.hints[0])
+        assert not hint.is_visible() and not cell.get_by_text("The solution").is_visible()
+        cell.get_by_text("Hint 1 of 3").click()
+        hint.wait_for(timeout=10_000)
+        assert not cell.get_by_text(exercise.hints[1]).is_visible()
+        page.screenshot(path=os.environ.get("SCREENSHOT_WRONG", tmp_path / "wrong.png"))
+        assert Answers(folder / "learn").solved() == {}
+        answer(exercise.solution.strip(), "Right.")
+        page.screenshot(path=os.environ.get("SCREENSHOT_RIGHT", tmp_path / "right.png"))
+        page.context.browser.close()
+    assert list(Answers(folder / "learn").solved()) == [exercise.name]
+
+
 def test_a_chapter_runs_in_jupyterlab(lab, tmp_path):
     from playwright.sync_api import sync_playwright
 
@@ -60,12 +114,7 @@ def test_a_chapter_runs_in_jupyterlab(lab, tmp_path):
         return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
     with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        page = browser.new_page(viewport={"width": 1200, "height": 1000})
-        page.goto(f"{address[1]}lab/tree/notebooks/{CHAPTER}?{address[2]}")
-        page.locator(".jp-Notebook").wait_for(timeout=60_000)
-        page.get_by_text("| Idle").wait_for(timeout=60_000)  # the kernel is there
+        page = open_chapter(playwright, address, f"notebooks/{CHAPTER}")
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()
 
@@ -79,7 +128,7 @@ def test_a_chapter_runs_in_jupyterlab(lab, tmp_path):
         assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
         assert page.locator(".jp-Dialog").count() == 0  # no missing extension, no failure
         page.screenshot(path=os.environ.get("SCREENSHOT", tmp_path / "lab.png"))
-        browser.close()
+        page.context.browser.close()
     outputs = [output for cell in cells() for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3

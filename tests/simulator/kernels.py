@@ -3,9 +3,17 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+OF_EIGHT_WARPS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
+PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 16]))  # of eight warps: two warp groups
 OTHER = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
@@ -94,6 +102,45 @@ def two_roles(target, parity: gl.constexpr):
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
     gl.warp_specialize([(take, (ready, place, target, parity)), (give, (ready, place))], [4], [24])
+
+
+@gluon.jit
+def place_filled_again(left, right, target, early: gl.constexpr, late: gl.constexpr, stores: gl.constexpr):
+    """Two warp groups multiply by a tile; then another tile comes into its place, and they multiply by that.
+
+    early, late: barriers behind the product's begin, and behind the wait for it. stores: ordinary ones write the other
+    tile, which is all ones; else TMA brings it.
+    """
+    a = gl.allocate_shared_memory(left.dtype, left.block_shape, left.layout)
+    b = gl.allocate_shared_memory(right.dtype, right.block_shape, right.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    fence_async_shared()
+    mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
+    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
+    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    mbarrier.wait(ready, 0)
+    if not stores:
+        mbarrier.expect(ready, right.nbytes_per_cta)
+    product = gl.full([128, 64], 0.0, gl.float32, PRODUCT)
+    product = warpgroup_mma(a, b, product, is_async=True)
+    if early:
+        gl.barrier()
+    product = warpgroup_mma_wait(0, deps=[product])
+    if late:
+        gl.barrier()
+    if stores:
+        b.store(gl.full([64, 64], 1.0, gl.float16, OF_EIGHT_WARPS))
+        fence_async_shared()
+    else:
+        tma.async_copy_global_to_shared(right, [64, 0], ready, b)
+        mbarrier.wait(ready, 1)
+    product = warpgroup_mma(a, b, product, is_async=True)
+    product = warpgroup_mma_wait(0, deps=[product])
+    a.store(product.to(gl.float16))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(target, [0, 0], a)
+    tma.store_wait(0)
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ from steps.simulate import main
 from tests.results.recorded import recorded
 from tests.shapes import problem
 from tests.simulator import kernels
+from tutorial_lib.compiler import compile_gluon
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
 from tutorial_lib.simulator.run import launch, watched
@@ -20,8 +21,8 @@ SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, ran
 GLUON = [step for step in STEPS if step.backend in ("gluon", "hopper")]
 
 
-def described(x):
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [16, 64], SWIZZLED)
+def described(x, rows=16):
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 64], SWIZZLED)
 
 
 def test_a_kernel_computes():
@@ -52,6 +53,30 @@ def test_tma_brings_bytes_and_wants_a_fence():
     assert any("race" in told for told in launch(kernels.by_tma, (1,), (*pair, False, True, size), 4).found.values())
     with pytest.raises(Deadlock, match=r"waits for ready\[0\] with parity 0 \(0 phases complete, .* 2 bytes missing\)"):
         launch(kernels.by_tma, (1,), (*pair, True, True, size + 2), 4)
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "stores", "in_order"),
+    [(False, False, False, True), (True, False, False, False), (True, True, False, True), (False, False, True, True)],
+)
+def test_warp_groups_of_a_role_are_ordered_as_the_compiler_orders_them(early, late, stores, in_order):
+    """Each warp group waits for its own part of a product. Then all must meet before the factor is overwritten.
+
+    The compiler sees to it, unless they met between the product's begin and its end: here and in the machine code.
+    """
+    left, right, target = torch.randn(128, 64).half(), torch.randn(128, 64).half(), torch.zeros(128, 64).half()
+    passed = described(left, 128), described(right, 64), described(target, 128), early, late, stores
+    found = launch(kernels.place_filled_again, (1,), passed, 8).found.values()
+    if in_order:
+        second = torch.ones(64, 64) if stores else right[64:].float()
+        assert not found
+        torch.testing.assert_close(target, (left.float() @ (right[:64].float() + second)).half(), rtol=1e-2, atol=1e-2)
+    else:
+        [told] = found
+        assert told.startswith("race on b") and "after: read by wgmma of all warps, warp group 1" in told
+    ptx = compile_gluon(kernels.place_filled_again, passed, 8, "sm_90", 1).ptx
+    [between] = re.findall(r"wgmma\.wait_group(?:(?!wgmma)[^$])*?(?:cp\.async\.bulk\.tensor|st\.shared)", ptx)[:1]
+    assert ("bar.sync" in between) == in_order
 
 
 def test_roles_are_ordered_by_waits():
