@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+KINDS = ("__", "in_")  # how modules begin that hold no exercise, but kinds of them
+
 NO_EXERCISES = ("__init__", "in_cutile", "in_kernel")
 
 
 def names() -> list[str]:
     """The names of all exercises, which are those of their modules."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_EXERCISES)
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(KINDS))
 
 
 def get_exercise(name: str):

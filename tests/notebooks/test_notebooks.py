@@ -245,7 +245,7 @@ def test_what_jupyterlab_saves_is_what_was_there(tmp_path):
 
 
 def bad_chapter(tmp_path, monkeypatch):
-    (tmp_path / "source").mkdir()
+    write_course(tmp_path, "00_bad")
     (tmp_path / "source" / "00_bad.md").write_text("# Bad\n\n```python\n1 / 0\n```\n")
     monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(notebooks, "sources", lambda folder=tmp_path: [tmp_path / "source" / "00_bad.md"])
