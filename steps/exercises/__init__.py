@@ -7,8 +7,6 @@ from pathlib import Path
 
 KINDS = ("__", "in_")  # how modules begin that hold no exercise, but kinds of them
 
-NO_EXERCISES = ("__init__", "in_cutile", "in_kernel")
-
 
 def names() -> list[str]:
     """The names of all exercises, which are those of their modules."""
