@@ -8,7 +8,21 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes that are started inside are never told of Ctrl-C, not even while they still import modules.
+
+    It reaches the whole terminal; whoever started them decides what it means.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerFailure(RuntimeError):
@@ -83,7 +97,8 @@ class Worker:
         self._process = context.Process(
             target=_serve, args=(theirs, self._output.name, self._factory, self._args), daemon=True
         )
-        self._process.start()
+        with deaf_to_ctrl_c():
+            self._process.start()
         theirs.close()
 
     def _describe_death(self) -> str:
@@ -132,7 +147,6 @@ def one_line(error: BaseException) -> str:
 
 
 def _serve(connection, output: str, factory: Callable, args: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; our caller decides what it means
     log = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

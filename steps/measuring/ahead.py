@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from steps.core.step import Step
 from tutorial_lib.problem import Problem
+from tutorial_lib.worker import deaf_to_ctrl_c
 
 KERNELS_A_PROCESS = 3  # fewer do not repay the seconds that a process takes to start
 
@@ -26,9 +26,9 @@ def compile_ahead(
     if processes < 2:
         return
     tell(f"compiling {len(steps)} kernels, {processes} at a time")
-    with multiprocessing.get_context("spawn").Pool(
-        processes, initializer=_silence
-    ) as pool:  # ends them when it is left
+    with deaf_to_ctrl_c():
+        pool = multiprocessing.get_context("spawn").Pool(processes, initializer=_silence)
+    with pool:  # ends them when it is left
         compiled = pool.imap_unordered(_compile, [(step, problem, arch) for step in steps])
         for n in range(len(steps)):
             try:
@@ -39,7 +39,6 @@ def compile_ahead(
 
 
 def _silence() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked decides what Ctrl-C means
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -20,3 +20,17 @@ def test_ctrl_c_while_the_process_is_being_started(monkeypatch):
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", interrupted)
     with pytest.raises(KeyboardInterrupt), Worker(dict) as worker:
         worker.call("keys", timeout=300)
+
+
+def test_a_process_that_still_imports_modules_hears_nothing_of_ctrl_c(monkeypatch):
+    """A terminal interrupts it, too, in its first moment; whoever started it goes on, and so does it."""
+    real = multiprocessing.process.BaseProcess.start
+
+    def interrupted(self):
+        real(self)
+        os.kill(self.pid, signal.SIGINT)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", interrupted)
+    with Worker(list) as worker:
+        assert worker.call("copy", timeout=300) == []
+        assert worker.output() == ""
