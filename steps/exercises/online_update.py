@@ -1,0 +1,76 @@
+"""One turn of the loop over keys: what a new tile does to a row's sum and to its output."""
+
+from steps.exercises.in_cutile import InCuTile
+from tutorial_lib.exercises import Wrong
+
+EXERCISE = InCuTile(
+    name="online_update",
+    step="mma",
+    function="online_update",
+    kinds=({"causal": True, "heads": 1}, {"dtype": "bfloat16", "kv_heads": 1}),
+    lengths=(150, 300),
+    edits=(
+        ("        weights, correction, row_max = softmax_exp(scores, row_max, scale)", "       "),
+        (
+            "        row_sum = row_sum * correction\n"
+            "        row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)\n"
+            "        accumulator = accumulator * correction\n",
+            "",
+        ),
+        (
+            "        accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)\n",
+            "        row_max, row_sum, accumulator = online_update(scores, v, row_max, row_sum, accumulator, scale)\n",
+        ),
+    ),
+    hints=(
+        "Both the sum and the accumulator are relative to the old maximum. What must happen to them before anything is "
+        "added that is relative to the new one?",
+        "The sum: multiply by correction, then add the sum of each row of weights, with axis=1 and keepdims=True, so "
+        "that it stays [query, 1]. The accumulator: multiply by correction, then add the product of weights and v.",
+        "ct.mma(x, y, accumulator) multiplies and adds in one go. It takes x and y of one type, and weights are "
+        "float32: ct.astype(weights, v.dtype).",
+    ),
+    solution="""
+def online_update(scores, v, row_max, row_sum, accumulator, scale):
+    weights, correction, row_max = softmax_exp(scores, row_max, scale)
+    row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
+    accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
+    return row_max, row_sum, accumulator
+""",
+    wrong=(
+        Wrong(
+            "the accumulator is not multiplied by the correction",
+            "come out when the accumulator is not multiplied",
+            old="accumulator * correction",
+            new="accumulator",
+        ),
+        Wrong(
+            "the old sum is not multiplied by the correction",
+            "come out when the old sum is not multiplied",
+            old="row_sum * correction",
+            new="row_sum",
+        ),
+        Wrong(
+            "the correction multiplies the new weights' sum as well as the old one",
+            "come out when the correction multiplies the new",
+            old="row_sum * correction + ct.sum(weights, axis=1, keepdims=True)",
+            new="(row_sum + ct.sum(weights, axis=1, keepdims=True)) * correction",
+        ),
+        Wrong(
+            "the product takes the place of the old accumulator, and is not added to it",
+            "is not added to it",
+            old="accumulator * correction)",
+            new="ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32))",
+        ),
+        Wrong("the weights stay float32", "must have the same dtype", old="ct.astype(weights, v.dtype)", new="weights"),
+        Wrong("the sum loses its second axis", "Type of `row_sum`", old=", keepdims=True", new=""),
+        Wrong(
+            "the old maximum is returned",
+            "come out when the old maximum is returned",
+            old="weights, correction, row_max = ",
+            new="weights, correction, new_max = ",
+        ),
+    ),
+    debrief="Whatever a row has gathered is relative to the largest score so far. One factor, the same for the sum and "
+    "for all head_dim numbers of the output, moves both to the new maximum. Every kernel of this course does this.",
+)
