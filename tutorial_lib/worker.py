@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 
 @contextmanager
@@ -18,6 +19,7 @@ def deaf_to_ctrl_c() -> Iterator[None]:
 
     It reaches the whole terminal; whoever started them decides what it means.
     """
+    resource_tracker.ensure_running()  # starting this, the first process would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits it
     try:
         yield
