@@ -66,6 +66,39 @@ def test_without_one_it_shows_what_is_recorded_and_says_so():
     assert "take a GPU" in words(lesson.vary(tile=Tile(64, 64)))
 
 
+def test_a_prediction_starts_empty_and_both_are_scored_against_the_measurement():
+    lesson = Lesson("exp2")
+    assert words(lesson.predict()).startswith("How many times as fast as step 2 mma") and lesson.guess is None
+    assert "Your guess" not in words(lesson.time())
+    assert "the model allows" in words(lesson.predict(1.5)) and "Your guess: 1.5 times" in words(lesson.predict(1.5))
+    measured = lesson.recorded.measurement("exp2").speedup_vs_previous.median
+    told = words(lesson.time())
+    assert f"Your guess said 1.50, {round(100 * (1.5 / measured - 1))} % too high." in told and "The model said" in told
+    lesson.predict(20)
+    figure = next(part for part in lesson.time().parts if not isinstance(part, str))
+    [line] = [line for line in figure.axes[0].lines if line.get_label() == "your guess"]
+    assert line.get_ydata()[0] < figure.axes[0].get_ylim()[1]  # it is seen, however wild
+
+
+@pytest.mark.parametrize("guess", ["1.2", 0, -1, True, float("nan"), [1.2]])
+def test_a_guess_that_is_none_gets_one_line(guess):
+    lesson = Lesson("exp2")
+    [told] = lesson.predict(guess).parts
+    assert "A guess is a number such as 1.5" in told and lesson.guess is None
+
+
+def test_evidence_shows_what_changed_most_and_folds_the_rest():
+    shown, *_ = (part for part in Lesson("occupancy").evidence().parts if part.startswith("|"))
+    assert 3 <= shown.count("\n") - 1 <= 5 and "registers a thread" in shown
+    assert "more rows</summary>" in words(Lesson("occupancy").evidence())
+
+
+def test_instructions_that_a_claim_is_about_are_shown():
+    told = words(Lesson("exp2").machine_code(r"MUFU\.EX2", lines=10))
+    assert told.startswith("10 instructions of step 3 exp2") and "MUFU.EX2" in told
+    assert "has no instruction `UTCMMA`" in words(Lesson("exp2").machine_code("UTCMMA"))
+
+
 def test_with_nothing_recorded_it_still_teaches(tmp_path):
     lesson = Lesson("exp2", results=tmp_path)
     assert "No timing of B=4" in words(lesson.time())
@@ -115,7 +148,7 @@ def test_a_variation_that_cannot_run_says_why():
 def test_a_unit_that_only_one_kernel_knows_is_drawn():
     """cuTile does not tell how busy shared memory is, Gluon's layouts do: the first Gluon step shows it."""
     for name in ("explicit", "swizzle"):
-        figure = Lesson(name).predict().parts[0]
+        figure = Lesson(name).predict(1.5).parts[1]
         assert "shared memory" in [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 

@@ -1,13 +1,17 @@
-"""Every synchronisation of the kernels is taken out, loosened or flipped, and the simulator finds what it was for.
+"""Every synchronisation of every kernel is taken out, loosened or flipped, and the simulator finds what it was for.
 
-What it does not find is named here, with the reason: the list must be neither too short nor too long.
+What it does not find is listed here by the statement, with the reason and the kernels for which the reason holds. A
+kernel must have all of it that the list says, and nothing else.
 """
 
 import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from steps import get_step
+from steps import STEPS, get_step
 from steps.writing.written import write_step
 from tests.shapes import problem
 from tutorial_lib.accuracy import compare
@@ -17,119 +21,212 @@ from tutorial_lib.simulator.breaking import broken, without
 from tutorial_lib.simulator.run import watched
 
 SEEDS = (None, 1)
+WITHOUT, OTHER_PARITY, ONE_MORE = "without", "other parity", "one more under way"
 
-# Why it makes no difference, or is not seen.
-BY_ITSELF = "the compiler sets this barrier by itself: test_the_compiler_sets_these_barriers_by_itself"
-NOTHING_LEFT = "nothing is under way there any more"
-ANOTHER_WAIT = "the next wait for all stores waits for this one, too, and nothing is written in between"
-ONE_TILE = "without blocks that stay there is one tile of queries: nobody waits for its place"
+
+@dataclasses.dataclass(frozen=True)
+class Harmless:
+    """A statement that may be broken in some ways, and why. number: in so many places, or in all that a kernel has.
+
+    kernels: whether a kernel with this variant is one for which it holds.
+    """
+
+    reason: str
+    statement: str
+    ways: tuple[str, ...] = (WITHOUT,)
+    number: Callable = lambda variant: None
+    kernels: Callable = lambda variant: True
+
+
+BY_ITSELF = "the compiler sets a barrier by itself: see the tests of the machine code below"
+NOTHING_LEFT = "nothing is under way there any more: every copy was waited for in the loop"
+ANOTHER_WAIT = "another wait for all stores stands behind the store, or in front of the next, and does the same"
+NOBODY_WAITS = "the block has one tile of queries, and fills this place no other time"
 ONLY_SPEED = "it decides who goes first, which changes no number"
 AGAIN = "this tile was waited for before: the wait holds the compiler's order"
-KEYS_FIRST = "with more tiles of keys than places, the producer waits for those: see test_few_keys_need_this_wait"
 VALUES_FIRST = "the producer asks for the values before it first, and waits there until the other part has come as far"
-
-STORES = {("without", "tma.store_wait(0)"): ANOTHER_WAIT, ("one more under way", "tma.store_wait(0)"): ANOTHER_WAIT}
-QUERY_FREE = ("without", "mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)")
-QUERY_PLACE = {
-    QUERY_FREE: ONE_TILE,
-    ("without", "release(barriers.query_free, query_turn, QUERY_STAGES)"): ONE_TILE,
-}
-TURNS = {
-    ("without", "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)"): ONLY_SPEED,
-    ("other parity", "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)"): ONLY_SPEED,
-}
-SKIPPED = {("without", "await_tile(barriers.key_ready, turn, STAGES)"): VALUES_FIRST}
+NO_SHORTER_PART = "with tiles of keys as long as those of queries, no part ends before the block does: it does not run"
 
 
-def case(name: str, harmless: dict, **changes):
-    return pytest.param(name, changes, harmless, id="-".join([name, *map(str, changes.values())]))
+def stays(variant) -> bool:
+    return getattr(variant, "persistent", False)
 
 
-CASES = [
-    case(
-        "stages",
-        {
-            ("without", "gl.barrier()"): BY_ITSELF,
-            ("without", "async_copy.wait_group(0)"): NOTHING_LEFT,
-            ("one more under way", "async_copy.wait_group(0)"): NOTHING_LEFT,
-        },
-        seq_len_q=384,
+def places_of_store_wait(variant) -> int | None:
+    """Of three places, all, where blocks end with their tile; else those around the wait that stands behind a store."""
+    return 2 if variant.persistent else None
+
+
+def no_shorter_part(variant) -> bool:
+    return variant.own_end and variant.tile.query <= variant.tile.key
+
+
+SKIPPED_TILE = (
+    "release(barriers.key_free, turn, STAGES)",
+    "await_tile(barriers.value_ready, turn, STAGES)",
+    "release(barriers.value_free, turn, STAGES)",
+)
+HARMLESS = [
+    Harmless(BY_ITSELF, "gl.barrier()"),
+    Harmless(NOTHING_LEFT, "async_copy.wait_group(0)", (WITHOUT, ONE_MORE), number=lambda v: 1),
+    Harmless(
+        ANOTHER_WAIT,
+        "tma.store_wait(0)",
+        (WITHOUT, ONE_MORE),
+        number=places_of_store_wait,
+        kernels=lambda v: not v.own_output,
     ),
-    case("wgmma", STORES, seq_len_q=384, head_dim=128),
-    case("producer", STORES | QUERY_PLACE, seq_len_q=640),
-    case("ping_pong", STORES | QUERY_PLACE | TURNS, seq_len_q=640, head_dim=128, causal=False),
-    case("linked", {QUERY_FREE: KEYS_FIRST}, seq_len_q=900, seq_len_kv=200, causal=False),
-    case("room", SKIPPED, seq_len_q=600, head_dim=256),
-    case(
-        "at_maxima",
-        {("without", "await_tile(barriers.value_ready, turn, STAGES)"): AGAIN, QUERY_FREE: KEYS_FIRST},
-        seq_len_q=900,
-        seq_len_kv=300,
-        head_dim=128,
-        causal=False,
+    *(
+        Harmless(NOBODY_WAITS, statement, kernels=lambda v: not stays(v))
+        for statement in (
+            "mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)",
+            "release(barriers.query_free, query_turn, QUERY_STAGES)",
+            "release(barriers.value_free, last_turn, STAGES)",
+        )
+    ),
+    Harmless(ONLY_SPEED, "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)"),
+    Harmless(
+        ONLY_SPEED,
+        "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)",
+        (OTHER_PARITY,),
+        kernels=lambda v: v.parts == 2,  # the other one begins; of three, nobody would
+    ),
+    Harmless(
+        AGAIN,
+        "await_tile(barriers.value_ready, turn, STAGES)",
+        number=lambda v: 1,
+        kernels=lambda v: getattr(v, "late_wait", None),
+    ),
+    Harmless(
+        VALUES_FIRST,
+        "await_tile(barriers.key_ready, turn, STAGES)",
+        number=lambda v: 1,
+        kernels=lambda v: getattr(v, "own_end", False) and not v.diagonal_first,
+    ),
+    *(
+        Harmless(NO_SHORTER_PART, s, number=lambda v: 1, kernels=lambda v: getattr(v, "own_end", False) and no_shorter_part(v))
+        for s in SKIPPED_TILE
     ),
 ]
 
+# Where a step has a kernel that the steps before it do not have: (head_dim, causal). Else at head_dim 128, causal.
+ELSEWHERE = {
+    "fine_grained": [(256, True)],
+    "dealt": [(128, True), (256, True)],
+    "three_groups": [(64, True)],
+    "own_end": [(64, True), (128, True), (256, True)],
+    "room": [(256, True)],
+    "at_maxima": [(64, True), (128, True), (128, False), (256, True)],
+    "lean_sum": [(64, True), (128, True)],
+    "diagonal_first": [(256, True)],
+}
+KERNELS = [
+    pytest.param(step, head_dim, causal, id=f"{step.name}-{head_dim}-{'causal' if causal else 'full'}")
+    for step in STEPS
+    if step.backend in ("gluon", "hopper")
+    for head_dim, causal in ELSEWHERE.get(step.name, [(128, True)])
+]
+# Queries, so that blocks which stay have several tiles of them; more tiles of keys than places, and a single one.
+LENGTHS = {"gluon": [(200, 330), (200, 90)], "hopper": [(900, 600), (900, 100)]}
 
-def found(step, shape, inputs, exact, allowed, seed) -> str | None:
-    """What the simulator says of a kernel."""
-    [out] = FORWARD.poisoned(inputs)
-    try:
-        with watched(seed) as watch:
-            step.attention(*inputs, shape.causal, out=out)
-    except Deadlock:
-        return "deadlock"
-    except KernelError:
-        return "refused"
-    kinds = {kind for run in watch.runs for kind, *_ in run.found}
-    return " and ".join(sorted(kinds)) or (None if compare(out, exact, allowed).correct else "wrong numbers alone")
+
+class Examination:
+    """Problems with inputs, and what is right for them."""
+
+    def __init__(self, shapes):
+        self.shapes = []
+        for shape in shapes:
+            inputs = FORWARD.inputs(shape, 0)
+            [exact] = FORWARD.reference(shape, inputs)
+            [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
+            self.shapes.append((shape, inputs, exact, allowed))
+
+    def of(self, step) -> str | None:
+        """What the simulator says of a kernel first, for one of the problems, under one of the seeds."""
+        every = (self._under(step, *shape, seed) for shape in self.shapes for seed in SEEDS)
+        return next(filter(None, every), None)
+
+    @staticmethod
+    def _under(step, shape, inputs, exact, allowed, seed) -> str | None:
+        [out] = FORWARD.poisoned(inputs)
+        try:
+            with watched(seed, until_found=True) as watch:
+                step.attention(*inputs, shape.causal, out=out)
+        except Deadlock:
+            return "deadlock"
+        except KernelError:
+            return "refused"
+        kinds = {kind for run in watch.runs for kind, *_ in run.found}
+        return " and ".join(sorted(kinds)) or (None if compare(out, exact, allowed).correct else "wrong numbers alone")
 
 
-@pytest.mark.parametrize(("name", "changes", "harmless"), CASES)
-def test_every_synchronisation_is_missed(name, changes, harmless):
-    shape = problem(**{"batch": 1, "heads": 2, "seq_len_kv": changes["seq_len_q"]} | changes)
-    inputs = FORWARD.inputs(shape, 0)
-    [exact] = FORWARD.reference(shape, inputs)
-    [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
-    whole = write_step(get_step(name), shape)
-    assert all(found(whole, shape, inputs, exact, allowed, seed) is None for seed in SEEDS)
-    not_seen = set()
+@pytest.mark.parametrize(("step", "head_dim", "causal"), KERNELS)
+def test_every_synchronisation_is_missed(step, head_dim, causal):
+    shapes = [
+        problem(batch=1, heads=2, seq_len_q=queries, seq_len_kv=keys, head_dim=head_dim, causal=causal)
+        for queries, keys in LENGTHS[step.backend]
+    ]
+    examination, whole = Examination(shapes), write_step(step, shapes[0])
+    assert examination.of(whole) is None
+    there, not_seen = Counter(), Counter()
     for way in broken(whole.text):
-        step = dataclasses.replace(whole, text=way.text)
-        seen = next((s for seed in SEEDS if (s := found(step, shape, inputs, exact, allowed, seed))), None)
+        seen = examination.of(dataclasses.replace(whole, text=way.text))
         assert seen != "wrong numbers alone", way  # what makes numbers wrong is told, with its place
-        if seen is None:
-            not_seen.add((way.how, way.what))
-    assert not_seen == set(harmless)
+        there[way.how, way.what] += 1
+        not_seen[way.how, way.what] += seen is None
+    assert +not_seen == expected(there, step.variant(shapes[0]))
 
 
-def test_few_keys_need_this_wait():
-    """A place for queries must be free before it is filled, and with one tile of keys nothing else sees to that."""
-    shape = problem(batch=1, heads=2, seq_len_q=900, seq_len_kv=100, causal=False)
-    inputs = FORWARD.inputs(shape, 0)
-    [exact] = FORWARD.reference(shape, inputs)
-    [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
-    whole = write_step(get_step("linked"), shape)
-    [way] = [way for way in broken(whole.text) if (way.how, way.what) == QUERY_FREE]
-    assert found(dataclasses.replace(whole, text=way.text), shape, inputs, exact, allowed, None) == "race"
+def expected(there: Counter, variant) -> Counter:
+    """Of what a kernel with this variant has, what is in the list."""
+    told = Counter()
+    for one in HARMLESS:
+        for way in one.ways:
+            number = there[way, one.statement]
+            if number and one.kernels(variant):
+                told[way, one.statement] += min(number, one.number(variant) or number)
+    return told
 
 
-@pytest.mark.parametrize("name", ["stages", "q_registers"])
-def test_the_compiler_sets_these_barriers_by_itself(name):
-    """Without ``gl.barrier()`` the machine code synchronises as often."""
-    step = get_step(name)
-    whole = write_step(step, step.default_problem)
-    ways = [way for way in broken(whole.text) if "barrier()" in way.what]
+# --- the compiler's own barriers ---
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [("stages", 128), ("shared_kv", 128), ("q_registers", 128), ("fine_grained", 256)]
+)
+def test_the_compiler_sets_these_barriers_by_itself(name, head_dim):
+    """Without ``gl.barrier()`` the machine code synchronises as often. The other Gluon steps have the same text there."""
+    shape = problem(head_dim=head_dim, seq_len_q=1024, seq_len_kv=1024)
+    whole = write_step(get_step(name), shape)
+    ways = [way for way in broken(whole.text) if way.what == "gl.barrier()"]
     assert ways
     for way in ways:
-        other = dataclasses.replace(whole, text=way.text).compile(step.default_problem)
-        assert other.kinds["synchronisation"] == whole.compile(step.default_problem).kinds["synchronisation"], way
+        other = dataclasses.replace(whole, text=way.text).compile(shape)
+        assert other.kinds["synchronisation"] == whole.compile(shape).kinds["synchronisation"], way
 
 
-def test_one_synchronisation_is_named_by_a_piece_of_it():
+def test_the_compiler_sets_another_barrier_in_front_of_a_copy():
+    """Step wgmma without ``gl.barrier()``: all warps still meet between their products and TMA's next copy.
+
+    One thread announces the bytes of a copy and asks for it. The compiler lets all warps meet between the two.
+    """
+    shape = problem(head_dim=128, seq_len_q=1024, seq_len_kv=1024)
+    whole = write_step(get_step("wgmma"), shape)
+    compiled = dataclasses.replace(whole, text=without(whole.text, "gl.barrier()")).compile(shape)
+    events = re.findall(r"wgmma\.wait_group|bar\.sync|cp\.async\.bulk\.tensor\S*shared::cluster\.global", compiled.ptx)
+    order = "".join({"w": "w", "b": "b"}.get(event[0], "c") for event in events)
+    assert "wbc" in order and "wc" not in order
+
+
+# --- how a synchronisation is named ---
+
+
+def test_one_synchronisation_is_named_by_a_piece_of_it_or_by_its_line():
     whole = write_step(get_step("producer"), problem())
     text = without(whole.text, "wait( barriers.value_free")
     assert text.count("mbarrier.wait") == whole.text.count("mbarrier.wait") - 1 and "pass" in text
+    line = next(way.line for way in broken(whole.text) if "value_free" in way.what)
+    assert without(whole.text, str(line)) == text
     with pytest.raises(ValueError, match=r"no such synchronisation; there are: .*fence_async_shared"):
         without(whole.text, "wait(nothing")
     with pytest.raises(ValueError, match=r"several: .*key_free.*value_free"):
