@@ -25,6 +25,7 @@ from tutorial_lib.compiler import cache_folder
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
+HEADER = "Which kernel this is."  # stands where the title will
 ORIGIN = re.compile(r"^Written out from: (\{.*\})", re.MULTILINE)
 
 
@@ -41,7 +42,14 @@ def written_out(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH) -> 
     entry, constants = step.entry(problem, arch)
     origin = json.dumps({"step": step.name, "arch": arch, "problem": problem.as_dict()})
     title = f"Step {step.label}: {step.title}, for {problem.describe()} on {arch}."
-    return flatten(entry, constants, header=f"{title}\n\nWritten out from: {origin}")
+    text = _flat(entry, tuple(sorted(constants.items())))
+    return text.replace(f'"""{HEADER}"""', f'"""{title}\n\nWritten out from: {origin}"""', 1)
+
+
+@cache
+def _flat(entry, constants: tuple[tuple[str, object], ...]) -> str:
+    """A kernel's text, made once for all problems that it is compiled for with the same constants."""
+    return flatten(entry, dict(constants), header=HEADER)
 
 
 def without_title(text: str) -> str:
