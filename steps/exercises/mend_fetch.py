@@ -1,0 +1,97 @@
+"""Three mistakes in what the producer does for a tile of keys and one of values."""
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong
+
+EXERCISE = InKernel(
+    name="mend_fetch",
+    step="producer",
+    function="fetch_both",
+    mend=True,
+    edits=(
+        (
+            """            key = j * TILE_KEY
+            stage = turn % STAGES
+            used = turn // STAGES & 1 ^ 1
+            mbarrier.wait(barriers.key_free.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage)
+            mbarrier.wait(barriers.value_free.index(stage), used)
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage)
+""",
+            "            fetch_both(arrays, tiles, barriers, kv_head, batch, j * TILE_KEY, turn)\n",
+        ),
+    ),
+    kinds=({"heads": 1},),
+    lengths=(300, 384),  # three tiles: the ring is used a second time
+    hints=(
+        "Mend one mistake at a time, and read what the simulator says then. First: who waits, for which phase of "
+        "which barrier, and has anybody ever used that place?",
+        "A fresh place is free: its first wait must pass at once, and a wait for parity 1 does. For the second "
+        "mistake look at the bytes that are missing: an element has two. For the third compare what is done for keys "
+        "with what is done for values.",
+        "`used = turn // STAGES & 1 ^ 1`; `size = TILE_KEY * HEAD_DIM * 2`; and "
+        "`mbarrier.wait(barriers.value_free.index(stage), used)` before the values are asked for.",
+    ),
+    solution="""
+def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
+    stage = turn % STAGES
+    used = turn // STAGES & 1 ^ 1
+    size = TILE_KEY * HEAD_DIM * 2
+    mbarrier.wait(barriers.key_free.index(stage), used)
+    ready = barriers.key_ready.index(stage)
+    mbarrier.expect(ready, size)
+    tma.async_copy_global_to_shared(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    mbarrier.wait(barriers.value_free.index(stage), used)
+    ready = barriers.value_ready.index(stage)
+    mbarrier.expect(ready, size)
+    tma.async_copy_global_to_shared(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+""",
+    wrong=(
+        Wrong(
+            "as the chapter gives it",
+            "produce 2 waits for barriers.key_free[0] with parity 0 (0 phases complete",
+            source="""
+def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
+    stage = turn % STAGES
+    used = turn // STAGES & 1
+    size = TILE_KEY * HEAD_DIM
+    mbarrier.wait(barriers.key_free.index(stage), used)
+    ready = barriers.key_ready.index(stage)
+    mbarrier.expect(ready, size)
+    tma.async_copy_global_to_shared(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    ready = barriers.value_ready.index(stage)
+    mbarrier.expect(ready, size)
+    tma.async_copy_global_to_shared(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+""",
+        ),
+        Wrong("the bytes are not mended", "bytes missing", old="HEAD_DIM * 2", new="HEAD_DIM"),
+        Wrong(
+            "nobody waits for the place of values",
+            "race on tiles.value",
+            old="    mbarrier.wait(barriers.value_free.index(stage), used)\n",
+            new="",
+        ),
+        Wrong("the wrong parity", "a deadlock", old=" & 1 ^ 1", new=" & 1"),
+        Wrong("a parity that never changes", "got more arrivals", old="turn // STAGES & 1 ^ 1", new="1"),
+        Wrong(
+            "the wait stands behind the copy",
+            "race on tiles.value",
+            source="""
+def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
+    stage = turn % STAGES
+    used = turn // STAGES & 1 ^ 1
+    size = TILE_KEY * HEAD_DIM * 2
+    mbarrier.wait(barriers.key_free.index(stage), used)
+    ready = barriers.key_ready.index(stage)
+    mbarrier.expect(ready, size)
+    tma.async_copy_global_to_shared(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    ready = barriers.value_ready.index(stage)
+    mbarrier.expect(ready, size)
+    tma.async_copy_global_to_shared(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    mbarrier.wait(barriers.value_free.index(stage), used)
+""",
+        ),
+    ),
+    debrief="Three mistakes, three messages: a deadlock in which the producer waits for a place that nobody has used, "
+    "a deadlock with bytes that never come, and a race that a GPU might show now and then, or never.",
+)

@@ -1,0 +1,82 @@
+"""A store of the output that is handed to TMA in the wrong order."""
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong
+
+STORED = """        tma.store_wait(0)
+        output.reshape(o.shape).store(o)
+        fence_async_shared()
+        tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+"""
+
+EXERCISE = InKernel(
+    name="mend_store",
+    step="dealt",
+    function="store_output",
+    mend=True,
+    edits=((STORED, "        store_output(o, output, arrays, batch, head, row)\n"),),
+    kinds=({"causal": True},),
+    lengths=(270, 384),  # six tiles of queries for three blocks
+    hints=(
+        "The first message names two lines: an ordinary store, and a TMA copy that reads what it wrote. What must "
+        "stand between them?",
+        "A fence orders what came before it. For the second message: in this step a block stays, and computes several "
+        "tiles. What may TMA still be reading when the second one is written?",
+        "Wait for the last copy (tma.store_wait(0)), write, fence_async_shared(), copy: in this order.",
+    ),
+    solution="""
+def store_output(o, output, arrays, batch, head, row):
+    tma.store_wait(0)
+    output.reshape(o.shape).store(o)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+""",
+    wrong=(
+        Wrong(
+            "as the chapter gives it",
+            "no fence on tiles.output",
+            source="""
+def store_output(o, output, arrays, batch, head, row):
+    fence_async_shared()
+    output.reshape(o.shape).store(o)
+    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+""",
+        ),
+        Wrong(
+            "nobody waits for the last copy",
+            "race on tiles.output",
+            old="    tma.store_wait(0)\n",
+            new="",
+        ),
+        Wrong(
+            "the wait stands between writing and copying",
+            "race on tiles.output",
+            source="""
+def store_output(o, output, arrays, batch, head, row):
+    output.reshape(o.shape).store(o)
+    tma.store_wait(0)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+""",
+        ),
+        Wrong(
+            "the fence stands behind the copy",
+            "no fence on tiles.output",
+            source="""
+def store_output(o, output, arrays, batch, head, row):
+    tma.store_wait(0)
+    output.reshape(o.shape).store(o)
+    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    fence_async_shared()
+""",
+        ),
+        Wrong(
+            "one copy may still be under way",
+            "race on tiles.output",
+            old="store_wait(0)",
+            new="store_wait(1)",
+        ),
+    ),
+    debrief="Wait, write, fence, copy. The fence is missed in every block; the wait only where a block has a second "
+    "tile, so a test with short sequences would not have found it.",
+)
