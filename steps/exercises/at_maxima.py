@@ -34,8 +34,8 @@ def placed(order, asks: bool) -> str | None:
         why = (
             "Your text asks for V, but not between the maxima and the wait."
             if asks
-            else "Nothing in your text keeps the wait where you wrote it, so ptxas may move it up. It moves nothing over "
-            "a loop, and a wait for an mbarrier is one."
+            else "Nothing in your text keeps the wait where you wrote it, so ptxas may move it up. It moves nothing "
+            "over a loop, and a wait for an mbarrier is one."
         )
         return f"{seen}so the wait for the output stands in front of nearly all maxima (FMNMX). {why}"
     if share("EX2") > 0.5:
@@ -182,6 +182,6 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, s
             new="weigh(scores, row_max, scale)",
         ),
     ),
-    debrief="A wait promises that the product has ended before what follows. It does not promise that what stands in front "
-    "of it happens in front of it: the compiler may move that down. The text does not tell; the machine code does.",
+    debrief="A wait promises that the product has ended before what follows. It does not promise that what stands in "
+    "front of it also happens in front of it: the compiler may move that down. Only the machine code tells.",
 )
