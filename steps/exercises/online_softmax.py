@@ -1,0 +1,126 @@
+"""The softmax of one row, seen in pieces."""
+
+from tutorial_lib.exercises import Plain, Wrong
+
+
+def rows(chance):
+    """(what the row is like, scores [key], values [key, head_dim], tile): each exposes other mistakes."""
+    import torch
+
+    seeded = torch.Generator().manual_seed(chance.getrandbits(32))
+
+    def random(*shape):
+        return torch.randn(shape, generator=seeded)
+
+    tile, head_dim = chance.choice((16, 32)), chance.choice((3, 5, 7))
+    yield "a row in a single piece", random(tile - 3), random(tile - 3, head_dim), tile
+    keys = 4 * tile + chance.randint(1, tile - 1)
+    growing = torch.arange(keys) // tile  # so that the maximum grows in every turn
+    yield "a row in five pieces", random(keys) + growing, random(keys, head_dim), tile
+    large = random(keys)
+    large[:tile] += 400  # overflows without a maximum; and later pieces are far below
+    yield "a row whose first scores are near 400", large, random(keys, head_dim), tile
+    yield "a row of scores near -400", random(keys) + growing - 400, random(keys, head_dim), tile
+
+
+def judge(function, chance):
+    import torch
+
+    from tutorial_lib.tiled import UPDATE, Suspects, TooLarge, Watch, weighted_mean
+
+    wrong, suspects = "", Suspects(UPDATE, weighted_mean)
+    for what, scores, values, tile in rows(chance):
+        keys = len(scores)
+
+        def refused(shape, keys=keys, tile=tile):
+            if keys > tile and keys in shape:
+                return f"that is the whole row of {keys} scores at once; only {tile} of them may be seen at a time."
+            return None
+
+        try:
+            with Watch(refused, function.__code__.co_filename):
+                mine = function(scores, values, tile)
+        except TooLarge as error:
+            return f"On {what}: {error}"
+        right = torch.softmax(scores.double(), 0) @ values.double()
+        if not isinstance(mine, torch.Tensor) or mine.shape != right.shape:
+            came = f"shape {list(mine.shape)}" if isinstance(mine, torch.Tensor) else type(mine).__name__
+            return f"On {what}: the result must be a tensor of shape {list(right.shape)}, [head_dim]; got {came}."
+        if not wrong and not (mine.double() - right).abs().max() <= 1e-3:  # NaN is wrong, too
+            shown = [", ".join(f"{x:.4g}" for x in row.tolist()) for row in (mine, right)]
+            wrong = f"On {what} ({keys} scores, tile {tile}) the result is {shown[0]}; it should be {shown[1]}."
+        suspects.see(mine, scores, values, tile, wrong=bool(wrong))
+    return f"{wrong} {suspects.told}".strip() if wrong else None
+
+
+EXERCISE = Plain(
+    name="online_softmax",
+    function="weighted_mean",
+    hints=(
+        "row_sum and accumulator hold sums of exp(score - row_max). When the maximum grows, every one of their "
+        "summands shrinks by the same factor. Which?",
+        "exp(score - new_max) is exp(score - row_max) times exp(row_max - new_max). The second factor is the "
+        "correction. new_max is the larger of row_max and the maximum of the piece.",
+        "Both row_sum and accumulator are multiplied by the correction, and then this piece's share is added: "
+        "weights.sum() and weights @ part. In the end, divide accumulator by row_sum.",
+    ),
+    solution="""
+def weighted_mean(scores, values, tile):
+    row_max, row_sum = torch.tensor(-math.inf), torch.tensor(0.0)
+    accumulator = torch.zeros(values.shape[1])
+    for first_key in range(0, len(scores), tile):
+        piece, part = scores[first_key : first_key + tile], values[first_key : first_key + tile]
+        new_max = torch.maximum(row_max, piece.max())
+        weights = torch.exp(piece - new_max)
+        correction = torch.exp(row_max - new_max)
+        row_sum = row_sum * correction + weights.sum()
+        accumulator = accumulator * correction + weights @ part
+        row_max = new_max
+    return accumulator / row_sum
+""",
+    wrong=(
+        Wrong("sum not rescaled", "the sum is not rescaled", old="row_sum * correction", new="row_sum"),
+        Wrong(
+            "output not rescaled", "the accumulator is not rescaled", old="accumulator * correction", new="accumulator"
+        ),
+        Wrong("no division", "the division is missing", old="accumulator / row_sum", new="accumulator"),
+        Wrong("correction inverted", "turned around", old="row_max - new_max", new="new_max - row_max"),
+        Wrong(
+            "the piece's maximum alone",
+            "of the tile alone",
+            old="torch.maximum(row_max, piece.max())",
+            new="piece.max()",
+        ),
+        Wrong(
+            "weights relative to the old maximum",
+            "relative to the old maximum",
+            old="piece - new_max",
+            new="piece - row_max",
+        ),
+        Wrong("maximum not kept", "not kept for the next turn", old="row_max = new_max", new="pass"),
+        Wrong(
+            "the whole row at once",
+            "whole row of",
+            source="""
+def weighted_mean(scores, values, tile):
+    return torch.softmax(scores, 0) @ values
+""",
+        ),
+        Wrong(
+            "no maximum",
+            "no maximum is subtracted",
+            source="""
+def weighted_mean(scores, values, tile):
+    row_sum, accumulator = 0.0, 0.0
+    for first_key in range(0, len(scores), tile):
+        weights = torch.exp(scores[first_key : first_key + tile])
+        row_sum = row_sum + weights.sum()
+        accumulator = accumulator + weights @ values[first_key : first_key + tile]
+    return accumulator / row_sum
+""",
+        ),
+    ),
+    debrief="Three things are carried from piece to piece: the maximum, the sum and the output. Whatever the length of "
+    "the row, that is two numbers and one row of head_dim numbers.",
+    by=judge,
+)
