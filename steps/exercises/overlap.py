@@ -131,7 +131,7 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
         ),
         Wrong(
             "rescaled while a product adds to it",
-            "under way",
+            "used before it is waited for",
             old="""
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
     release(barriers.value_free, turn, STAGES)
