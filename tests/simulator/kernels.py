@@ -144,6 +144,49 @@ def place_filled_again(left, right, target, early: gl.constexpr, late: gl.conste
 
 
 @gluon.jit
+def multiply(a, b, ready, free, target, early: gl.constexpr):
+    mbarrier.wait(ready, 0)
+    product = gl.full([128, 64], 0.0, gl.float32, PRODUCT)
+    product = warpgroup_mma(a, b, product, is_async=True)
+    if early:
+        gl.barrier()
+    product = warpgroup_mma_wait(0, deps=[product])
+    mbarrier.arrive(free, count=1)
+    rows = gl.arange(0, 128, gl.SliceLayout(1, PRODUCT))
+    columns = gl.arange(0, 64, gl.SliceLayout(0, PRODUCT))
+    gl.store(target + rows[:, None] * 64 + columns[None, :], product)
+
+
+@gluon.jit
+def refill(left, right, a, b, ready, free):
+    mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
+    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
+    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    mbarrier.wait(free, 0)
+    mbarrier.expect(ready, right.nbytes_per_cta)
+    tma.async_copy_global_to_shared(right, [64, 0], ready, b)
+    mbarrier.wait(ready, 1)
+
+
+@gluon.jit
+def given_back(left, right, target, early: gl.constexpr):
+    """A role of two warp groups multiplies by a tile and gives its place back; another role lets TMA fill it again.
+
+    early: a barrier behind the product's begin.
+    """
+    a = gl.allocate_shared_memory(left.dtype, left.block_shape, left.layout)
+    b = gl.allocate_shared_memory(right.dtype, right.block_shape, right.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    mbarrier.init(free, count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [(multiply, (a, b, ready, free, target, early)), (refill, (left, right, a, b, ready, free))], [4], [24]
+    )
+
+
+@gluon.jit
 def waits_for_ever():
     """Nobody arrives."""
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

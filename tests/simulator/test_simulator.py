@@ -79,6 +79,19 @@ def test_warp_groups_of_a_role_are_ordered_as_the_compiler_orders_them(early, la
     assert ("bar.sync" in between) == in_order
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_all_warp_groups_meet_in_front_of_an_arrival(early):
+    """As above, of a role that gives a place back: the compiler sees to it, unless they met under the product."""
+    left, right, target = torch.randn(128, 64).half(), torch.randn(128, 64).half(), torch.zeros(128, 64)
+    passed = described(left, 128), described(right, 64), target, early
+    found = launch(kernels.given_back, (1,), passed, 8).found.values()
+    assert [told.split(" on ")[0] for told in found] == (["race"] if early else [])
+    torch.testing.assert_close(target, left.float() @ right[:64].float())
+    ptx = compile_gluon(kernels.given_back, passed, 8, "sm_90", 1).ptx
+    [between] = re.findall(r"wgmma\.wait_group(.*?)mbarrier\.arrive\.shared", ptx, re.DOTALL)
+    assert ("bar" in between) == (not early)
+
+
 def test_roles_are_ordered_by_waits():
     target = torch.zeros(1)
     assert not launch(kernels.two_roles, (1,), (target, 0), 4).found and target == 3 * 16 * 64

@@ -19,6 +19,7 @@ def async_copy(smem: Memory, pointer: Pointer, mask=None, **_):
     if smem.shape != pointer.shape and mask is None:
         raise KernelError(at(f"{pointer.shape} elements for a place {smem.shape}"))
     pipe = me.copies
+    me.uses(writes=(smem.buffer,))
     me.block.touch(smem, True, pipe.agent, pipe.begun + 1, "generic", f"cp.async of {me}")
     found = pointer.gather(plain(mask), 0)
     smem.poison()
@@ -52,6 +53,7 @@ def wait_group(num_outstanding=0):
     target = me.copies.begun - num_outstanding
     me.wait(lambda: me.copies.ended >= target, "copies", lambda: f"its copies up to group {target}")
     me.learn(me.copies, target)
+    me.meet()  # the compiler's barrier: every thread waits for its own copies
 
 
 @operation("mma_v2")

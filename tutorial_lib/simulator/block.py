@@ -27,7 +27,12 @@ UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
 
 
 class KernelError(RuntimeError):
-    """The kernel does what no GPU would take, or no compiler; the message ends with the kernel's line."""
+    """The kernel does what no GPU would take, or no compiler; the message ends with the kernel's line.
+
+    found: races and missing fences of this launch before it: they may be the reason.
+    """
+
+    found: tuple[str, ...] = ()
 
 
 class Deadlock(KernelError):
@@ -100,10 +105,13 @@ class Role:
         self.known: Clock = dict(parent.known) if parent else {}
         self.fenced: Clock = dict(parent.fenced) if parent else {}  # what the async proxy may know of
         self.known[self] = 1
-        # A product that several warp groups make is over when each of them is done. This clock is the first group's,
-        # which also asks TMA; what it knows of the others' it learns at a barrier.
+        # A product of several warp groups is over when each of them is done, and each waits for its own part alone.
+        # What a role knows is what its first group knows, which asks TMA, too; of the others' parts it learns when all
+        # warps meet.
         self.groups = max(1, warps // GROUP_WARPS)
         self.of_other_groups: Clock = {}
+        self.read: set[Buffer] = set()  # since then
+        self.written: set[Buffer] = set()
         self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
         self.group: list = []  # of cp.async, not committed yet
         self._fiber = greenlet.greenlet(lambda: self._run(function))
@@ -188,6 +196,23 @@ class Role:
     def acquire(self, known: tuple[Clock, Clock]) -> None:
         join(self.known, known[0])
         join(self.fenced, known[1])
+
+    def meet(self) -> None:
+        """All warps of the role wait for each other."""
+        join(self.known, self.of_other_groups)
+        self.read.clear()
+        self.written.clear()
+
+    def uses(self, reads: tuple[Buffer, ...] = (), writes: tuple[Buffer, ...] = ()) -> None:
+        """An instruction on shared memory. In front of some, the compiler lets all warps meet.
+
+        Namely where it writes what an instruction since they last met has read or written, or reads what one has
+        written. To the compiler a product reads its factors where it is begun, and not until it has ended.
+        """
+        if self.written.intersection(reads + writes) or self.read.intersection(writes):
+            self.meet()
+        self.read.update(reads)
+        self.written.update(writes)
 
     def learn(self, pipe: Pipe, number: int) -> None:
         """The first ``number`` operations of a pipe have ended, and were waited for."""

@@ -20,8 +20,8 @@ class Broken:
     """A kernel's text with one change. line: of the kernel that is whole; what: the statement, and how it is broken."""
 
     line: int
-    how: str  # "without", "other parity", "one more under way"
     what: str
+    how: str  # "without", "other parity", "one more under way"
     text: str
 
     def __str__(self) -> str:
@@ -30,35 +30,38 @@ class Broken:
 
 def broken(text: str) -> Iterator[Broken]:
     """Every way to break a kernel's text by one synchronisation."""
-    tree = ast.parse(text)
+    functions = [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
     own = {
         function.name
-        for function in tree.body
-        if isinstance(function, ast.FunctionDef)
-        and (body := [line for line in function.body if not _is_docstring(line)])
+        for function in functions
+        if (body := [line for line in function.body if not _is_docstring(line)])
         and all(_called(line) in WAITS | SIGNS for line in body)
     }
-    inside = {id(line) for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in own for line in f.body}
-    for line in sorted(filter(_is_line, ast.walk(tree)), key=lambda line: line.lineno):
-        name = _called(line)
-        if name not in WAITS | SIGNS | own:
-            continue
-        what = " ".join(ast.get_source_segment(text, line).split())
-        if id(line) not in inside:  # such a function is broken where it is called, once for each place
-            yield Broken(line.lineno, "without", what, _without(text, line, name))
-        if name == "wait":
-            yield Broken(line.lineno, "other parity", what, _changed(text, _call(line).args[1], "({}) ^ 1"))
-        if name in LOOSER and _call(line).args:
-            yield Broken(line.lineno, "one more under way", what, _changed(text, _call(line).args[0], "({}) + 1"))
+    for function in functions:
+        for line in sorted(filter(_is_line, ast.walk(function)), key=lambda line: line.lineno):
+            name = _called(line)
+            if name not in WAITS | SIGNS | own:
+                continue
+            place = line.lineno, " ".join(ast.get_source_segment(text, line).split())
+            if function.name not in own:  # such a function is broken where it is called, once for each place
+                yield Broken(*place, "without", _without(text, line))
+            if name == "wait":
+                yield Broken(*place, "other parity", _changed(text, _call(line).args[1], "({}) ^ 1"))
+            if name in LOOSER and _call(line).args:
+                yield Broken(*place, "one more under way", _changed(text, _call(line).args[0], "({}) + 1"))
 
 
 def without(text: str, statement: str) -> str:
-    """The text without a synchronisation that holds ``statement``; raises ValueError where it is not there once."""
-    found = [b for b in broken(text) if b.how == "without" and "".join(statement.split()) in "".join(b.what.split())]
+    """The text without a synchronisation that holds ``statement``, or begins in this line.
+
+    Raises ValueError where there is none such, or more than one.
+    """
+    every = [b for b in broken(text) if b.how == "without"]
+    piece = "".join(statement.split())
+    found = [b for b in every if piece == str(b.line)] or [b for b in every if piece in "".join(b.what.split())]
     if len(found) != 1:
-        told = "no such synchronisation" if not found else "several: " + "; ".join(f"{b.line} {b.what}" for b in found)
-        some = [f"{b.line} {b.what}" for b in broken(text) if b.how == "without"]
-        raise ValueError(f"{statement!r}: {told}" + ("" if found else f"; there are: {'; '.join(some)}"))
+        told = "several" if found else "no such synchronisation; there are"
+        raise ValueError(f"{statement!r}: {told}: " + "; ".join(f"{b.line} {b.what}" for b in found or every))
     return found[0].text
 
 
@@ -81,7 +84,7 @@ def _called(line: ast.stmt) -> str | None:
     return getattr(function, "attr", getattr(function, "id", None))
 
 
-def _without(text: str, line: ast.stmt, name: str) -> str:
+def _without(text: str, line: ast.stmt) -> str:
     if isinstance(line, ast.Assign):  # x = warpgroup_mma_wait(n, deps=[x]): waits for nothing, and hands x on
         return _changed(text, _call(line).args[0], "1000000")
     return _replaced(text, line, "pass")

@@ -94,6 +94,7 @@ def expect(mbarrier, bytes_per_cta=None, pred=True):
         me = state.role()
         me.point()
         barrier = _barrier(mbarrier)
+        me.uses(writes=(barrier.buffer,))
         barrier.bytes += bytes_per_cta
         barrier.arrive(1, me.release(), me.time)
         me.time += me.block.machine.issue
@@ -104,6 +105,8 @@ def arrive(mbarrier, count=1, pred=True):
     if pred:
         me = state.role()
         me.point()
+        if me.read or me.written:  # the compiler lets one thread arrive, once all warps have done what stands in front
+            me.meet()
         _barrier(mbarrier).arrive(count, me.release(), me.time)
         me.time += me.block.machine.issue
 
@@ -149,6 +152,7 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
         raise KernelError(at(f"TMA brings {tensor_desc.block_shape}, its place is {result.shape}"))
     if me.fenced.get(full.made[0], 0) < full.made[1]:
         block.report("no fence", full.buffer, "its initialisation", (), "TMA reports to a barrier")
+    me.uses(writes=(result.buffer, full.buffer))
     block.touch(result, True, agent, count, "async", f"TMA load asked for by {me}")
     result.poison()
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
@@ -170,6 +174,7 @@ def store(tensor_desc: Descriptor, coord, src: Memory):
     me.point()
     block, pipe = me.block, me.stores
     pipe.begun += 1
+    me.uses(reads=(src.buffer,))
     block.touch(src, False, pipe.agent, pipe.begun, "async", f"TMA store asked for by {me}")
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
     end = pipe.last_end = max(pipe.last_end, end + block.machine.store_latency)
@@ -190,6 +195,7 @@ def store_wait(pendings):
     target = me.stores.begun - pendings
     me.wait(lambda: me.stores.ended >= target, "TMA store", lambda: f"its TMA stores up to number {target}")
     me.learn(me.stores, target)
+    me.meet()
 
 
 # --- wgmma ---
@@ -209,8 +215,10 @@ def warpgroup_mma(
     me.point()
     block, pipe = me.block, me.wgmma
     pipe.begun += 1
-    for factor in (a, b):
-        for group in range(me.groups if isinstance(factor, Memory) else 0):
+    in_memory = [factor for factor in (a, b) if isinstance(factor, Memory)]
+    me.uses(reads=tuple(factor.buffer for factor in in_memory))
+    for factor in in_memory:
+        for group in range(me.groups):
             what = f"read by wgmma of {me}" + (f", warp group {group}" if me.groups > 1 else "")
             block.touch(factor, False, pipe.of_group(group), pipe.begun, "async", what, in_order=True)
     held = None
@@ -234,6 +242,9 @@ def warpgroup_mma(
 
     block.later(end, finish)
     me.time += block.machine.issue
+    if held is not None and begin > me.time:  # the tensor cores read registers when they begin, which holds the warps
+        block.draw(me.name, "wait", "tensor cores", me.time, begin)
+        me.time = begin
     return pending if is_async else warpgroup_mma_wait(0, [pending])
 
 

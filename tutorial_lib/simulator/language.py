@@ -11,7 +11,6 @@ from triton.experimental.gluon import language as gl
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import DONE, KernelError, Unknown, at
 from tutorial_lib.simulator.memory import allocate_shared_memory
-from tutorial_lib.simulator.order import join as join_clocks
 from tutorial_lib.simulator.translate import OPERATIONS, operation
 from tutorial_lib.simulator.values import Int, Pointer, Tensor, common, elementwise, plain, torch_dtype
 
@@ -224,7 +223,7 @@ def device_assert(condition, message=""):
 def barrier(cluster=False):
     """All warps of a role. They have one clock here, so there is nothing to wait for, but something to learn."""
     me = state.role()
-    join_clocks(me.known, me.of_other_groups)
+    me.meet()
     me.time += me.block.machine.wait
 
 

@@ -51,6 +51,7 @@ class Memory:
         me = state.role()
         me.point()
         state.spend("smem", self.data.numel() * self.data.itemsize, "load")
+        me.uses(reads=(self.buffer,))
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
 
@@ -61,6 +62,7 @@ class Memory:
         if list(data.shape) != self.shape or data.dtype != self.data.dtype:
             theirs, ours = f"{list(data.shape)} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
             raise KernelError(at(f"a tile {theirs} for a place {ours}"))
+        me.uses(writes=(self.buffer,))
         me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
         state.spend("smem", self.data.numel() * self.data.itemsize, "store")
         self.data.copy_(data)

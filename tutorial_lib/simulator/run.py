@@ -50,11 +50,12 @@ def launch(
     machine: Machine = H100,
     trace: bool = False,
     seed: int | None = None,
+    until_found: bool = False,
 ) -> Run:
     """Run a ``gluon.jit`` kernel once for every block of the grid.
 
     arguments: what a launch on a GPU would pass, with tensors on the CPU. seed: None for the latencies of the model;
-    a number for random ones, the same for the same number.
+    a number for random ones, the same for the same number. until_found: begin no block after one that had a race.
 
     Raises KernelError for what a GPU or the compiler would not take, Deadlock where nobody can go on, Unknown for an
     operation that is not simulated. Races are in ``Run.found``: they are no error of this run, but of some other.
@@ -72,6 +73,11 @@ def launch(
                 run.clocks[x, y, z] = block.finish()
                 for unit in block.units.values():
                     run.busy[unit.name] = run.busy.get(unit.name, 0.0) + unit.busy
+                if until_found and run.found:
+                    break
+        except KernelError as error:
+            error.found = tuple(run.found.values())
+            raise
         finally:
             state.run = before
     return run
@@ -83,6 +89,7 @@ class Watch:
 
     seed: int | None = None
     trace: bool = False
+    until_found: bool = False
     runs: list[Run] = field(default_factory=list)
 
 
@@ -90,11 +97,11 @@ _watch: Watch | None = None
 
 
 @contextmanager
-def watched(seed: int | None = None, trace: bool = False) -> Iterator[Watch]:
-    """Inside, races and missing fences end no launch: they are in the ``Watch``'s runs. For one thread at a time."""
+def watched(seed: int | None = None, trace: bool = False, until_found: bool = False) -> Iterator[Watch]:
+    """Inside, races and missing fences raise nothing: they are in the ``Watch``'s runs. For one thread at a time."""
     global _watch
     with _ONE_AT_A_TIME:
-        before, _watch = _watch, Watch(seed, trace)
+        before, _watch = _watch, Watch(seed, trace, until_found)
         try:
             yield _watch
         finally:
@@ -107,4 +114,5 @@ def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments) -> None:
         if found := launch(kernel, grid, arguments, warps).found:
             raise KernelError("\n".join(found.values()))
     else:
-        _watch.runs.append(launch(kernel, grid, arguments, warps, seed=_watch.seed, trace=_watch.trace))
+        how = {"seed": _watch.seed, "trace": _watch.trace, "until_found": _watch.until_found}
+        _watch.runs.append(launch(kernel, grid, arguments, warps, **how))
