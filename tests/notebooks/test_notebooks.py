@@ -111,7 +111,7 @@ def test_every_name_that_a_cell_imports_exists(path):
             for alias in node.names:
                 assert_has(node.module, alias.name)
                 imported += 1
-    assert imported
+    assert imported or path.stem == notebooks.GLOSSARY
 
 
 def assert_has(module: str, name: str):
