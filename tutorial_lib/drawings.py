@@ -1,4 +1,4 @@
-"""Pictures of what a kernel does, computed from its layouts: banks that a read meets, and which warp holds what."""
+"""Pictures of what a kernel does: banks that a read meets, which warp holds what, and a turn of the loop over keys."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tutorial_lib import layouts
+from tutorial_lib.pictures import SKY
 from tutorial_lib.plots import BLUE, GREY, figure_with_axes
 
 SHOWN = 2  # the chunk of every row that the drawn ldmatrix asks for
@@ -106,3 +107,77 @@ def crosses(scores, weights, shape: tuple[int, int]) -> str:
     if missing:
         parts.append(f"{missing} weights that each warp needs and does not hold")
     return " and ".join(parts) or "nothing"
+
+
+# --- one turn of the loop over keys: the tiles in it, and when they are copied and used ---
+
+LOADED, KEPT, PASSING = "loaded in this turn", "kept from turn to turn", "forgotten after this turn"
+LOOKS = {LOADED: ("white", "//"), KEPT: (SKY, ""), PASSING: ("#eeeeee", "")}
+
+
+def one_turn(query: int, key: int, head_dim: int):
+    """What a block multiplies, keeps and forgets in one turn of its loop; tiles are drawn to scale."""
+    from matplotlib.patches import Patch, Rectangle
+
+    figure, axes = figure_with_axes(6.8, 3.9)
+    unit = 1 / 128
+
+    def tile(x: float, y: float, name: str, rows: int, columns: int, kind: str, height: float | None = None) -> float:
+        """A tile whose middle is at ``y``; returns where it ends."""
+        width, high = max(0.1, columns * unit), height or rows * unit
+        colour, hatch = LOOKS[kind]
+        axes.add_patch(Rectangle((x, y - high / 2), width, high, facecolor=colour, hatch=hatch, edgecolor=BLUE))
+        inside = columns > 1
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9} if hatch else None
+        label = f"{name}\n{rows} × {columns}"
+        above = {"ha": "center", "va": "center" if inside else "bottom", "fontsize": 8, "bbox": box}
+        axes.text(x + width / 2, y if inside else y + high / 2 + 0.05, label, **above)
+        return x + width
+
+    def sign(x: float, y: float, text: str) -> float:
+        axes.text(x + 0.17, y, text, ha="center", va="center", fontsize=11)
+        return x + 0.34
+
+    y = 0.0
+    x = sign(tile(0, y, "q", query, head_dim, KEPT), y, "×")
+    x = sign(tile(x, y, "keys, transposed", head_dim, key, LOADED), y, "=")
+    x = tile(x, y, "scores", query, key, PASSING)
+    x = sign(x + 0.1, y, "→")
+    x = tile(x + 0.25, y, "row_max", query, 1, KEPT)
+    tile(x + 0.55, y, "row_sum", query, 1, KEPT)
+    y = -1.45
+    x = sign(tile(0, y, "accumulator", query, head_dim, KEPT), y, "×")
+    x = sign(tile(x + 0.2, y, "correction", query, 1, PASSING) + 0.2, y, "+")
+    x = sign(tile(x, y, "weights", query, key, PASSING), y, "×")
+    x = sign(tile(x, y, "values", key, head_dim, LOADED), y, "=")
+    x = tile(x, y, "accumulator", query, head_dim, KEPT)
+    handles = [Patch(facecolor=c, hatch=h, edgecolor=GREY, label=name) for name, (c, h) in LOOKS.items()]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=3, frameon=False, fontsize=8)
+    axes.set(xlim=(-0.1, x + 0.1), ylim=(y - max(0.6, key * unit * 0.55), 0.62), aspect="equal")
+    axes.axis("off")
+    return figure
+
+
+def ahead(copy: Sequence[float], compute: Sequence[float], stages: Sequence[int]):
+    """When tiles are copied and used, a panel a number of stages; each tile takes its own times."""
+    figure, grid = figure_with_axes(6.6, 1.25 * len(stages) + 0.4, len(stages), sharex=True, squeeze=False)
+    longest = 0.0
+    for axes, number in zip(grid[:, 0], stages):
+        copied, used = [], []
+        for j, (load, work) in enumerate(zip(copy, compute, strict=True)):
+            begin = max(used[j - number][1] if j >= number else 0, copied[-1][1] if copied else 0)
+            copied.append((begin, begin + load))
+            begin = max(copied[j][1], used[-1][1] if used else 0)
+            used.append((begin, begin + work))
+        for y, (spans, colour, hatch) in enumerate(((copied, "white", "//"), (used, SKY, ""))):
+            for j, (begin, end) in enumerate(spans):
+                axes.barh(y, end - begin, 0.8, left=begin, color=colour, hatch=hatch, edgecolor=BLUE)
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if hatch else None
+                axes.text((begin + end) / 2, y, str(j), ha="center", va="center", fontsize=8, bbox=box)
+        longest = max(longest, used[-1][1])
+        axes.set_yticks([0, 1], ["copied", "used"])
+        axes.invert_yaxis()
+        axes.set_title(f"{number} stage{'s' * (number > 1)}: ends at {used[-1][1]:g}", fontsize=9, loc="left")
+    grid[-1, 0].set_xlim(0, longest)
+    grid[-1, 0].set_xlabel("time (an example); numbers: the tile")
+    return figure

@@ -40,19 +40,19 @@ def online_update(scores, v, row_max, row_sum, accumulator, scale):
     wrong=(
         Wrong(
             "the accumulator is not multiplied by the correction",
-            "come out when the accumulator is not multiplied",
+            "comes out when the accumulator is not multiplied",
             old="accumulator * correction",
             new="accumulator",
         ),
         Wrong(
             "the old sum is not multiplied by the correction",
-            "come out when the old sum is not multiplied",
+            "comes out when the old sum is not multiplied",
             old="row_sum * correction",
             new="row_sum",
         ),
         Wrong(
             "the correction multiplies the new weights' sum as well as the old one",
-            "come out when the correction multiplies the new",
+            "comes out when the correction multiplies the new",
             old="row_sum * correction + ct.sum(weights, axis=1, keepdims=True)",
             new="(row_sum + ct.sum(weights, axis=1, keepdims=True)) * correction",
         ),
@@ -66,7 +66,7 @@ def online_update(scores, v, row_max, row_sum, accumulator, scale):
         Wrong("the sum loses its second axis", "Type of `row_sum`", old=", keepdims=True", new=""),
         Wrong(
             "the old maximum is returned",
-            "come out when the old maximum is returned",
+            "comes out when the old maximum is returned",
             old="weights, correction, row_max = ",
             new="weights, correction, new_max = ",
         ),
