@@ -1,0 +1,36 @@
+"""The ring: which stage a tile lies in, and how many groups may still be under way when it is read."""
+
+from steps.exercises.in_ring import InRing
+from tutorial_lib.exercises import Wrong
+
+EXERCISE = InRing(
+    name="wait_for_tile",
+    step="stages",
+    function="wait_for_tile",
+    edits=(("stage = j % STAGES", "stage = wait_for_tile(j)"), ("async_copy.wait_group(STAGES - 1)", "pass")),
+    typical=((r"race on.*read by.*index\(stage\)", "A tile is read whose copy is not known to have ended."),),
+    hints=(
+        "Write down for STAGES = 2 which groups have been committed when turn j = 0 begins, and which of them turn 0 "
+        "needs.",
+        "Before the loop STAGES groups were committed, and every turn commits one more. So in turn j there are "
+        "STAGES + j "
+        "groups; tile j is in number j, and those after it may be under way.",
+        "STAGES - 1 groups are younger than that of tile j. The tile lies in stage j % STAGES.",
+    ),
+    solution="""
+def wait_for_tile(j):
+    async_copy.wait_group(STAGES - 1)
+    return j % STAGES
+""",
+    wrong=(
+        Wrong("waits for everything", "waits for more than it needs", old="STAGES - 1", new="0"),
+        Wrong("one more may be under way", "not known to have ended", old="STAGES - 1", new="STAGES"),
+        Wrong("one, whatever the number of stages", "With 3 stages the numbers are right", old="STAGES - 1", new="1"),
+        Wrong("two stages, whatever the number", "With 3 stages", old="j % STAGES", new="j % 2"),
+        Wrong("the stage of the next tile", "race on", old="j % STAGES", new="(j + 1) % STAGES"),
+        Wrong("no wait", "not known to have ended", old="async_copy.wait_group(STAGES - 1)", new="pass"),
+    ),
+    debrief="wait_group counts from the youngest group backwards. So its number is how far the copies run ahead, and "
+    "it is "
+    "the same in every turn, as long as every turn commits exactly one group.",
+)
