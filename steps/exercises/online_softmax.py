@@ -32,8 +32,8 @@ def judge(function, chance):
     for what, scores, values, tile in rows(chance):
         keys = len(scores)
 
-        def refused(shape, keys=keys, tile=tile):
-            if keys > tile and keys in shape:
+        def refused(shape, keys=keys, tile=tile, head_dim=values.shape[1]):
+            if keys > tile and keys in shape and head_dim not in shape:
                 return f"that is the whole row of {keys} scores at once; only {tile} of them may be seen at a time."
             return None
 
