@@ -242,31 +242,44 @@ def _of_the_machine(shown) -> Page:
 
 
 def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
-    """Cycles of the Hopper steps, on the simulator and as recorded, under a causal mask at head_dim 128.
+    """Cycles of Gluon's steps, on the simulator and as recorded, under a causal mask at head_dim 128.
 
     Simulated are as many heads on as few SMs as leave each SM the work that it has in the record.
     """
-    cells, told = [], None
+    cells, told, missing = [], None, {}
+    steps = [step for step in STEPS if step.backend in ("gluon", "hopper")]
     for length in lengths:
         shape = standard(length, causal=True)
         run = clocked(shape)
-        for m in run.steps if run else ():
-            if m.cycles and (step := get_step(m.name)).backend == "hopper":
-                told = tables.provenance(run)
-                clocks = simulated_cycles(step, shape, run.machine["multiprocessors"])
-                cells.append(
-                    [f"{length}", m.label, f"{clocks / 1e6:.3g}", f"{m.cycles / 1e6:.3g}", f"{clocks / m.cycles:.2f}"]
-                )
+        measured = {m.name: m.cycles for m in run.steps if m.cycles} if run else {}
+        for step in steps:
+            if step.name not in measured:
+                missing.setdefault(step.label, []).append(length)
+                continue
+            told = tables.provenance(run)
+            clocks, cycles = simulated_cycles(step, shape, run.machine["multiprocessors"]), measured[step.name]
+            numbers = f"{clocks / 1e6:.3g}", f"{cycles / 1e6:.3g}", f"{clocks / cycles:.2f}"
+            cells.append([f"{length}", step.label, *numbers])
     if not cells:
         return Page("No run is recorded with the SMs' clock.")
     headers = ["S", "step", "million cycles, simulated", "measured", "simulated / measured"]
-    return Page(f"Measured: {told}, and the same at other lengths.", table(headers, cells))
+    return Page(f"Measured: {told}, and the same at other lengths.", table(headers, cells), _not_recorded(missing))
+
+
+def _not_recorded(missing: dict[str, list[int]]) -> str:
+    """A sentence on the steps (label -> lengths) of which no cycles are recorded; nothing where there are none."""
+    together: dict[str, list[str]] = {}
+    for label, lengths in missing.items():
+        together.setdefault(", ".join(map(str, lengths)), []).append(label)
+    told = "; ".join(f"at S={lengths} of {', '.join(labels)}" for lengths, labels in together.items())
+    return f"Missing, as no cycles are recorded: {told}." if told else ""
 
 
 def simulated_cycles(step, shape: Problem, multiprocessors: int) -> float:
     """Cycles that a GPU with so many SMs would take for a problem, by a simulated part of it.
 
-    A block has its SM for itself. The part: as many heads as the CPU stands for SMs, with the same lengths.
+    Its SMs hold as many blocks as the compiled kernel lets them. The part: as many heads as the CPU stands for SMs,
+    with the same lengths.
     """
     import torch
 
@@ -276,7 +289,6 @@ def simulated_cycles(step, shape: Problem, multiprocessors: int) -> float:
 
     few = processors(torch.device("cpu"))
     part = dataclasses.replace(shape, batch=1, heads=few, kv_heads=few)
-    with watched() as watch:
+    with watched(at_once=step.compile(shape).occupancy[0]) as watch:
         step.attention(*FORWARD.inputs(part, 0), part.causal)
-    clocks = sum(watch.runs[0].clocks.values())
-    return clocks * shape.batch * shape.heads / few / multiprocessors
+    return watch.runs[0].time * shape.batch * shape.heads / few / multiprocessors

@@ -130,6 +130,34 @@ def test_the_same_seed_gives_the_same_schedule():
     assert clocks[0] == clocks[1] != clocks[2] != clocks[3]
 
 
+def simulated(name: str, **how):
+    """(output, run) of a step on a problem that is always the same."""
+    shape = problem(batch=1, heads=2, seq_len_q=256, seq_len_kv=256, head_dim=128)
+    with watched(trace=True, **how) as watch:
+        out = get_step(name).attention(*FORWARD.inputs(shape, 0), True)
+    return out, watch.runs[0]
+
+
+def test_blocks_that_an_sm_holds_share_its_units():
+    (one, alone), (same, shared) = (simulated("split_q", at_once=n) for n in (1, 3))
+    assert torch.equal(one, same) and alone.clocks.keys() == shared.clocks.keys()
+    assert alone.time == pytest.approx(sum(alone.clocks.values()))
+    assert alone.busy == pytest.approx(shared.busy) and max(shared.busy.values()) <= shared.time < alone.time
+    assert all(shared.clocks[block] > clocks for block, clocks in alone.clocks.items())
+    for run in (alone, shared):  # a block's timeline begins with it
+        assert all(0 <= begin < end <= run.clocks[block] for block, _, _, _, begin, end in run.trace)
+
+
+def test_ldmatrix_takes_the_turns_of_its_layout():
+    from tutorial_lib.layouts import BANKS, WORD
+
+    shape = problem(batch=1, heads=2, seq_len_q=256, seq_len_kv=256, head_dim=128)
+    turns = {name: simulated(name)[1].busy["smem"] for name in ("explicit", "swizzle")}
+    conflicts = get_step("explicit").ldmatrix_conflicts(shape)
+    assert get_step("swizzle").ldmatrix_conflicts(shape) == 0 < conflicts
+    assert turns["explicit"] - turns["swizzle"] == pytest.approx(conflicts * 8 * 8 * 2 / (BANKS * WORD))
+
+
 @pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
 def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step):
     """Under random latencies, on shapes with ends that are not full; a run that finds something raises."""
@@ -220,7 +248,7 @@ def test_bad_input_is_told_in_one_line(arguments, told, capsys):
     assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err
 
 
-@pytest.mark.parametrize("name", ["wgmma", "producer", "overlap", "linked"])
+@pytest.mark.parametrize("name", ["wide_block", "wgmma", "producer", "overlap", "linked"])
 def test_simulated_cycles_are_near_those_that_were_measured(name):
     """Within a fifth of the record on an H200, though nothing in the simulator was fitted to it."""
     from steps import summary

@@ -1,4 +1,4 @@
-"""A block of threads in simulated time: its roles, what is under way, and who goes next.
+"""A block of threads in simulated time: its roles, and what is under way.
 
 A *role* is a partition of ``gl.warp_specialize``, or all warps of a block that has none. It runs as a fiber, with a
 clock of its own; whoever is earliest goes first. What is asynchronous is an event that happens later.
@@ -6,7 +6,6 @@ clock of its own; whoever is earliest goes first. What is asynchronous is an eve
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import linecache
 import os
@@ -14,16 +13,19 @@ import sys
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import greenlet
 
-from tutorial_lib.simulator.machine import Machine, Unit
+from tutorial_lib.simulator.machine import Machine
 from tutorial_lib.simulator.order import Access, Buffer, Clock, join
+
+if TYPE_CHECKING:
+    from tutorial_lib.simulator.processor import Processor
 
 READY, WAITING, DONE = "ready", "waiting", "done"
 GROUP_WARPS = 4
 HELD_UP = 0.1  # of all waits under random latencies: so often a role goes on late, as warps may for many reasons
-UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
 
 
 class KernelError(RuntimeError):
@@ -155,10 +157,7 @@ class Role:
 
     def point(self) -> None:
         """Whoever is earlier goes first."""
-        block = self.block
-        if (block.events and block.events[0][0] <= self.time) or any(
-            role.time < self.time and role.state is READY for role in block.roles if role is not self
-        ):
+        if self.block.processor.anyone_before(self):
             self.pause()
 
     def wait(self, ready: Callable[[], bool], what: str, describe: Callable[[], str]) -> None:
@@ -222,59 +221,48 @@ class Role:
 
 
 class Block:
-    """One block of a launch. ``run`` is the launch: see ``tutorial_lib.simulator.run``."""
+    """One block of a launch, on an SM. ``run`` is the launch: see ``tutorial_lib.simulator.run``."""
 
-    def __init__(self, run, index: tuple[int, int, int], grid: tuple[int, int, int]):
-        self.run, self.index, self.grid = run, index, grid
+    def __init__(self, run, processor: Processor, index: tuple, grid: tuple, kernel: Callable, warps: int):
+        self.run, self.processor, self.index, self.grid = run, processor, index, grid
+        self.kernel, self.warps = kernel, warps
         self.machine: Machine = run.machine
-        self.events: list = []
-        self._order = itertools.count()
+        self.units, self.later = processor.units, processor.later
         self.roles: list[Role] = []
-        self.current: Role | None = None
-        self.units = {name: Unit(name, run.chance) for name in UNITS}
         self.barriers: dict = {}
         self.shared_bytes = 0
+        self.began = self.ended = 0.0
 
     def draw(self, lane: str, kind: str, label: str, begin: float, end: float) -> None:
-        """Something for a timeline."""
+        """Something for a timeline, from the block's begin on."""
         if self.run.trace is not None and end > begin:
-            self.run.trace.append((self.index, lane, kind, label, begin, end))
-
-    def later(self, time: float, action: Callable[[float], None]) -> None:
-        heapq.heappush(self.events, (time, next(self._order), action))
+            self.run.trace.append((self.index, lane, kind, label, begin - self.began, end - self.began))
 
     def start(self, name: str, function: Callable, warps: int, parent: Role | None = None) -> Role:
         role = Role(self, name, function, warps, parent)
         self.roles.append(role)
+        self.processor.roles.append(role)
         return role
 
-    def finish(self) -> float:
-        """Run until all roles have ended; returns the clocks that it took. Raises Deadlock."""
-        try:
-            while True:
-                ready = [role for role in self.roles if role.state is READY]
-                role = min(ready, key=lambda role: role.time, default=None)
-                if self.events and (role is None or self.events[0][0] <= role.time):
-                    time, _, action = heapq.heappop(self.events)
-                    action(time)
-                elif role is not None:
-                    self.current = role
-                    role.resume()
-                else:
-                    break
-            if waiting := [role for role in self.roles if role.state is WAITING]:
-                lines = [f"  {role} waits for {role.why[1]()}\n      at {told(role.stopped_at)}" for role in waiting]
-                raise Deadlock(f"block {self.index}: nobody can go on\n" + "\n".join(lines))
-        finally:
-            for role in self.roles:
-                role.kill()
-        return max(role.time for role in self.roles)
+    def begin(self, time: float) -> None:
+        """Start with one role, all warps."""
+        self.began = time
+        self.start("all warps", self.kernel, self.warps).time = time
+
+    def end(self) -> bool:
+        """Whether all roles have ended; then the SM forgets them."""
+        if any(role.state is not DONE for role in self.roles):
+            return False
+        self.ended = max(role.time for role in self.roles)
+        self.run.clocks[self.index] = self.ended - self.began
+        self.processor.roles = [role for role in self.processor.roles if role.block is not self]
+        return True
 
     # --- order ---
 
     def touch(self, memory, write: bool, agent, count: int, proxy: str, what: str, in_order: bool = False) -> None:
         """Note an access of the current role, or of what it has begun, and report what is not in order."""
-        role, buffer = self.current, memory.buffer
+        role, buffer = self.processor.current, memory.buffer
         access = Access(buffer.mask(memory.data), write, agent, count, proxy, place(), what)
         for kind, old in buffer.note(access, role.known, role.fenced, in_order):
             self.report(kind, buffer, old.what, old.where, what)
@@ -284,7 +272,7 @@ class Block:
         here = place()
         key = (kind, line_of(before_at), line_of(here), before, what)
         if key not in self.run.found:
-            self.current.variables = [dict(frame.f_locals) for frame in frames()]
+            self.processor.current.variables = [dict(frame.f_locals) for frame in frames()]
             tail = "" if kind == "race" else ", without fence_async_shared between them"
             self.run.found[key] = (
                 f"{kind} on {self.name_of(buffer)} (block {self.index}): {what}{tail}\n    at {told(here)}\n"

@@ -1,7 +1,6 @@
 """What the model of time knows of an SM: rates a clock, and latencies in clocks.
 
-It explains what waits for what. It does not predict how long a kernel takes: occupancy, bank conflicts, the scheduling
-of instructions and the power limit are not in it.
+It explains what waits for what. It does not predict how long a kernel takes: see README.md, *What it cannot see*.
 """
 
 from __future__ import annotations

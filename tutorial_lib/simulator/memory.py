@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
+from triton.experimental.gluon import language as gl
 
+from tutorial_lib import layouts
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import KernelError, at, line_of, place
 from tutorial_lib.simulator.order import Buffer
@@ -50,10 +53,17 @@ class Memory:
     def load(self, layout=None) -> Tensor:
         me = state.role()
         me.point()
-        state.spend("smem", self.data.numel() * self.data.itemsize, "load")
+        state.spend("smem", self._bytes_read(layout, me.warps), "load")
         me.uses(reads=(self.buffer,))
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
+
+    def _bytes_read(self, layout, warps: int) -> int:
+        """By ldmatrix, every warp reads all that it needs, and what other warps read, too; conflicts make it more."""
+        if isinstance(layout, gl.DotOperandLayout) and isinstance(self.layout, gl.SwizzledSharedLayout):
+            in_a_row = self.data.shape[self.data.stride().index(1)]
+            return warps * _bytes_by_ldmatrix(layout, tuple(self.shape), self.layout, in_a_row)
+        return self.data.numel() * self.data.itemsize
 
     def store(self, value: Tensor) -> None:
         me = state.role()
@@ -74,6 +84,12 @@ class Memory:
 
     def _keep_alive(self) -> None:
         pass
+
+
+@cache
+def _bytes_by_ldmatrix(layout, shape: tuple[int, ...], shared, in_a_row: int) -> int:
+    """A warp's matrices of 8 x 8, times the turns that shared memory takes for each."""
+    return layouts.matrices(layout, shape) * layouts.ldmatrix_turns(shared, in_a_row) * layouts.BANKS * layouts.WORD
 
 
 def allocate_shared_memory(dtype, shape, layout, value: Tensor | None = None) -> Memory:

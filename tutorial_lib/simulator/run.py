@@ -14,6 +14,7 @@ import torch
 from tutorial_lib.simulator import ampere, hopper, language, state  # noqa: F401  they enter what they do
 from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
+from tutorial_lib.simulator.processor import Processor
 from tutorial_lib.simulator.translate import as_python
 from tutorial_lib.simulator.values import argument
 
@@ -32,8 +33,17 @@ class Run:
         self.found: dict[tuple, str] = {}
         self.trace: list | None = [] if trace else None
         self.clocks: dict[tuple[int, int, int], float] = {}
-        self.busy: dict[str, float] = {}  # clocks of every kind of unit, all blocks together
-        self.block: Block | None = None
+        self.processor = Processor(self.chance)
+
+    @property
+    def time(self) -> float:
+        """Clocks that the SM took for all blocks."""
+        return self.processor.time
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Clocks of every kind of unit, all blocks together."""
+        return {unit.name: unit.busy for unit in self.processor.units.values()}
 
     @property
     def longest(self) -> tuple[int, int, int]:
@@ -51,11 +61,13 @@ def launch(
     trace: bool = False,
     seed: int | None = None,
     until_found: bool = False,
+    at_once: int = 1,
 ) -> Run:
-    """Run a ``gluon.jit`` kernel once for every block of the grid.
+    """Run a ``gluon.jit`` kernel once for every block of the grid, all of them on one SM.
 
     arguments: what a launch on a GPU would pass, with tensors on the CPU. seed: None for the latencies of the model;
     a number for random ones, the same for the same number. until_found: begin no block after one that had a race.
+    at_once: blocks that the SM holds; they share its units.
 
     Raises KernelError for what a GPU or the compiler would not take, Deadlock where nobody can go on, Unknown for an
     operation that is not simulated. Races are in ``Run.found``: they are no error of this run, but of some other.
@@ -66,15 +78,15 @@ def launch(
         passed = [argument(value) for value in arguments]
         run, before = Run(machine, trace, seed), state.run
         state.run = run
-        try:
+
+        def blocks() -> Iterator[Block]:
             for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
-                run.block = block = Block(run, (x, y, z), grid)
-                block.start("all warps", lambda: function(*passed), warps)
-                run.clocks[x, y, z] = block.finish()
-                for unit in block.units.values():
-                    run.busy[unit.name] = run.busy.get(unit.name, 0.0) + unit.busy
                 if until_found and run.found:
-                    break
+                    return
+                yield Block(run, run.processor, (x, y, z), grid, lambda: function(*passed), warps)
+
+        try:
+            run.processor.execute(blocks(), at_once)
         except KernelError as error:
             error.found = tuple(run.found.values())
             raise
@@ -90,6 +102,7 @@ class Watch:
     seed: int | None = None
     trace: bool = False
     until_found: bool = False
+    at_once: int = 1
     runs: list[Run] = field(default_factory=list)
 
 
@@ -97,11 +110,14 @@ _watch: Watch | None = None
 
 
 @contextmanager
-def watched(seed: int | None = None, trace: bool = False, until_found: bool = False) -> Iterator[Watch]:
-    """Inside, races and missing fences raise nothing: they are in the ``Watch``'s runs. For one thread at a time."""
+def watched(seed: int | None = None, trace: bool = False, **how) -> Iterator[Watch]:
+    """Inside, races and missing fences raise nothing: they are in the ``Watch``'s runs. For one thread at a time.
+
+    how: of ``Watch``, and as for ``launch``.
+    """
     global _watch
     with _ONE_AT_A_TIME:
-        before, _watch = _watch, Watch(seed, trace, until_found)
+        before, _watch = _watch, Watch(seed, trace, **how)
         try:
             yield _watch
         finally:
@@ -114,5 +130,5 @@ def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments) -> None:
         if found := launch(kernel, grid, arguments, warps).found:
             raise KernelError("\n".join(found.values()))
     else:
-        how = {"seed": _watch.seed, "trace": _watch.trace, "until_found": _watch.until_found}
+        how = {name: value for name, value in vars(_watch).items() if name != "runs"}
         _watch.runs.append(launch(kernel, grid, arguments, warps, **how))

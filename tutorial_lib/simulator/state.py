@@ -12,11 +12,11 @@ run: Run | None = None
 
 
 def block() -> Block:
-    return run.block
+    return role().block
 
 
 def role() -> Role:
-    return run.block.current
+    return run.processor.current
 
 
 def spend(unit: str, amount: float, label: str = "") -> None:
