@@ -241,7 +241,7 @@ class Lesson:
             return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
         names = ["sdpa", *(s.name for s in (self.previous, self.step) if s is not None)]
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
-        figure = plots.tflops_by_step(shown)
+        figure = plots.tflops_by_step(shown, highlight=self.step.name)
         now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
         if self.guess and before and before.tflops:
             axes, guessed = figure.axes[0], self.guess * before.tflops

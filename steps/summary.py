@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from steps import STEPS, get_step
+from steps import PARTS, STEPS, get_step
 from steps.core.problems import HEADLINE, standard
 from steps.core.recorded import find_recorded, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
@@ -31,6 +31,7 @@ from tutorial_lib.results import (
 )
 
 __all__ = ["machine"]  # every chapter begins with it
+GENERATIONS = {"sm_80": "Ampere", "sm_89": "Ada", "sm_90": "Hopper", "sm_100": "Blackwell", "sm_120": "Blackwell"}
 
 
 def recorded(problem: Problem = HEADLINE, results: Path = RESULTS) -> Run | None:
@@ -109,9 +110,37 @@ def lengths(causal: bool = True) -> Page:
 
 
 def architectures() -> Page:
-    """The compiler's figures of every step for every architecture, as recorded."""
+    """Registers and spills of every step on an architecture of each generation, as recorded; the others folded."""
     survey = recorded_survey()
-    return Page(plots.heat_table(survey)) if survey else Page("No survey is recorded: `python -m steps.inspect all`.")
+    if not survey:
+        return Page("No survey is recorded: `python -m steps.inspect all`.")
+    shown = [arch for arch in GENERATIONS if arch in survey.architectures]
+    steps = {label: get_step(label.split()[1]) for label in survey.steps}
+    [aside] = [part.numbers for part in PARTS if part.name == "appendix"]
+    path = [label for label, step in steps.items() if not step.fork and step.number not in aside]
+    several = [label for label in path if sum(isinstance(survey.compiled[label][arch], dict) for arch in shown) > 1]
+    alone = [label for label in path if label not in several]
+    parts = [
+        f"Registers a thread, and in brackets spilled bytes: {Problem(**survey.problem).describe()}, "
+        f"{survey.compiler}, {survey.date[:10]}.",
+        table(["", *(f"{GENERATIONS[arch]} ({arch})" for arch in shown)], _surveyed(survey, several, shown)),
+    ]
+    if alone:
+        parts.append(f"Only for sm_90, since their instructions are Hopper's: {', '.join(alone)}.")
+    rest = table(["", *survey.architectures], _surveyed(survey, survey.steps, survey.architectures))
+    return Page(*parts, f"<details><summary>all steps, all architectures</summary>\n\n{rest}\n\n</details>")
+
+
+def _surveyed(survey, labels, archs) -> list[list[str]]:
+    """Rows of steps: registers and spilled bytes for each architecture, nothing where there is no kernel."""
+
+    def cell(made: dict | str) -> str | None:
+        if not isinstance(made, dict):
+            return None
+        spilled = made.get("spilled_bytes")
+        return tables.figure(made["registers"]) + (f" ({tables.figure(spilled)})" if spilled else "")
+
+    return [[label, *(cell(survey.compiled[label][arch]) for arch in archs)] for label in labels]
 
 
 def wall(arch: str = DEFAULT_ARCH) -> Page:

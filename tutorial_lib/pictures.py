@@ -242,8 +242,11 @@ def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
     figure, axes = figure_with_axes(6.8, 3.6)
     for n, (label, wall) in enumerate(walls.items()):
         axes.plot(*zip(*wall), color="black", linestyle=STYLES[n], label=label)
-    for n, (label, measured) in enumerate(points.items()):
-        axes.plot(*zip(*measured), MARKERS[n], color=f"C{n}", label=label)
+    looks = [{"marker": "o", "color": BLUE}, {"marker": "s", "markersize": 11, "color": ORANGE, "fillstyle": "none"}]
+    for (label, measured), look in zip(
+        points.items(), looks
+    ):  # the second goes round the first where both are the same
+        axes.plot(*zip(*measured), linestyle="none", label=label, **look)
     axes.set_xscale("log", base=2)
     axes.set_xticks(head_dims, [str(d) for d in head_dims])
     axes.set_ylim(0, 1.15 * walls["tensor cores alone"][0][1])
@@ -308,7 +311,8 @@ def cycles_and_clock(run: Run):
     for name, x, y, colour in named:  # as long as there is room for the name
         at = (x - left) / (right - left) * 60, (y - low) / (high - low) * 30
         if all(abs(at[0] - a) > 1.5 or abs(at[1] - b) > 1 for a, b in written):
-            axes.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7, color=colour)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
+            axes.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8, color=colour, bbox=box)
             written.append(at)
     slowest, fastest = max(c / g for c, g in points), min(c / g for c, g in points)
     for n in range(5):

@@ -14,12 +14,13 @@ from tutorial_lib.tables import provenance
 from tutorial_lib.timing import NOISE
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
+PALE = "#c4c4c4"  # what stands beside the one that is meant
 MARKERS = "osD^vP*X<>hpd"
 STYLES = ("-", "--", "-.", ":")
 STEPS_A_ROW = 14  # bars whose names can be read on a page
 GAIN_SHOWN, LOSS_SHOWN = 60, -20  # percent: longer bars are cut off there, so that those of a few can be told apart
-LINES_A_PANEL = 9  # lines over the sequence length that can be followed
-PEERS_A_PANEL = 2
+LINES_A_PANEL = 6  # lines over the sequence length that can be followed
+PEERS_A_PANEL = 1
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axes.spines.top": False}
 SETTINGS["axes.spines.right"] = False
 
@@ -123,10 +124,19 @@ def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
     axes.set_xticks(range(len(measurements)), [two_lines(m.label) for m in measurements], fontsize=7.5)
 
 
-def tflops_by_step(run: Run):
-    """A bar a step with its 10th to 90th percentile; SDPA as a line. Returns a matplotlib Figure."""
+def tflops_by_step(run: Run, highlight: str | None = None):
+    """A bar a step with its 10th to 90th percentile; SDPA as a line. Returns a matplotlib Figure.
+
+    highlight: the name of the step that is meant; the others are pale, and all stand in one row.
+    """
     measured = [m for m in run.steps if m.tflops is not None]
-    figure, rows = _step_rows(measured, provenance(run))
+    if highlight is None:
+        figure, rows = _step_rows(measured, provenance(run))
+    else:
+        figure, axes = figure_with_axes(max(5.4, 1.8 + 1.1 * len(measured)), 2.9)
+        figure.suptitle(provenance(run), fontsize=9)
+        axes.set_xlim(-0.6, max(len(measured), 1) - 0.4)
+        rows = [(axes, measured)]
     baseline = run.measurement("sdpa")
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
     for axes, steps in rows:
@@ -134,10 +144,15 @@ def tflops_by_step(run: Run):
         low = [m.tflops * (1 - m.latency_ms.median / m.latency_ms.high) for m in steps]
         high = [m.tflops * (m.latency_ms.median / m.latency_ms.low - 1) for m in steps]
         colours = [GREY if m.number == 0 else BLUE for m in steps]
-        axes.bar(range(len(steps)), median, color=colours, yerr=[low, high], capsize=3)
+        if highlight is not None:
+            colours = [BLUE if m.name == highlight else PALE for m in steps]
+        axes.bar(
+            range(len(steps)), median, 0.8 if highlight is None else 0.6, color=colours, yerr=[low, high], capsize=3
+        )
         text = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": box}
         for x, (value, above) in enumerate(zip(median, high)):
-            axes.annotate(f"{value:.0f}", (x, value + above), (0, 2), **text)
+            weight = "bold" if steps[x].name == highlight else "normal"
+            axes.annotate(f"{value:.0f}", (x, value + above), (0, 2), weight=weight, **text)
         if baseline and baseline.tflops:
             axes.axhline(baseline.tflops, color=ORANGE, linestyle="--")
             text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": ORANGE, "fontsize": 8}
@@ -216,9 +231,10 @@ def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
 
 
 def tflops_by_length(runs: Sequence[Run]):
-    """TFLOPS over sequence length: a panel a part, with SDPA, the best peers and the steps that matter most.
+    """TFLOPS over sequence length: a panel a part, with SDPA, the best peer and the steps that matter most.
 
-    Returns a matplotlib Figure.
+    The last step of a part, where its path leads, is drawn in colour, those before it in grey. Returns a matplotlib
+    Figure.
     """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
     peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), "sdpa", runs)
@@ -229,11 +245,11 @@ def tflops_by_length(runs: Sequence[Run]):
     panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]
     figure, grid = figure_with_axes(8.0, 3.1 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
-    shades = _shades(max(map(len, panels)))
+    shades = _shades(max(map(len, panels)) - 1)
     for axes, members in zip(grid[:, 0], panels):
         looks = [{"color": "black", "linestyle": "--", "linewidth": 2}] * len(baseline)
-        looks += [{"color": GREY, "linestyle": style} for style in (":", "-.")][: len(others) - len(looks)]
-        looks += [{"color": colour} for colour in shades[: len(members)]]
+        looks += [{"color": "black", "linestyle": style} for style in (":", "-.")][: len(others) - len(looks)]
+        looks += [{"color": shade} for shade in shades[: len(members) - 1]] + [{"color": BLUE, "linewidth": 2.5}]
         for n, (m, look) in enumerate(zip([*others, *members], looks)):
             points = [(run.problem["seq_len_q"], run.measurement(m.name)) for run in runs]
             points = [(length, at.tflops) for length, at in points if at is not None and at.tflops is not None]
@@ -250,11 +266,9 @@ def tflops_by_length(runs: Sequence[Run]):
     return figure
 
 
-def _shades(count: int) -> list:
-    """Colours from light to dark, so that lines can be told apart in grey, too."""
-    import matplotlib
-
-    return [matplotlib.colormaps["viridis_r"](0.15 + 0.8 * n / max(1, count - 1)) for n in range(count)]
+def _shades(count: int) -> list[tuple[float, float, float]]:
+    """Greys from light to dark."""
+    return [(0.78 - 0.45 * n / max(1, count - 1),) * 3 for n in range(count)]
 
 
 def _stands_aside(m: Measurement, steps: dict[str, Measurement]) -> bool:

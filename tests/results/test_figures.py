@@ -86,14 +86,14 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     for labels in panels.values():
         assert len(labels) <= plots.LINES_A_PANEL and labels[:2] == ["0 sdpa", "flash_attn_4"]
         assert "sdpa_cudnn" not in labels  # what SDPA chose
-    steps = {label for labels in panels.values() for label in labels[3:]}
+    steps = {label for labels in panels.values() for label in labels[2:]}
     beside = {m.label for m in LENGTHS[0].steps if m.fork or m.part == "appendix"}
     assert beside and not steps & beside
     assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "39 at_maxima"} <= steps
 
 
 def test_lines_of_a_panel_can_be_told_apart_in_grey():
-    light = [0.3 * r + 0.59 * g + 0.11 * b for r, g, b, _ in plots._shades(6)]
+    light = [0.3 * r + 0.59 * g + 0.11 * b for r, g, b in plots._shades(plots.LINES_A_PANEL)]
     assert all(a - b > 0.05 for a, b in itertools.pairwise(light))
 
 
@@ -105,6 +105,14 @@ def test_nothing_is_drawn_outside_of_the_axes():
     for axes in figure.axes:
         low, high = axes.get_ylim()
         assert low == 0 and all(0 < y <= high for line in axes.lines for y in line.get_ydata())
+
+
+def test_the_step_that_is_meant_stands_out_in_grey_too():
+    run = recorded()
+    shown = run.model_copy(update={"steps": [run.measurement(name) for name in ("sdpa", "dealt", "linked")]})
+    [axes] = plots.tflops_by_step(shown, highlight="linked").axes
+    light = [0.3 * r + 0.59 * g + 0.11 * b for r, g, b, _ in (bar.get_facecolor() for bar in axes.patches[:3])]
+    assert light[0] == light[1] > light[2] + 0.3
 
 
 @pytest.mark.parametrize("dpi", [80, 110])
