@@ -1,0 +1,77 @@
+"""The division moved into the loop: an output that is normalised after every tile of keys."""
+
+from steps.exercises.in_cutile import InCuTile
+from tutorial_lib.exercises import Wrong
+
+EXERCISE = InCuTile(
+    name="divide_each_tile",
+    step="approx_division",
+    function="normalised_update",
+    kinds=({"causal": True, "heads": 1}, {"dtype": "bfloat16", "kv_heads": 1}),
+    lengths=(150, 300),
+    edits=(
+        (
+            "        row_sum = row_sum * correction\n"
+            "        row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)\n"
+            "        accumulator = accumulator * correction\n",
+            "",
+        ),
+        (
+            "        accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)\n",
+            "        row_sum, accumulator = normalised_update(weights, correction, v, row_sum, accumulator)\n",
+        ),
+        ("ct.astype(divide_approximately(accumulator, row_sum), Out.dtype)", "ct.astype(accumulator, Out.dtype)"),
+    ),
+    hints=(
+        "output came back from the turn before, divided by the sum of that time. What must it be multiplied by, before "
+        "weights that nobody has divided can be added to it?",
+        "By row_sum, which undoes the division, and by correction, which moves it to the new maximum. Then add the "
+        "product, and divide by the new sum.",
+        "new_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True). The product is ct.mma(ct.astype("
+        "weights, v.dtype), v, output * (row_sum * correction)), and what comes back is new_sum and the product / "
+        "new_sum.",
+    ),
+    solution="""
+def normalised_update(weights, correction, v, row_sum, output):
+    old_sum = row_sum * correction
+    new_sum = old_sum + ct.sum(weights, axis=1, keepdims=True)
+    output = ct.mma(ct.astype(weights, v.dtype), v, output * old_sum)
+    return new_sum, output / new_sum
+""",
+    wrong=(
+        Wrong(
+            "the old output is not multiplied by the old sum, so that its division is not undone",
+            "its division is not undone",
+            old="output * old_sum",
+            new="output * correction",
+        ),
+        Wrong(
+            "the old output is not multiplied by the correction",
+            "comes out when the old output is not multiplied by the correction",
+            old="output * old_sum",
+            new="output * row_sum",
+        ),
+        Wrong("nothing divides the output", "nothing divides the output", old="output / new_sum", new="output"),
+        Wrong(
+            "the output is divided by the sum of this tile alone",
+            "sum of this tile alone",
+            old="output / new_sum",
+            new="output / ct.sum(weights, axis=1, keepdims=True)",
+        ),
+        Wrong(
+            "the old output is multiplied by the new sum",
+            "multiplied by the new sum",
+            old="output * old_sum",
+            new="output * new_sum",
+        ),
+        Wrong(
+            "the sum that is returned is still the old one",
+            "still the old one",
+            old="return new_sum,",
+            new="return old_sum,",
+        ),
+    ),
+    debrief="The division may stand in the loop, if each turn undoes the one before. It then runs once for every tile, "
+    "and so does the multiplication that undoes it. The first FlashAttention did that; the second divides once, at the "
+    "end, as this kernel does.",
+)
