@@ -1,0 +1,61 @@
+"""An SM in simulated time: the blocks that it holds share its units, and whoever is earliest goes first."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+
+from tutorial_lib.simulator.block import DONE, READY, WAITING, Block, Deadlock, Role, told
+from tutorial_lib.simulator.machine import Unit
+
+UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
+
+
+class Processor:
+    """One SM of a launch. time: when the last block that has ended did so."""
+
+    def __init__(self, chance):
+        self.units = {name: Unit(name, chance) for name in UNITS}
+        self.events: list = []
+        self.roles: list[Role] = []  # of all blocks that it holds
+        self.current: Role | None = None
+        self.time = 0.0
+        self._order = itertools.count()
+
+    def later(self, time: float, action: Callable[[float], None]) -> None:
+        heapq.heappush(self.events, (time, next(self._order), action))
+
+    def anyone_before(self, role: Role) -> bool:
+        """Whether something happens, or another role goes on, before a role does."""
+        return bool(self.events and self.events[0][0] <= role.time) or any(
+            other.time < role.time and other.state is READY for other in self.roles if other is not role
+        )
+
+    def execute(self, blocks: Iterator[Block], at_once: int) -> None:
+        """Run blocks in order, as many at once as given: the next begins when one has ended. Raises Deadlock."""
+        try:
+            for block in itertools.islice(blocks, at_once):
+                block.begin(0.0)
+            while True:
+                ready = [role for role in self.roles if role.state is READY]
+                role = min(ready, key=lambda role: role.time, default=None)
+                if self.events and (role is None or self.events[0][0] <= role.time):
+                    time, _, action = heapq.heappop(self.events)
+                    action(time)
+                elif role is not None:
+                    self.current = role
+                    role.resume()
+                    if role.state is DONE and role.block.end():
+                        self.time = max(self.time, role.block.ended)
+                        if following := next(blocks, None):
+                            following.begin(role.block.ended)
+                else:
+                    break
+            if waiting := [role for role in self.roles if role.state is WAITING]:
+                lines = [f"  {role} waits for {role.why[1]()}\n      at {told(role.stopped_at)}" for role in waiting]
+                indices = sorted({role.block.index for role in waiting})
+                raise Deadlock(f"block {', '.join(map(str, indices))}: nobody can go on\n" + "\n".join(lines))
+        finally:
+            for role in self.roles:
+                role.kill()
