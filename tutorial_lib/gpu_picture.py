@@ -47,7 +47,8 @@ def gpu_picture(gpu: Gpu):
     axes.text(12.3, 4.0, f"{gpu.multiprocessors} SMs", ha="center", va="center", fontsize=8)
     box(10.25, 2.55, 4.1, 1.15, "L2 cache\n(of all SMs)", SKY, size=8)
     each = gpu.bandwidth / gpu.clock / gpu.multiprocessors
-    memory = f"device memory (HBM)\n{gpu.bandwidth / 1e12:.3g} TB/s:\n{each:.0f} bytes for each SM"
+    kind = " (HBM)" if gpu.arch in ("sm_80", "sm_90", "sm_100") else ""  # the others have GDDR
+    memory = f"device memory{kind}\n{gpu.bandwidth / 1e12:.3g} TB/s:\n{each:.0f} bytes for each SM"
     box(10.25, 0.55, 4.1, 1.6, memory, "white", hatch="", size=8)
     axes.annotate("", (12.3, 2.15), (12.3, 2.55), arrowprops={"arrowstyle": "<->", "color": GREY})
     axes.annotate("", (12.3, 3.7), (12.3, 3.9), arrowprops={"arrowstyle": "-", "color": GREY})
