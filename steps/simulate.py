@@ -22,7 +22,7 @@ RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.simulate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("step", help="number or name of a step, or a file that steps.show wrote")
+    parser.add_argument("step", nargs="?", help="number or name of a step, or a file that steps.show wrote")
     number = {"type": whole_number, "metavar": "N"}
     length = f"query length ({RAGGED}; {EVEN} for a file whose kernel wants full tiles)"
     parser.add_argument("--batch", default=1, help="(1)", **number)
@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sites", action="store_true", help="list the synchronisations of the kernel, and stop")
     parser.add_argument("--schedules", type=whole_number, default=1, metavar="N", help="run under N latencies (1)")
     parser.add_argument("--seed", type=int, metavar="N", help="the random latencies of this seed alone")
+    parser.add_argument("--against-gpu", action="store_true", help="record all outputs beside a GPU's, and stop")
     parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw the longest block's timeline, as PNG")
     return parser
 
@@ -45,6 +46,10 @@ def run(options: argparse.Namespace) -> int:
     if options.timeline:
         check_writable("--timeline", options.timeline.parent)
     console = make_console()
+    if options.against_gpu == bool(options.step):
+        raise BadRequest("expected either a step, or --against-gpu, which takes all of them")
+    if options.against_gpu:
+        return against_gpu(console)
     step, problem = asked(options)
     if options.sites:
         from tutorial_lib.simulator.breaking import broken
@@ -111,6 +116,27 @@ def _problem(options: argparse.Namespace, step):
     kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal")}
     kind |= {"heads": 2 * its.group_size, "kv_heads": 2}
     return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
+
+
+def against_gpu(console) -> int:
+    """Record how far the simulator's outputs are from this GPU's."""
+    from steps import STEPS
+    from steps.measuring import agreement
+    from tutorial_lib.files import RESULTS, write_whole
+    from tutorial_lib.hardware import gpu_turn, has_gpu
+    from tutorial_lib.results import as_json, recorded_agreements
+
+    if not has_gpu():
+        raise BadRequest("--against-gpu needs a GPU")
+    check_writable("results", RESULTS)
+    with gpu_turn("cuda"):
+        found = agreement.measure([step for step in STEPS if step.backend in ("gluon", "hopper")])
+    path = RESULTS / found.machine["slug"] / "simulated.json"
+    write_whole(path, as_json(found))
+    agreement.update_readme(recorded_agreements(RESULTS))
+    console.print(agreement.sentence([found]), soft_wrap=True)
+    console.print(f"Written: {path}", soft_wrap=True)
+    return 0 if all(difference.agrees for difference in found.steps) else 1
 
 
 class Examination:

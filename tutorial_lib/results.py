@@ -416,6 +416,32 @@ class Trace(_Record):
         return self.date[:10]
 
 
+class Difference(_Record):
+    """Between a step's output on a GPU and on the simulator: the largest, over so many problems.
+
+    allowed: for that problem, what ``tutorial_lib.accuracy`` allows between an output and the exact one.
+    """
+
+    step: str
+    problems: int
+    largest: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.largest <= self.allowed  # False for NaN
+
+
+class Agreement(_Record):
+    """Whether the same inputs give the same output on a GPU and on the simulator, up to the order of sums."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    steps: list[Difference]
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
@@ -485,6 +511,11 @@ def of_one_machine(runs: Sequence[Run]) -> list[Run]:
 def recorded_physics(folder: Path) -> list[Physics]:
     """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
     return _readable(Physics, Path(folder).glob("*/physics.json"))
+
+
+def recorded_agreements(folder: Path) -> list[Agreement]:
+    """Every readable ``<machine>/simulated.json`` under ``folder``, newest first."""
+    return _readable(Agreement, Path(folder).glob("*/simulated.json"))
 
 
 def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:

@@ -1,6 +1,8 @@
 """The simulator computes what a kernel says, refuses what a GPU or the compiler would, and finds what chance hides."""
 
 import re
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +10,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from steps import STEPS, get_step
+from steps.measuring import agreement
 from steps.simulate import main
 from tests.results.recorded import recorded
 from tests.shapes import problem
 from tests.simulator import kernels
 from tutorial_lib.compiler import compile_gluon
+from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
+from tutorial_lib.results import recorded_agreements
 from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
 from tutorial_lib.simulator.run import launch, watched
 
@@ -187,6 +192,39 @@ def test_attention_on_the_cpu_raises_for_a_race():
         racy.attention(*FORWARD.inputs(shape, 0), True)
 
 
+# --- beside a GPU ---
+
+
+@pytest.mark.parametrize("wrong_by", [0.0, 1.0])
+def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkeypatch, tmp_path):
+    """With a GPU that is made up."""
+
+    def made_up(step, inputs, causal):
+        return step.attention(*inputs, causal) + (wrong_by if step.name == "linked" else 0.0)
+
+    measure = partial(agreement.measure, on_gpu=made_up)
+    (tmp_path / "README.md").write_text(agreement.README.read_text())
+    monkeypatch.setattr("steps.STEPS", [get_step("linked"), get_step("stages")])
+    monkeypatch.setattr(agreement, "PROBLEMS", [p for p in agreement.PROBLEMS if p.head_dim == 128])
+    monkeypatch.setattr(agreement, "measure", measure)
+    monkeypatch.setattr(agreement, "update_readme", partial(agreement.update_readme, path=tmp_path / "README.md"))
+    monkeypatch.setattr("tutorial_lib.files.RESULTS", tmp_path)
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("tutorial_lib.hardware.gpu_turn", nullcontext)
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"name": "made up", "slug": "made-up"})
+    assert main(["--against-gpu"]) == (1 if wrong_by else 0)
+    [record] = recorded_agreements(tmp_path)
+    assert [(d.step, d.problems) for d in record.steps] == [("linked", 4), ("stages", 4)]
+    assert [d.largest for d in record.steps] == pytest.approx([wrong_by, 0.0], abs=0.01)  # what is added is rounded
+    told = agreement.sentence([record])
+    assert told in (tmp_path / "README.md").read_text() and told.split(" (")[0] in capsys.readouterr().out
+    assert f"for {1 if wrong_by else 2} of 2 steps" in told and ("Not so for linked." in told) == bool(wrong_by)
+
+
+def test_the_page_says_what_is_recorded():
+    assert agreement.sentence(recorded_agreements(RESULTS)) in agreement.README.read_text()
+
+
 # --- the command ---
 
 
@@ -234,6 +272,9 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        ([], "expected either a step, or --against-gpu"),
+        (["linked", "--against-gpu"], "expected either a step, or --against-gpu"),
+        (["--against-gpu"], "--against-gpu needs a GPU"),
         (["nothing"], "step must be a number or name of the ladder"),
         (["mma"], "simulated are Gluon's kernels"),
         (["linked", "--head-dim", "512"], "head_dim must be one of"),
