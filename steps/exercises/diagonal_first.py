@@ -25,8 +25,11 @@ EXERCISE = InKernel(
 """,
         ),
     ),
-    kinds=({"head_dim": 256, "causal": True, "heads": 4},),
-    lengths=(256, 384),
+    kinds=(
+        {"head_dim": 256, "causal": True, "heads": 4, "seq_len_q": 256, "seq_len_kv": 256},
+        {"head_dim": 256, "causal": True, "dtype": "bfloat16"},
+    ),
+    lengths=(384, 512),
     multiple=128,
     schedules=16,  # what is given back too early is a race under about half of them
     hints=(
@@ -62,8 +65,8 @@ def pass_over(place, barriers, turn, part: gl.constexpr):
     return turn
 """,
         ),
-        Wrong("the count does not go on", "race on tiles.key", old="        turn += 1\n", new=""),
-        Wrong("nothing is passed over", "wrong number", old="if end < block_end", new="if end > block_end"),
+        Wrong("the count does not go on", ".key", old="        turn += 1\n", new=""),
+        Wrong("nothing is passed over", "a deadlock", old="if end < block_end", new="if end > block_end"),
         Wrong("every tile is passed over", "a deadlock", old="if end < block_end", new="if end <= block_end"),
         Wrong(
             "values given back unseen",

@@ -52,7 +52,7 @@ EXERCISE = InKernel(
         "Behind a block's last tile nothing more comes. Who waits for it waits forever, so both waits stand under "
         "`if more`. The product itself is begun in any case.",
         "Two products are under way then: the last PV product, which is older, and the next QK product. "
-        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the place of V is free: number turn.",
+        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the place of V, turn, is free.",
     ),
     solution="""
 def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):

@@ -58,7 +58,7 @@ def store_in_halves(o, array, place, batch, head, row):
             old="    place.reshape(right.shape).store(right)\n    fence_async_shared()\n",
             new="    place.reshape(right.shape).store(right)\n",
         ),
-        Wrong("both halves at column 0", "column 0", old="row, OUTPUT_COLUMNS]", new="row, 0]"),
+        Wrong("both halves at column 0", "wrong number", old="row, OUTPUT_COLUMNS]", new="row, 0]"),
         Wrong("the column is counted in halves", "wrong number", old="row, OUTPUT_COLUMNS]", new="row, 1]"),
     ),
     debrief="What is saved in shared memory is paid in time: the second half waits in registers until the first has "

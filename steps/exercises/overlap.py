@@ -55,7 +55,7 @@ EXERCISE = InKernel(
         ),
     ),
     kinds=({"head_dim": 128, "heads": 1}, {"head_dim": 128, "dtype": "bfloat16", "kv_heads": 1}),
-    lengths=(384, 512),
+    lengths=(512, 640),  # four tiles of keys: a place that is not given back is missed with the fourth
     multiple=128,
     watch=exponentials_run_under_products,
     lacking=(
@@ -151,7 +151,7 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
         ),
         Wrong(
             "the keys of the tile before are given back",
-            "race on tiles.key",
+            ".key",
             old="release(barriers.key_free, turn + 1",
             new="release(barriers.key_free, turn",
         ),
