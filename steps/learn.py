@@ -11,6 +11,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tutorial_lib.answers import LEARN, Answers
@@ -22,13 +23,28 @@ CALL = re.compile(r'^(?:lesson\.)?exercise\("(?P<name>\w+)", (?P<function>\w+)\)
 ORIGIN = "chapter"  # metadata: which text a copy was made from
 
 
-def exercises_in(notebook) -> dict[str, tuple[int, str, str]]:
-    """Exercise -> (its cell's number, the function as the cell has it, the line that calls the exercise)."""
+@dataclass(frozen=True)
+class Blank:
+    """An exercise's cell. number: of the cell; before: what stands above the function; call: the cell's last line."""
+
+    number: int
+    before: str
+    function: str
+    call: str
+
+    def with_function(self, function: str) -> str:
+        """The cell with another function in the blank's place."""
+        return f"{self.before}{function.rstrip()}\n\n\n{self.call}"
+
+
+def exercises_in(notebook) -> dict[str, Blank]:
+    """The exercises of a chapter by their names."""
     found = {}
     for number, cell in enumerate(notebook.cells):
         above, _, last = cell.source.rstrip().rpartition("\n")
         if cell.cell_type == "code" and (call := CALL.match(last)):
-            found[call["name"]] = (number, above.strip() + "\n", last)
+            begin = above.index(f"def {call['function']}(")
+            found[call["name"]] = Blank(number, above[:begin], above[begin:].strip() + "\n", last)
     return found
 
 
@@ -36,9 +52,9 @@ def filled(path: Path, answers: Answers):
     """A chapter as a notebook to work in, with the learner's answers."""
     notebook = read_source(path)
     notebook.metadata[ORIGIN] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    for name, (number, _, call) in exercises_in(notebook).items():
+    for name, blank in exercises_in(notebook).items():
         if answer := answers.answer(name):
-            notebook.cells[number].source = f"{answer.rstrip()}\n\n\n{call}"
+            notebook.cells[blank.number].source = blank.with_function(answer)
     return notebook
 
 

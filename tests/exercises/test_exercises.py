@@ -13,9 +13,7 @@ from tutorial_lib.notebooks import GLOSSARY, read_source, sources
 EXERCISES = list(all_exercises().values())
 WRONG = [pytest.param(e, wrong, id=f"{e.name}-{wrong.what}".replace(" ", "_")) for e in EXERCISES for wrong in e.wrong]
 CELLS = {
-    name: (path.stem, function)
-    for path in sources()
-    for name, (_, function, _) in exercises_in(read_source(path)).items()
+    name: (path.stem, blank.function) for path in sources() for name, blank in exercises_in(read_source(path)).items()
 }
 
 

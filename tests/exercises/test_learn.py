@@ -43,8 +43,8 @@ def series(tmp_path, monkeypatch):
 def cell(path) -> str:
     """The cell of the exercise."""
     notebook = nbformat.read(path, as_version=4)
-    [(number, _, _)] = learn.exercises_in(notebook).values()
-    return notebook.cells[number].source
+    [blank] = learn.exercises_in(notebook).values()
+    return notebook.cells[blank.number].source
 
 
 def test_a_copy_is_not_executed_and_its_blanks_are_blank(series):
@@ -76,6 +76,16 @@ def test_a_chapter_that_changed_comes_with_the_answers_and_the_old_copy_is_kept(
         assert learn.write_copies(folder, source.parent.parent) == [written]
         assert "return 1\n\n\nexercise(" in cell(written) and (folder / old).exists()
     assert "My notes." in (folder / "00_one.before.ipynb").read_text()
+
+
+def test_what_stands_above_a_blank_stays(series):
+    source, folder = series
+    source.write_text(CHAPTER.replace(BLANK, f"import math\n\n\n{BLANK}"))
+    Answers(folder).keep("exp2", "def softmax_exp2(scores, row_max, scale):\n    return math.e\n", False)
+    [written] = learn.write_copies(folder, source.parent.parent)
+    assert cell(written).startswith("import math\n\n\ndef softmax_exp2(") and "return math.e\n\n\nexercise(" in cell(
+        written
+    )
 
 
 def test_a_damaged_copy_is_written_again_and_kept(series):
