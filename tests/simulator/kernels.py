@@ -26,6 +26,17 @@ def add_one(source, target, n):
 
 
 @gluon.jit
+def looked_into(x):
+    print("the sum is", gl.sum(x, 0))
+    breakpoint()
+
+
+@gluon.jit
+def calls_what_is_looked_into(source):
+    looked_into(gl.load(source + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))))
+
+
+@gluon.jit
 def copy(source, target, waits: gl.constexpr):
     """16 x 64 numbers by way of shared memory, with cp.async; without the wait it reads what has not come."""
     row = gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))

@@ -36,6 +36,14 @@ def test_a_kernel_computes():
     assert torch.equal(target[:100], source + 1) and not target[100:].any()
 
 
+def test_a_kernel_can_be_looked_into(capsys, monkeypatch):
+    """``print`` and ``breakpoint()`` work in a kernel, and in what it calls."""
+    stopped = []
+    monkeypatch.setattr("sys.breakpointhook", lambda: stopped.append(True))
+    launch(kernels.calls_what_is_looked_into, (2,), (torch.ones(64),), 4)
+    assert capsys.readouterr().out == "the sum is 64.0\n" * 2 and stopped == [True, True]
+
+
 def test_a_copy_that_is_not_waited_for_has_not_come():
     source, target = torch.randn(16, 64).half(), torch.zeros(16, 64).half()
     assert not launch(kernels.copy, (1,), (source, target, True), 4).found
