@@ -22,6 +22,7 @@ GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
 
 WIDE = 130  # columns that the table needs to show every spread
+ONE_TABLE = 120  # columns that one table needs to show recorded timings beside what was done here
 
 
 def _seconds(text: str) -> float:
@@ -221,15 +222,22 @@ def show_run(console, run, recorded) -> None:
 
     from tutorial_lib import tables
 
-    columns = tables.columns(run, recorded, compact=recorded is not None or console.width < WIDE)
+    def show(columns, cells) -> None:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for n, (header, _) in enumerate(columns):
+            table.add_column(header, justify="left" if n < 2 else "right", no_wrap=n < 2)
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+
+    beside = recorded is not None and console.width >= ONE_TABLE
+    columns = tables.columns(run, recorded if beside else None, compact=recorded is not None or console.width < WIDE)
     console.print(f"\nAttention, step by step: {tables.provenance(run)}", style="bold")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for n, (header, _) in enumerate(columns):
-        table.add_column(header, justify="left" if n < 2 else "right", no_wrap=n < 2)
     measurements = run.everybody
-    for cells in tables.rows(measurements, columns):
-        table.add_row(*cells)
-    console.print(table)
+    show(columns, tables.rows(measurements, columns))
+    if recorded and not beside:
+        columns = [*columns[:2], *tables.recorded_columns(recorded)]
+        show(columns, [[text(m) for _, text in columns] for m in measurements])
     for line in tables.reasons(measurements):
         console.print(line)
     if run.ceiling:
@@ -250,6 +258,8 @@ def show_run(console, run, recorded) -> None:
         )
     if recorded:
         console.print(f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.")
+    elif not run.timed:
+        console.print("Nothing was timed here, and no timing of this problem is recorded.")
 
 
 def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:

@@ -16,10 +16,11 @@ import pytest
 
 from steps import STEPS, get_step
 from steps.core import fused
+from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.reference.peers import PEERS
-from steps.run import main, make_parser, select_peers, select_steps
+from steps.run import main, make_parser, select_peers, select_steps, show_run
 from tests import faulty
 from tests.shapes import problem
 from tutorial_lib.clock import Clock
@@ -211,6 +212,28 @@ def test_recorded_timings_stand_in_marked(tmp_path):
     assert recorded.day in out
     assert re.search(r"recorded\s", out)
     assert f"{recorded.measurement('approx_division').tflops:.0f}" in out
+
+
+@pytest.mark.parametrize("width", [80, 100, 119, 130])
+def test_recorded_timings_are_shown_without_a_broken_cell(width):
+    """In a narrow terminal they have a table of their own."""
+    from rich.console import Console
+
+    recorded = find_recorded(HEADLINE)
+    untimed = dict.fromkeys(("latency_ms", "tflops", "speedup_vs_previous", "speedup_vs_baseline", "clock_ghz"))
+    steps = [
+        m.model_copy(update={"status": "checked", **untimed}) for m in recorded.steps if m.name in ("exp2", "linked")
+    ]
+    here = recorded.model_copy(update={"steps": steps, "peers": [], "inside": [], "ceiling": None, "sustained": []})
+    out = io.StringIO()
+    show_run(Console(width=width, file=out), here, recorded)
+    lines = [line for line in out.getvalue().splitlines() if re.match(r" (3|35) ", line)]
+    assert len(lines) == (2 if width >= 120 else 4)
+    assert f"{recorded.measurement('linked').tflops:.0f}" in lines[-1].split()
+    assert all(len(line) <= width for line in out.getvalue().splitlines())
+    out = io.StringIO()
+    show_run(Console(width=width, file=out), here, None)
+    assert "no timing of this problem is recorded" in " ".join(out.getvalue().split())
 
 
 def test_no_recorded_timings_of_another_problem(tmp_path):
