@@ -510,7 +510,8 @@ def _most_changed(rows: list[list]) -> list[list]:
             return float(row[1] != row[2])
         return abs(now - before) / max(abs(now), abs(before), 1e-9)
 
-    changed = sorted((row for row in rows if row[1] != row[2]), key=change, reverse=True)[:SHOWN]
+    compared = [row for row in rows if row[1] != row[2] and not {None, tables.NOTHING} & set(row)]  # both are known
+    changed = sorted(compared, key=change, reverse=True)[:SHOWN]
     return [row for row in rows if row in changed]
 
 
