@@ -11,6 +11,7 @@ import ast
 import inspect
 import linecache
 import random
+import re
 import secrets
 import textwrap
 from abc import ABC, abstractmethod
@@ -159,6 +160,17 @@ def first_wrong(
             call = f"`{function.__name__}({', '.join(map(repr, case))})`"
             return f"{call} must be {theirs!r}, and yours gives {mine!r}." + (f" {told(*case)}" if told else "")
     return None
+
+
+def explained(message: str, typical: Iterable[tuple[str, str]], source: str) -> str:
+    """A message with what it means in front. typical: (a pattern, such words); the first pattern that is found counts.
+
+    It is looked for in the message, a line ``# source``, and the learner's source.
+    """
+    for pattern, words in typical:
+        if re.search(pattern, f"{message}\n# source\n{source}", re.DOTALL):
+            return f"{words}\n\n{message}"
+    return message
 
 
 def _line_in(error: Exception, function: Callable) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.writing.written import WrittenStep, plainly, write_step
 from tutorial_lib.accuracy import compare, first_difference
-from tutorial_lib.exercises import Exercise, source_of
+from tutorial_lib.exercises import Exercise, explained, source_of
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
 
@@ -37,6 +37,7 @@ class InKernel(Exercise):
     schedules: int = 3  # latencies that a simulated kernel runs under: the model's, and random ones
     watch: Callable[[object, Problem], str | None] | None = None
     lacking: tuple[tuple[str, str], ...] = ()
+    typical: tuple[tuple[str, str], ...] = ()  # as ``tutorial_lib.exercises.explained`` takes them
 
     def problems(self, chance: random.Random) -> list[Problem]:
         """One for each kind, with lengths that are new each time; with a causal mask, as many keys as queries."""
@@ -53,7 +54,8 @@ class InKernel(Exercise):
         for problem in self.problems(chance):
             if wrong := self._on(problem, source, chance):
                 hints = [said for piece, said in self.lacking if piece not in source]
-                return "\n\n".join([f"On {problem.describe()}: {wrong}", *hints])
+                message = "\n\n".join([f"On {problem.describe()}: {wrong}", *hints])
+                return explained(message, self.typical, source)
         return None
 
     def kernel(self, problem: Problem, source: str) -> WrittenStep:
@@ -106,9 +108,11 @@ def _simulated(step, problem: Problem, inputs, outputs, seed: int | None, runs: 
     with watched(seed, trace=seed is None) as watch:
         try:
             pass_of(step).call(step, problem, inputs, outputs)
-        except Deadlock as error:
-            return _quoted("a deadlock:", str(error))
-        except (KernelError, Unknown) as error:
+        except KernelError as error:
+            what = "a deadlock:" if isinstance(error, Deadlock) else "the kernel cannot run:"
+            before = [_quoted("Before that, something was not in order:", told) for told in error.found[:1]]
+            return "\n\n".join([_quoted(what, str(error)), *before])
+        except Unknown as error:
             return _quoted("the kernel cannot run:", str(error))
     runs += watch.runs
     found = [told for run in watch.runs for told in run.found.values()]

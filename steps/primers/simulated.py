@@ -146,7 +146,9 @@ def run(
     if without:
         text = text_without(text, without)
     wrong, launched = simulated(text, case, random.Random(0), trace=timeline, **how)
-    changed = [f"`{old}` replaced by `{new}`" for old, new in edits] + ([f"without `{without}`"] if without else [])
+    left_out = [old for old, new in edits if not new.strip()] + ([without] if without else [])
+    changed = [f"without `{old.strip()}`" for old in left_out]
+    changed += [f"`{new.strip()}` in place of `{old.strip()}`" for old, new in edits if new.strip()]
     title = f"`{case}`, {', '.join(changed)}: " if changed else f"`{case}`: "
     parts = [title + (wrong or "the result is right, and everything is in order.")]
     if timeline and launched:

@@ -1,0 +1,222 @@
+"""The producer of the attention kernel: it asks TMA for queries, keys and values, each as soon as its place is free."""
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong
+
+# In step producer a block has one tile of queries, and would never fill the queries' place again. Here it gets two.
+TWO_TILES_A_BLOCK = (
+    """\
+    first = gl.program_id(0)
+    last = first + 1
+""",
+    """\
+    first = gl.program_id(0) * 2
+    last = gl.minimum(first + 2, gl.num_programs(0))
+""",
+)
+
+VALUES_AWAITED = "            mbarrier.wait(barriers.value_free.index(stage), used)\n"
+VALUES_FETCHED = """\
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage)
+"""
+
+EXERCISE = InKernel(
+    name="produce",
+    step="producer",
+    function="produce",
+    edits=(TWO_TILES_A_BLOCK,),
+    # Three tiles of keys, an odd number, for each of several tiles of queries, and heads of K and V that are shared.
+    kinds=(
+        {"heads": 1, "seq_len_q": 256, "seq_len_kv": 384},
+        {"batch": 2, "heads": 2, "kv_heads": 1, "seq_len_q": 128, "dtype": "bfloat16"},
+    ),
+    lengths=(257, 383),
+    typical=(
+        # --- in the source ---
+        (
+            r"(race on tiles|more arrivals|a deadlock).*# source(?!.*[^_]turn \+= 1)",
+            "`turn` stays what it is, and so every tile goes into the same place.",
+        ),
+        # --- nobody can go on ---
+        (
+            r"a deadlock.*produce 2 waits for barriers.query_free\[0\] with parity 0 \(0 phases",
+            "The producer waits for the place of the queries before anybody has used it: for its first use the wait "
+            "for `query_free` must pass at once.",
+        ),
+        (
+            r"key_ready\[0\] with parity 0 \(0 .*produce 2 waits for barriers.(key|value)_free\[0\] with parity 0",
+            "The producer waits for a place of the ring that nobody has used yet. In the first round the wait for "
+            "`free` must pass at once: a fresh barrier lets a wait for parity 1 pass.",
+        ),
+        (
+            r"-\d+ bytes missing",
+            "TMA brought more bytes than were announced to this barrier. How many bytes have the queries of a block, "
+            "with both parts together?",
+        ),
+        (
+            r"a deadlock.*query_ready[^\n]*[1-9]\d* bytes missing",
+            "The queries' barrier still waits for bytes that nobody brings: count those of both parts, and no others.",
+        ),
+        (
+            r"more arrivals.*mbarrier.expect\(ready.*# source.*for part in[^\n]*\n[^\n]*expect",
+            "`expect` is an arrival, and the queries' barrier wants one a phase: announce both parts together, in "
+            "front of the loop.",
+        ),
+        # --- not in order ---
+        (
+            r"race on tiles.query[^\n]*read by wgmma.*after: TMA load",
+            "A group multiplies queries that have not come yet: the barrier's phase is complete too early. It must "
+            "count the bytes of both parts.",
+        ),
+        (
+            r"(race on tiles.query|query_ready[^\n]*more arrivals|barriers.query_ready\[0\] with parity)",
+            "The queries are not in order. In a block with several tiles of queries the place of the queries is "
+            "filled again: the producer must wait for `query_free`, with the parity of this use, and count its tiles "
+            "of queries.",
+        ),
+        (
+            r"race on tiles.key",
+            "The keys are not in order: TMA fills a place that may still be read, or holds a tile that nobody has "
+            "read. The wait for `key_free` stands in front of the copy, with the place and the parity of this turn.",
+        ),
+        (
+            r"race on tiles.value",
+            "The values are not in order: TMA fills a place that may still be read, or holds a tile that nobody has "
+            "read. The wait for `value_free` stands in front of the copy, with the place and the parity of this turn.",
+        ),
+        (
+            r"more arrivals",
+            "A tile is announced for a place whose last tile has not come yet: nothing held the producer back. Is "
+            "there a wait for `free` in front of every copy, with the place and the parity of this turn?",
+        ),
+        (
+            r"a deadlock.*consume \d waits for barriers.(key|value)_ready(?!.*produce 2)",
+            "The producer has ended, and a group still waits for a tile: are there as many tiles as `tiles_to_visit` "
+            "says, and does each go into the place that its turn says?",
+        ),
+        (
+            r"a deadlock.*produce 2 waits for barriers.(key|value)_free",
+            "The producer waits for a phase that does not come. The remainder of `turn` says which place, its "
+            "quotient how often that place was filled, over all tiles of queries of the block.",
+        ),
+        # --- in order, and wrong ---
+        (
+            r"first wrong number",
+            "Everything is in order, but the numbers are wrong: another tile came than should have. Look at the "
+            "coordinates: head and first row of each copy. K and V have fewer heads than Q.",
+        ),
+    ),
+    hints=(
+        "Every tile is brought by the same three statements: wait until its place is free, announce its bytes to "
+        "`ready`, ask TMA. For keys and values `fetch` does the last two. Which counter belongs to the queries, and "
+        "which to the ring?",
+        "Tile number t of a ring of S places has place t % S, and the wait for `free` has the parity t // S & 1 ^ 1. "
+        "For keys and values t is `turn`, which goes on counting from one tile of queries to the next; for the "
+        "queries it is `query_turn`.",
+        "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and PARTS copies of "
+        "ROWS rows, part p from row `row + p * ROWS`. Keys: `fetch(arrays.key, tiles.key, barriers.key_ready, "
+        "kv_head, batch, j * TILE_KEY, stage)`.",
+    ),
+    solution="""
+def produce(arrays, tiles, barriers, work):
+    turn = 0
+    query_turn = 0
+    first, last = own_tiles()
+    for n in range(first, last):
+        head, batch, i = position(n, work)
+        row = i * TILE_QUERY
+        _, end = tiles_to_visit(work.seq_len_kv)
+        kv_head = head // GROUP_SIZE
+
+        # --- queries ---
+        place = query_turn % QUERY_STAGES
+        mbarrier.wait(barriers.query_free.index(place), query_turn // QUERY_STAGES & 1 ^ 1)
+        ready = barriers.query_ready.index(place)
+        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
+        for part in gl.static_range(PARTS):
+            at = [batch, head, row + part * ROWS, 0]
+            tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(place * PARTS + part))
+        query_turn += 1
+
+        # --- keys and values ---
+        for j in range(end):
+            stage = turn % STAGES
+            used = turn // STAGES & 1 ^ 1
+            mbarrier.wait(barriers.key_free.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, j * TILE_KEY, stage)
+            mbarrier.wait(barriers.value_free.index(stage), used)
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage)
+            turn += 1
+""",
+    wrong=(
+        Wrong("free starts closed", "nobody has used yet", old="turn // STAGES & 1 ^ 1\n", new="turn // STAGES & 1\n"),
+        Wrong(
+            "turns are counted, not uses",
+            "how often that place was filled",
+            old="used = turn // STAGES & 1 ^ 1",
+            new="used = turn & 1 ^ 1",
+        ),
+        Wrong("always passable", "held the producer back", old="used = turn // STAGES & 1 ^ 1", new="used = 1"),
+        Wrong(
+            "keys are not waited for",
+            "held the producer back",
+            old="mbarrier.wait(barriers.key_free.index(stage), used)",
+            new="pass",
+        ),
+        Wrong(
+            "one wait for both",
+            "The values are not in order",
+            old="mbarrier.wait(barriers.value_free.index(stage), used)",
+            new="pass",
+        ),
+        Wrong(
+            "free is waited for behind the copy",
+            "stands in front of the copy",
+            old=VALUES_AWAITED + VALUES_FETCHED,
+            new=VALUES_FETCHED + VALUES_AWAITED,
+        ),
+        Wrong("the turn does not go on", "every tile goes into the same place", old="            turn += 1\n", new=""),
+        Wrong(
+            "every tile of queries counts anew",
+            "over all tiles of queries",
+            old="        # --- keys and values ---",
+            new="        turn = 0",
+        ),
+        Wrong("the place is that of j", "says which place", old="stage = turn % STAGES", new="stage = j % STAGES"),
+        Wrong(
+            "queries are not waited for",
+            "wait for `query_free`",
+            old="mbarrier.wait(barriers.query_free.index(place), query_turn // QUERY_STAGES & 1 ^ 1)",
+            new="pass",
+        ),
+        Wrong(
+            "the queries' place starts closed",
+            "before anybody has used it",
+            old="query_turn // QUERY_STAGES & 1 ^ 1",
+            new="query_turn // QUERY_STAGES & 1",
+        ),
+        Wrong("tiles of queries are not counted", "count its tiles", old="        query_turn += 1\n", new=""),
+        Wrong("bytes of one part", "count the bytes of both parts", old="TILE_QUERY * HEAD_DIM", new="ROWS * HEAD_DIM"),
+        Wrong("bytes of float32", "bytes that nobody brings", old="HEAD_DIM * 2)", new="HEAD_DIM * 4)"),
+        Wrong(
+            "announced for each part",
+            "in front of the loop",
+            old="""        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
+        for part in gl.static_range(PARTS):
+""",
+            new="""        for part in gl.static_range(PARTS):
+            mbarrier.expect(ready, ROWS * HEAD_DIM * 2)
+""",
+        ),
+        Wrong("both parts the same rows", "Look at the coordinates", old="row + part * ROWS", new="row"),
+        Wrong("the queries' head for K and V", "fewer heads than Q", old="head // GROUP_SIZE", new="head"),
+        Wrong(
+            "rows in tiles",
+            "Look at the coordinates",
+            old="key_ready, kv_head, batch, j * TILE_KEY",
+            new="key_ready, kv_head, batch, j",
+        ),
+    ),
+    debrief="This is the producer of every kernel that follows: two counters, a wait for `free` in front of every "
+    "copy, and no wait for a copy to end. In which order it waits for the places of keys and values is up to you.",
+)
