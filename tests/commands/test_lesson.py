@@ -135,6 +135,24 @@ def test_a_wrong_variation_is_found_without_a_gpu():
     assert "| yes | NO |" in shown
 
 
+def test_an_edited_kernel_is_shown_and_judged():
+    lesson = Lesson("producer")
+    page = lesson.edited(("used = turn // STAGES & 1 ^ 1", "used = turn // STAGES & 1"), length=300)
+    assert page.parts[0].text == "- used = turn // STAGES & 1 ^ 1\n+ used = turn // STAGES & 1"
+    told = words(page)
+    assert "produce 2 waits for barriers.key_free[0] with parity 0" in told and "at kernel:" in told
+    assert "consume 0 waits for barriers.key_ready[0]" in told and "written_" not in told  # and not for a parameter
+    assert "Correct: no race" in words(lesson.edited(("used = turn", "used = 0 + turn"), length=300))
+    with pytest.raises(ValueError, match="must stand in the kernel once, not 0 times"):
+        lesson.edited(("nothing of the kind", ""))
+
+
+def test_the_survey_is_a_table_of_one_screen_and_the_rest_is_folded():
+    _, table, alone, rest = summary.architectures().parts
+    assert table.count("\n") < 25 and "24 wide_block" in table and "sm_80" in table and "93 diagonal" not in table
+    assert "30 wgmma" in alone and rest.startswith("<details>") and "93 diagonal_first" in rest
+
+
 def test_identical_code_is_called_so():
     assert "same code, instruction for instruction" in words(Lesson("load_order").evidence())
     assert "same code" not in words(Lesson("exp2").evidence())

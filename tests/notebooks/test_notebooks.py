@@ -28,7 +28,7 @@ LAST_OF_PARTS = [
 ]
 EXECUTED = [path for path in SOURCES if path.stem.endswith(("_naive", "_wgmma"))]  # PyTorch alone; a Hopper kernel
 FIGURE = re.compile(
-    r"(lesson|summary)\.(time|lost|ladder|lengths|architectures|wall|rounds|ceilings|cycles|traced)\(|\.draw_"
+    r"(lesson|summary)\.(time|lost|ladder|lengths|wall|rounds|ceilings|cycles|traced)\(|\.draw_"
 )
 NUMBER_AND_UNIT = re.compile(r"\d(\.\d+)?\s?(TFLOPS|ms\b|µs|×(?!\s?\w)|x faster|times (as )?(fast|slow))")
 
