@@ -238,10 +238,11 @@ def tflops_by_length(runs: Sequence[Run]):
     """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
     peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), "sdpa", runs)
-    steps = {m.name: m for run in runs for m in run.steps if m.tflops}
+    found = {m.name: m for run in runs for m in run.steps if m.tflops}
+    steps = {m.name: m for m in sorted(found.values(), key=lambda m: m.number) if _makes_a_line(m, runs)}
     baseline = [steps["sdpa"]] if "sdpa" in steps else []
     others = [*baseline, *peers[:PEERS_A_PANEL]]
-    path = [m for m in steps.values() if m not in baseline and not _stands_aside(m, steps)]
+    path = [m for m in steps.values() if m not in baseline and not _stands_aside(m, found)]
     panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]
     figure, grid = figure_with_axes(8.0, 3.1 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
@@ -264,6 +265,13 @@ def tflops_by_length(runs: Sequence[Run]):
     first = runs[0]
     figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
     return figure
+
+
+def _makes_a_line(m: Measurement, runs: Sequence[Run]) -> bool:
+    """Whether it was timed at two lengths, where there are two."""
+    return sum(at is not None and at.tflops is not None for at in (run.measurement(m.name) for run in runs)) >= min(
+        2, len(runs)
+    )
 
 
 def _shades(count: int) -> list[tuple[float, float, float]]:
