@@ -92,6 +92,15 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "39 at_maxima"} <= steps
 
 
+def test_over_the_length_a_step_of_a_single_record_makes_no_line_and_the_last_number_stands_last():
+    runs = [run for run in RECORDED if run.machine["slug"] == "nvidia-h200" and run.the_problem().causal]
+    assert len({len(run.steps) for run in runs}) > 1
+    for axes in plots.tflops_by_length(runs).axes:
+        assert all(len(line.get_xdata()) > 1 for line in axes.lines)
+        numbers = [int(line.get_label().split()[0]) for line in axes.lines if line.get_label()[0].isdigit()]
+        assert numbers == sorted(numbers)
+
+
 def test_lines_of_a_panel_can_be_told_apart_in_grey():
     light = [0.3 * r + 0.59 * g + 0.11 * b for r, g, b in plots._shades(plots.LINES_A_PANEL)]
     assert all(a - b > 0.05 for a, b in itertools.pairwise(light))
