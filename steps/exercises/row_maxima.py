@@ -16,17 +16,19 @@ def judge(function, chance):
 
         found = list(function(list(own), shuffle))
         rows = [own[lane // 4 * 4 : lane // 4 * 4 + 4] for lane in range(LANES)]
-        for lane, row in enumerate(rows):
-            if len(found) != LANES or found[lane] != max(row):
-                return _told(lane, row, own, found, distances)
+        if len(found) != LANES:
+            return f"It must return 32 numbers, one a lane; yours returns {len(found)}."
+        wrong = [lane for lane, row in enumerate(rows) if found[lane] != max(row)]
+        if wrong:
+            mixed = [lane for lane in wrong if found[lane] in own and found[lane] not in rows[lane]]
+            lane = (mixed or wrong)[0]
+            return _told(lane, rows[lane], own, found)
         if len(distances) > 2:
             return f"Right, but with {len(distances)} shuffles ({distances}); two are enough for four lanes."
     return None
 
 
-def _told(lane: int, row: list, own: list, found: list, distances: list) -> str:
-    if len(found) != LANES:
-        return f"It must return 32 numbers, one a lane; yours returns {len(found)}."
+def _told(lane: int, row: list, own: list, found: list) -> str:
     wrong = f"Lane {lane} must end with {max(row)}, the largest of its row's four lanes {row}; yours has {found[lane]}."
     if found[lane] in own and found[lane] not in row:
         theirs = own.index(found[lane])

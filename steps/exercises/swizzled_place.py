@@ -8,21 +8,21 @@ ROWS, COLUMNS, CHUNK = 64, 64, 8
 def judge(function, chance):
     from tutorial_lib.layouts import words_a_bank
 
-    holds: dict[int, tuple[int, int]] = {}
     rows = list(range(ROWS))
     chance.shuffle(rows)
-    for row in rows:
-        for column in range(COLUMNS):
-            place = function(row, column)
-            if not isinstance(place, int):
-                return f"`place({row}, {column})` must be a whole number, and yours gives {place!r}."
-            if not 0 <= place < ROWS * COLUMNS:
-                return f"`place({row}, {column})` is {place}: the tile has places 0 to {ROWS * COLUMNS - 1} only."
-            if place in holds:
-                return (
-                    f"Elements {holds[place]} and {(row, column)} both lie at place {place}: one overwrites the other."
-                )
-            holds[place] = row, column
+    elements = [(row, column) for row in rows for column in range(COLUMNS)]
+    for row, column in elements:
+        found = function(row, column)
+        if not isinstance(found, int):
+            return f"`place({row}, {column})` must be a whole number, and yours gives {found!r}."
+        if not 0 <= found < ROWS * COLUMNS:
+            return f"`place({row}, {column})` is {found}: the tile has places 0 to {ROWS * COLUMNS - 1} only."
+    holds: dict[int, tuple[int, int]] = {}
+    for element in elements:
+        found = function(*element)
+        if found in holds:
+            return f"Elements {holds[found]} and {element} both lie at place {found}: one overwrites the other."
+        holds[found] = element
     for row in rows:
         for first in range(0, COLUMNS, CHUNK):
             places = [function(row, first + n) for n in range(CHUNK)]
@@ -63,9 +63,12 @@ def place(row, column):
     wrong=(
         Wrong("no swizzle", "takes 8 turns", old=" ^ row % 8", new=""),
         Wrong("four phases only", "takes 2 turns", old="row % 8", new="row % 4"),
-        Wrong("the row itself, not modulo 8", "both lie at place", old="^ row % 8", new="^ row"),
+        Wrong("the row itself, not modulo 8", "the tile has places", old="^ row % 8", new="^ row"),
         Wrong(
-            "shifted without going round", "both lie at place", old="column // 8 ^ row % 8", new="column // 8 + row % 8"
+            "shifted without going round",
+            "the tile has places",
+            old="column // 8 ^ row % 8",
+            new="column // 8 + row % 8",
         ),
         Wrong(
             "elements move, not chunks",
