@@ -68,6 +68,19 @@ def test_tma_brings_bytes_and_wants_a_fence():
         launch(kernels.by_tma, (1,), (*pair, True, True, size + 2), 4)
 
 
+def test_a_barrier_that_one_of_two_copies_completes_orders_that_one_alone():
+    """Half of the bytes announced: the second part's queries are read, and nobody has waited for them."""
+    from steps.writing.written import edited, write_step
+
+    shape = problem(batch=1, heads=1, seq_len_q=128, seq_len_kv=128, head_dim=64)
+    size = "TILE_QUERY * HEAD_DIM * tiles.query.dtype"
+    broken = edited(write_step(get_step("producer"), shape), (size, size.replace("TILE_QUERY", "ROWS")))
+    with watched() as watch:
+        broken.attention(*FORWARD.inputs(shape, 0), shape.causal)
+    told = list(watch.runs[0].found.values())
+    assert "read by wgmma of consume 1" in told[0] and not any("consume 0" in text for text in told)
+
+
 @pytest.mark.parametrize(
     ("early", "late", "stores", "in_order"),
     [(False, False, False, True), (True, False, False, False), (True, True, False, True), (False, False, True, True)],

@@ -31,6 +31,7 @@ class MBarrier:
         self.phase = self.bytes = 0
         self.gathering, self.released = ({}, {}), ({}, {})  # what those who wait will know
         self.made = role, role.known[role]
+        self.copies = 0  # that TMA was asked for, and that report here
         self.waiting: list[Role] = []
 
     def arrive(self, number: int, known: tuple[Clock, Clock], time: float) -> None:
@@ -147,7 +148,8 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
     me, full = state.role(), _barrier(barrier)
     me.point()
     block = me.block
-    agent, count = ("TMA load", full), full.phase + 1
+    full.copies += 1  # counted one by one: who waits for a phase that ends before its last copy knows nothing of that
+    agent, count = ("TMA load", full), full.copies
     if result.shape != tensor_desc.block_shape:
         raise KernelError(at(f"TMA brings {tensor_desc.block_shape}, its place is {result.shape}"))
     if me.fenced.get(full.made[0], 0) < full.made[1]:
