@@ -15,23 +15,30 @@ def count(registers, threads, shared_bytes, mistake=None):
         per_warp = -(-per_warp // 256) * 256
     if mistake == "rounded down":
         per_warp = 32 * registers // 256 * 256
+    if mistake == "one unit more":
+        per_warp = 32 * (registers // 8 + 1) * 8
     by_registers = 65536 // max(1, per_warp * warps)
     if mistake == "threads":
         by_registers = 65536 // (registers * threads)
-    all_of_it = 228_000 if mistake == "thousands" else 228 * KIB
+    all_of_it = {"thousands": 228_000, "system once": 227 * KIB}.get(mistake, 228 * KIB)
     by_shared_memory = all_of_it // max(1, shared_bytes + (0 if mistake == "system" else KIB))
     by_warps = 32 if mistake == "no limit of warps" else 64 // max(1, warps)
+    if mistake == "limit of threads":
+        by_warps = 2048 // threads
     return min(by_registers, by_shared_memory, by_warps, 1000 if mistake == "no limit of blocks" else 32)
 
 
 MISTAKES = {
     "units": "registers are not handed out one by one: round 32 * registers up to a multiple of 256 for each warp",
     "rounded down": "the registers of a warp are rounded down: they must be rounded up to a multiple of 256",
+    "one unit more": "a number that is a multiple of 256 already is rounded up, too: it stays as it is",
     "threads": "the registers of single threads are counted: registers are handed out to whole warps, in units of 256",
     "warps": "the number of warps is rounded down: a warp that is not full takes the room of a whole one",
     "system": "the 1 KiB is forgotten that every block takes for the system, beside its own shared memory",
+    "system once": "an SM has 228 KiB for its blocks and what the system takes for each; nothing else is taken off",
     "thousands": "a KiB is taken for 1000 bytes: it has 1024",
     "no limit of warps": "the limit of 64 warps is forgotten",
+    "limit of threads": "threads are counted for the limit of warps: a warp that is not full counts as a whole one",
     "no limit of blocks": "the limit of 32 blocks is forgotten",
 }
 
@@ -49,8 +56,12 @@ def cases(chance):
                 case = chance.randint(16, 32), chance.choice((32, 256)), chance.randint(0, 2000)
             if mistake == "warps":
                 case = chance.randint(24, 64), 48, chance.randint(0, 2000)
-            if mistake in ("system", "thousands"):
+            if mistake in ("system", "system once", "thousands"):
                 case = chance.randint(24, 64), 128, chance.randint(5_000, 60_000)
+            if mistake == "one unit more":
+                case = chance.randrange(32, 256, 8), chance.choice((128, 256)), chance.randint(0, 2000)
+            if mistake == "limit of threads":
+                case = chance.randint(16, 24), 80, chance.randint(0, 2000)
             if count(*case, mistake) != right(*case):
                 return case
 
@@ -115,6 +126,14 @@ def blocks_per_sm(registers, threads, shared_bytes):
             "every block takes for the system",
             old="shared_bytes + 1024",
             new="max(1, shared_bytes)",
+        ),
+        Wrong("taken off once too often", "nothing else is taken off", old="228 * 1024", new="227 * 1024"),
+        Wrong("threads of warps that are not full", "threads are counted", old="64 // warps", new="2048 // threads"),
+        Wrong(
+            "a unit more for a whole number of them",
+            "it stays as it is",
+            old="-(-32 * registers // 256) * 256",
+            new="32 * (registers // 8 + 1) * 8",
         ),
         Wrong("a KiB of 1000 bytes", "it has 1024", old="228 * 1024", new="228_000"),
         Wrong(

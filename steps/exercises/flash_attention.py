@@ -23,6 +23,9 @@ def heads(chance):
     yield "a causal mask, and more queries than keys", *tensors(long, short), True, tile
     yield "a causal mask, and fewer queries than keys", *tensors(short, long), True, tile
     yield "large scores", *tensors(middle, long, 12.0), False, tile
+    q, k, v = tensors(middle, middle, 12.0)
+    q[0] = -k[0]  # the only score that query 0 sees is far below 0, and below many that it does not see
+    yield "a causal mask, and large scores", q, k, v, True, tile
 
 
 def judge(function, chance):
@@ -38,6 +41,13 @@ def judge(function, chance):
                 mine = function(q, k, v, causal, tile)
         except TooLarge as error:
             return f"{where}: {error}"
+        except IndexError as error:
+            if "non-zero size" not in str(error):
+                raise
+            return (
+                f"{where}: a tile of keys is empty. The loop over keys must end at the last key, if that comes before "
+                "the diagonal."
+            )
         right = exact(q, k, v, causal)
         if not isinstance(mine, torch.Tensor) or mine.shape != right.shape:
             came = f"shape {list(mine.shape)}" if isinstance(mine, torch.Tensor) else type(mine).__name__
@@ -45,7 +55,31 @@ def judge(function, chance):
         if not wrong and not (mine.double() - right).abs().max() <= LIMIT:  # NaN is wrong, too
             wrong = f"{where}: {difference(mine, right)}"
         suspects.see(mine, q, k, v, causal, tile, wrong=bool(wrong))
-    return f"{wrong} {suspects.told}".strip() if wrong else None
+    if wrong:
+        return f"{wrong} {suspects.told}".strip()
+    return above_the_diagonal(function, chance)
+
+
+def above_the_diagonal(function, chance) -> str | None:
+    """None if tiles above the diagonal are left out: NaN in later keys and values must not reach earlier queries."""
+    import math
+
+    import torch
+
+    seeded = torch.Generator().manual_seed(chance.getrandbits(32))
+    tile = chance.choice((16, 32))
+    q, k, v = (torch.randn(3 * tile + 5, 6, generator=seeded) for _ in range(3))
+    seen = 2 * tile  # by the first two tiles of queries
+    right = exact(q, k, v, True)[:seen]
+    k[seen:], v[seen:] = math.nan, math.nan
+    mine = function(q, k, v, True, tile)[:seen]
+    if (mine.double() - right).abs().max() <= LIMIT:
+        return None
+    return (
+        f"The output is right, but with a causal mask your loop also computes tiles above the diagonal. With tile "
+        f"{tile}, the queries before {seen} see no key from {seen} on, and yours read these keys. End the loop over "
+        "keys earlier."
+    )
 
 
 def exact(q, k, v, causal):
@@ -70,6 +104,8 @@ def refused(queries: int, keys: int, tile: int):
             rows = [n for n in rest if n == queries or (n == tile and queries != keys)]
             if rows:
                 return f"it holds {keys} scores of each of {rows[0]} queries; a tile of scores is {tile} by {tile}."
+        if queries > tile and len(shape) > 1 and queries in shape and tile in shape:
+            return f"it holds {tile} scores of each of {queries} queries; a tile of scores is {tile} by {tile}."
         return None
 
     return why
@@ -165,6 +201,59 @@ def flash_attention(q, k, v, causal, tile):
         o[first_query : first_query + tile] = accumulator / row_sum
     return o
 """,
+        ),
+        Wrong(
+            "masked after the maximum",
+            "a causal mask, and large scores",
+            source="""
+def flash_attention(q, k, v, causal, tile):
+    o = torch.empty_like(q)
+    for first_query in range(0, len(q), tile):
+        queries = q[first_query : first_query + tile]
+        row_max = torch.full((len(queries), 1), -math.inf)
+        row_sum = torch.zeros(len(queries), 1)
+        accumulator = torch.zeros_like(queries)
+        end = min(len(k), first_query + tile) if causal else len(k)
+        for first_key in range(0, end, tile):
+            keys, values = k[first_key : first_key + tile], v[first_key : first_key + tile]
+            scores = queries @ keys.T / math.sqrt(q.shape[1])
+            new_max = torch.maximum(row_max, scores.amax(1, keepdim=True))
+            weights = torch.exp(scores - new_max)
+            if causal:
+                query_index = first_query + torch.arange(len(queries))
+                key_index = first_key + torch.arange(len(keys))
+                weights = weights.masked_fill(key_index > query_index[:, None], 0.0)
+            correction = torch.exp(row_max - new_max)
+            row_sum = row_sum * correction + weights.sum(1, keepdim=True)
+            accumulator = accumulator * correction + weights @ values
+            row_max = new_max
+        o[first_query : first_query + tile] = accumulator / row_sum
+    return o
+""",
+        ),
+        Wrong(
+            "a maximum of at least 0",
+            "a causal mask, and large scores",
+            old="scores.amax(1, keepdim=True))",
+            new="scores.amax(1, keepdim=True)).clamp(min=0)",
+        ),
+        Wrong(
+            "all tiles with a causal mask, too",
+            "tiles above the diagonal",
+            old="min(len(k), first_query + tile) if causal else len(k)",
+            new="len(k)",
+        ),
+        Wrong(
+            "no end at the last key",
+            "a tile of keys is empty",
+            old="min(len(k), first_query + tile) if causal",
+            new="first_query + tile if causal",
+        ),
+        Wrong(
+            "all queries against each tile of keys",
+            "a tile of scores is",
+            old="queries @ keys.T",
+            new="(q @ keys.T)[first_query : first_query + tile]",
         ),
         Wrong(
             "hidden scores are zero",

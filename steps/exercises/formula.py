@@ -15,6 +15,8 @@ MISTAKES = {
     "to the right": "the mask is moved to the right for more keys than queries: here key j is hidden from query i "
     "where j > i, also when the lengths differ",
     "zero": "hidden scores are set to 0, whose exponential is not 0: they must be minus infinite",
+    "no maximum": "no maximum is subtracted before the exponential, which is infinite for a large score: torch.softmax "
+    "does that",
     "queries": "the softmax goes over the queries: the weights of a query must sum to 1 over its keys",
 }
 
@@ -37,6 +39,9 @@ def attention(q, k, v, causal, scale, mistake=None):
         if mistake == "past hidden":
             hidden = torch.ones(queries, keys, dtype=torch.bool).tril(-1)
         scores = scores.masked_fill(hidden, 0.0 if mistake == "zero" else -math.inf)
+    if mistake == "no maximum":
+        weights = torch.exp(scores.float()).double()
+        return weights / weights.sum(-1, keepdim=True) @ v.double()
     return torch.softmax(scores, 2 if mistake == "queries" else 3) @ v.double()
 
 
@@ -53,6 +58,24 @@ def problems(chance):
     yield Problem(**one, seq_len_q=keys, seq_len_kv=keys + 30, causal=True, scale=0.3)
     yield Problem(batch=2, heads=6, kv_heads=2, seq_len_q=keys + 10, seq_len_kv=keys, head_dim=32, causal=True)
     yield Problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=600, head_dim=128, dtype="bfloat16", scale=0.5)
+    yield Problem(**one, seq_len_q=keys, seq_len_kv=keys, scale=8.0)
+
+
+class OwnAttention(Exception):
+    """The answer calls PyTorch's own attention."""
+
+
+def forbidding():
+    """A context in which PyTorch's own attention is refused."""
+    from torch.overrides import TorchFunctionMode
+
+    class Forbid(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if "scaled_dot_product" in getattr(function, "__name__", ""):
+                raise OwnAttention
+            return function(*args, **(kwargs or {}))
+
+    return Forbid()
 
 
 def judge(function, chance):
@@ -66,7 +89,11 @@ def judge(function, chance):
         inputs = q, k, v, problem.causal, problem.effective_scale
         [exact] = FORWARD.reference(problem, (q, k, v))
         [allowed] = FORWARD.yardstick(problem, (q, k, v), [exact])
-        mine = function(q.clone(), k.clone(), v.clone(), *inputs[3:])
+        try:
+            with forbidding():
+                mine = function(q.clone(), k.clone(), v.clone(), *inputs[3:])
+        except OwnAttention:
+            return "That calls PyTorch's own attention. Write the formula out: two products, with the softmax between."
         if not isinstance(mine, torch.Tensor) or mine.shape != q.shape or mine.dtype != q.dtype:
             came = f"{list(mine.shape)}, {mine.dtype}" if isinstance(mine, torch.Tensor) else type(mine).__name__
             return f"On {problem.describe()}: the result must be {list(q.shape)}, {q.dtype}, as q is; got {came}."
@@ -134,6 +161,18 @@ def attention(q, k, v, causal, scale):
         Wrong("hidden scores are zero", "hidden scores are set to 0", old="-math.inf", new="0.0"),
         Wrong("softmax over the queries", "goes over the queries", old="dim=-1", new="dim=-2"),
         Wrong("scores in 16 bits", "rounded to 16 bits too early", old="q.float() @ k.float()", new="q @ k"),
+        Wrong(
+            "PyTorch's own attention",
+            "PyTorch's own attention",
+            old="return weights.to(q.dtype) @ v",
+            new="return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)",
+        ),
+        Wrong(
+            "no maximum",
+            "no maximum is subtracted",
+            old="torch.softmax(scores, dim=-1)",
+            new="torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True)",
+        ),
         Wrong("the result in float32", "as q is", old="weights.to(q.dtype) @ v", new="weights @ v.float()"),
     ),
     debrief="Each of these lines is a kernel of its own, and each of the matrices [query, key] goes to device memory "

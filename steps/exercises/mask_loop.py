@@ -6,7 +6,12 @@ from types import SimpleNamespace
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong, define, source_of
 
-TILES = [(128, 128, 64), (64, 128, 32), (128, 64, 16)]  # queries, keys of a whole tile, keys of a narrow one
+TILES = [
+    (128, 128, 64),
+    (64, 128, 32),
+    (128, 64, 16),
+    (32, 128, 64),
+]  # queries, keys of a whole tile, keys of a narrow one
 CASES = [(0, 512), (1, 512), (2, 512), (2, 333), (2, 300), (2, 200)]  # tile of queries, keys
 
 

@@ -21,24 +21,52 @@ def rows(chance):
     large[:tile] += 400  # overflows without a maximum; and later pieces are far below
     yield "a row whose first scores are near 400", large, random(keys, head_dim), tile
     yield "a row of scores near -400", random(keys) + growing - 400, random(keys, head_dim), tile
+    spiky = random(keys)
+    spiky[chance.randint(1, tile - 1) :: tile] += 200  # overflows relative to another score of the piece
+    yield "a row with one score near 200 in each piece", spiky, random(keys, head_dim), tile
+    late = random(keys)
+    late[-1] += 400  # overflows relative to the maximum of what came before
+    yield "a row whose last score is near 400", late, random(keys, head_dim), tile
+
+
+def watch(scores, tile: int, head_dim: int, file: str):
+    """A watch that stops what makes a tensor of the whole row, or computes from the whole row."""
+    import torch
+
+    from tutorial_lib.tiled import TooLarge, Watch
+
+    keys, row = len(scores), scores.untyped_storage().data_ptr()
+
+    def refused(shape):
+        if keys > tile and keys in shape and head_dim not in shape:
+            return f"that is the whole row of {keys} scores at once; only {tile} of them may be seen at a time."
+        return None
+
+    class Looks(Watch):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = super().__torch_dispatch__(function, types, args, kwargs)
+            for tensor in args:
+                if not isinstance(tensor, torch.Tensor) or tensor.numel() < keys or keys <= tile:
+                    continue
+                if tensor.untyped_storage().data_ptr() == row and not function.is_view:
+                    raise TooLarge(
+                        f"The whole row of {keys} scores is looked at{self._where()}; only {tile} of them may be seen "
+                        "at a time."
+                    )
+            return made
+
+    return Looks(refused, file)
 
 
 def judge(function, chance):
     import torch
 
-    from tutorial_lib.tiled import UPDATE, Suspects, TooLarge, Watch, weighted_mean
+    from tutorial_lib.tiled import UPDATE, Suspects, TooLarge, weighted_mean
 
     wrong, suspects = "", Suspects(UPDATE, weighted_mean)
     for what, scores, values, tile in rows(chance):
-        keys = len(scores)
-
-        def refused(shape, keys=keys, tile=tile, head_dim=values.shape[1]):
-            if keys > tile and keys in shape and head_dim not in shape:
-                return f"that is the whole row of {keys} scores at once; only {tile} of them may be seen at a time."
-            return None
-
         try:
-            with Watch(refused, function.__code__.co_filename):
+            with watch(scores, tile, values.shape[1], function.__code__.co_filename):
                 mine = function(scores, values, tile)
         except TooLarge as error:
             return f"On {what}: {error}"
@@ -48,7 +76,7 @@ def judge(function, chance):
             return f"On {what}: the result must be a tensor of shape {list(right.shape)}, [head_dim]; got {came}."
         if not wrong and not (mine.double() - right).abs().max() <= 1e-3:  # NaN is wrong, too
             shown = [", ".join(f"{x:.4g}" for x in row.tolist()) for row in (mine, right)]
-            wrong = f"On {what} ({keys} scores, tile {tile}) the result is {shown[0]}; it should be {shown[1]}."
+            wrong = f"On {what} ({len(scores)} scores, tile {tile}) the result is {shown[0]}; it should be {shown[1]}."
         suspects.see(mine, scores, values, tile, wrong=bool(wrong))
     return f"{wrong} {suspects.told}".strip() if wrong else None
 
@@ -91,6 +119,19 @@ def weighted_mean(scores, values, tile):
             old="torch.maximum(row_max, piece.max())",
             new="piece.max()",
         ),
+        Wrong(
+            "the maximum of the whole row",
+            "is looked at in `new_max",
+            old="torch.maximum(row_max, piece.max())",
+            new="scores.max()",
+        ),
+        Wrong(
+            "the first piece's maximum for all",
+            "whose last score is near 400",
+            old="torch.maximum(row_max, piece.max())",
+            new="piece.max() if first_key == 0 else row_max",
+        ),
+        Wrong("one score for the maximum", "one score near 200", old="piece.max()", new="piece[0]"),
         Wrong(
             "weights relative to the old maximum",
             "relative to the old maximum",

@@ -1,9 +1,67 @@
 """One turn of the loop over keys: what a new tile does to a row's sum and to its output."""
 
-from steps.exercises.in_cutile import InCuTile
-from tutorial_lib.exercises import Wrong
+from types import SimpleNamespace
 
-EXERCISE = InCuTile(
+from steps.exercises.in_cutile import InCuTile
+from tutorial_lib.exercises import Wrong, define, source_of
+
+
+class Stand:
+    """Stands for a tile, and knows its type: float32 after any arithmetic."""
+
+    def __init__(self, dtype, products):
+        self.dtype, self.products = dtype, products
+
+    def _computed(self, other):
+        return Stand("float32", self.products)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _computed
+
+    def __matmul__(self, other):
+        self.products.append((self.dtype, other.dtype))
+        return self._computed(other)
+
+
+def factors(source: str, name: str) -> list[tuple[str, str]]:
+    """The types of both factors of every product; ``v`` has the type "of v". Empty where stand-ins do not do."""
+    products: list[tuple[str, str]] = []
+    tile = Stand("float32", products)
+
+    def mma(x, y, acc):
+        return x @ y
+
+    ct = SimpleNamespace(
+        mma=mma,
+        matmul=lambda x, y: x @ y,
+        sum=lambda x, axis=None, keepdims=False: tile,
+        astype=lambda x, dtype: Stand(dtype, products),
+        **{dtype: dtype for dtype in ("float16", "bfloat16", "float32", "tfloat32")},
+    )
+    own = define(source, name, ct=ct, softmax_exp=lambda *_: (tile, tile, tile))
+    try:
+        own(tile, Stand("of v", products), tile, tile, tile, 0.125)
+    except Exception:
+        return []
+    return products
+
+
+class Update(InCuTile):
+    """The numbers are judged first, and then the types of the product: those of more bits are slower, and not wrong."""
+
+    def judge(self, function, chance):
+        if wrong := super().judge(function, chance):
+            return wrong
+        for pair in factors(source_of(function), self.function):
+            if pair != ("of v", "of v"):
+                return (
+                    "The output is right, but the factors of your product are not of the type of `v`. A product of "
+                    "float32 numbers is slower, and float16 does not hold every bfloat16 number. Convert the weights "
+                    "to `v.dtype`, and leave `v` as it is."
+                )
+        return None
+
+
+EXERCISE = Update(
     name="online_update",
     step="mma",
     function="online_update",
@@ -63,6 +121,18 @@ def online_update(scores, v, row_max, row_sum, accumulator, scale):
             new="ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32))",
         ),
         Wrong("the weights stay float32", "must have the same dtype", old="ct.astype(weights, v.dtype)", new="weights"),
+        Wrong(
+            "a product of float32",
+            "not of the type of `v`",
+            old="ct.mma(ct.astype(weights, v.dtype), v,",
+            new="ct.mma(weights, ct.astype(v, ct.float32),",
+        ),
+        Wrong(
+            "always float16",
+            "not of the type of `v`",
+            old="ct.astype(weights, v.dtype), v,",
+            new="ct.astype(weights, ct.float16), ct.astype(v, ct.float16),",
+        ),
         Wrong("the sum loses its second axis", "Type of `row_sum`", old=", keepdims=True", new=""),
         Wrong(
             "the old maximum is returned",

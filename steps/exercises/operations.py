@@ -39,7 +39,7 @@ def advice(mine, queries: int, keys: int, head_dim: int, causal: bool) -> str:
     if mine in (2 * head_dim * queries * keys, 4 * head_dim * (queries * keys // 2)):
         return "Half of all pairs is nearly right, but not exactly: query 0 sees one key, query 1 two, and so on."
     if keys < queries:
-        return f"There are only {keys} keys, so no query can see more than {keys}."
+        return f"There are only {keys} keys: no query can see more than {keys}, and all later queries see all of them."
     if keys > queries:
         return f"Query i sees keys 0 to i, so the last {keys - queries} keys are seen by no query."
     return "Query 0 sees one key, query 1 two, and so on."

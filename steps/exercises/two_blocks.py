@@ -15,6 +15,9 @@ KNOWN = [  # blocks, threads, query, key, head_dim
     (2, 256, 64, 128, 256),
     (2, 384, 128, 64, 64),
     (1, 128, 64, 16, 32),  # so that no two of the mistakes below are alike on all of these
+    (5, 256, 128, 128, 256),  # not even Q fits
+    (5, 128, 64, 16, 16),  # a share that is no whole number of KiB
+    (6, 128, 64, 1, 36),  # 3 KiB are not 3000 bytes
 ]
 
 
@@ -118,6 +121,14 @@ def room(blocks, threads, tile_query, tile_key, head_dim):
 """,
         ),
         Wrong("the 3 KiB are forgotten", "3 KiB of every block", old=" - 3 * 1024", new=""),
+        Wrong(
+            "less than no tile",
+            "no tile does",
+            old="max(0, left // (2 * tile_key * head_dim))",
+            new="left // (2 * tile_key * head_dim)",
+        ),
+        Wrong("at least one tile", "must be", old="max(0, left", new="max(1, left"),
+        Wrong("whole KiB for every block", "must be", old="228 * 1024 // blocks", new="228 // blocks * 1024"),
         Wrong(
             "one Q for all blocks",
             "every block has a Q",
