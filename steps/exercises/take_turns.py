@@ -1,7 +1,8 @@
 """Turns at the tensor cores: whose barrier a group waits at, with which parity, and at whose it arrives."""
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, source_of
+from steps.writing.written import plainly
+from tutorial_lib.exercises import Wrong, explained, source_of
 from tutorial_lib.simulator.under_way import products
 
 SCHEDULES = 6
@@ -21,13 +22,17 @@ class InTurn(InKernel):
 
     def order(self, problem, source: str, seed: int) -> str | None:
         from tutorial_lib.passes import pass_of
+        from tutorial_lib.simulator.block import KernelError
         from tutorial_lib.simulator.run import watched
 
         step = self.kernel(problem, source)
         kind = pass_of(step)
         inputs = kind.inputs(problem, seed)
         with watched(seed, trace=True) as watch:
-            kind.call(step, problem, inputs, kind.poisoned(inputs))
+            try:
+                kind.call(step, problem, inputs, kind.poisoned(inputs))
+            except KernelError as error:
+                return explained(f"a deadlock:\n\n```\n{plainly(str(error))}\n```", self.typical, source)
         [begun] = products(watch.runs[0]).values()  # of the one block
         scores = [role for n, role in enumerate(begun) if begun[:n].count(role) % 2 == 0]  # QK, PV, QK, ...
         for n, role in enumerate(scores):
@@ -35,8 +40,8 @@ class InTurn(InKernel):
                 seen = ", ".join(role.split()[1] for role in scores[: n + 1])
                 return (
                     "The numbers are right, but there are no turns: the groups begin their QK products in the order "
-                    f"{seen}. Group 0 has the first turn, and then they take turns: a group waits at its own barrier "
-                    "until the other group has arrived there."
+                    f"{seen}. A group waits at its own barrier until the other group has arrived there; only the first "
+                    "wait of group 0 passes by itself."
                 )
         return None
 
@@ -75,7 +80,7 @@ EXERCISE = InTurn(
         (
             r"a deadlock.*barriers.turns",
             "A group waits for a turn that does not come. At whose barrier does it wait, and at whose does it arrive "
-            "when it has begun its product? And only the first wait of group 0 passes by itself.",
+            "when it has begun its product? Only the first wait of group 0 passes by itself.",
         ),
         (
             r"more arrivals",
@@ -110,8 +115,8 @@ def scores_in_turn(query, key, none, turns, turn, part):
             new="wait(turns.index(1 - part)",
         ),
         Wrong("nobody may begin", "Both groups wait for their first turn", old=" ^ 1 - part", new=""),
-        Wrong("both may begin", "only the first wait of group 0", old=" ^ 1 - part", new=" ^ 1"),
-        Wrong("group 1 begins", "Group 0 has the first turn", old=" ^ 1 - part", new=" ^ part"),
+        Wrong("both may begin", "wait of group 0 passes by itself", old=" ^ 1 - part", new=" ^ 1"),
+        Wrong("group 1 begins", "wait of group 0 passes by itself", old=" ^ 1 - part", new=" ^ part"),
         Wrong(
             "nobody waits",
             "there are no turns",
