@@ -52,6 +52,8 @@ class Stand:
 
     def __sub__(self, other):
         made = Stand(self.work, self.use("minus").whole or _whole(other))
+        if isinstance(other, Stand):
+            other.use("minus")
         self.work.subtracted += made.whole
         return made
 
