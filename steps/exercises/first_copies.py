@@ -1,5 +1,6 @@
 """Asynchronous copies: commit two groups, wait for the first, use it, and wait for the second."""
 
+import ast
 import re
 
 from tutorial_lib.exercises import Plain, Wrong, define, source_of
@@ -35,8 +36,31 @@ def judge(function, chance):
                     "holds NaN: nobody wrote it, or it was read too early" if unwritten else "is not twice its source"
                 )
                 return f"Tile {tile} of the result {what}."
-        if seed is None and (told := _overlap(run)):
+        if seed is None and (told := _overlap(run) or _order_of_calls(source_of(function))):
             return told
+    return None
+
+
+def _order_of_calls(source: str) -> str | None:
+    """What is wrong with the order of the calls. A run does not show it: the simulator has one clock for all warps."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda node: (node.lineno, node.col_offset))
+    order = [node.func.attr for node in calls if isinstance(node.func, ast.Attribute)]
+    copies = [n for n, name in enumerate(order) if name == "async_copy_global_to_shared"]
+    if "wait_group" in order[: copies[-1]]:
+        return (
+            "The numbers are right, but the block waits for its first copy before it has begun the second. Begin both "
+            "copies, and wait behind them."
+        )
+    waits = [n for n, name in enumerate(order) if name == "wait_group"]
+    for tile, load in enumerate(n for n, name in enumerate(order) if name == "load"):
+        last = max(n for n in waits if n < load)
+        if "barrier" not in order[last:load]:
+            return (
+                f"The numbers are right, but no `gl.barrier()` stands between the wait and the load of tile {tile}. A "
+                "thread has waited for its own copies only, and it reads what other threads have copied. Triton's "
+                "compiler would put the barrier in here, and the simulator does as the compiler does. Write it down."
+            )
     return None
 
 
@@ -68,8 +92,8 @@ def _overlap(run) -> str | None:
         )
     if len(groups) != 2:
         return (
-            f"The numbers are right, but the two copies are committed as {len(groups)} group: then nobody can wait for "
-            "the first tile alone."
+            f"The numbers are right, but the two copies are committed as {len(groups)} group"
+            f"{'s' * (len(groups) > 1)}: then nobody can wait for the first tile alone."
         )
     return None
 
@@ -117,6 +141,58 @@ def double(source, target):
             "before its copy was known to have ended",
             old="    async_copy.wait_group(0)\n",
             new="",
+        ),
+        Wrong(
+            "no barrier behind the second wait",
+            "and the load of tile 1",
+            old="    async_copy.wait_group(0)\n    gl.barrier()\n",
+            new="    async_copy.wait_group(0)\n",
+        ),
+        Wrong(
+            "the barriers stand before the waits",
+            "and the load of tile 0",
+            source="""
+def double(source, target):
+    row = gl.arange(0, 16, gl.SliceLayout(1, TILE))
+    column = gl.arange(0, 32, gl.SliceLayout(0, TILE))
+    place = row[:, None] * 32 + column[None, :]
+    tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
+    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
+    async_copy.commit_group()
+    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.commit_group()
+    gl.barrier()
+    async_copy.wait_group(1)
+    first = tiles.index(0).load(TILE)
+    gl.store(target + place, first + first)
+    gl.barrier()
+    async_copy.wait_group(0)
+    second = tiles.index(1).load(TILE)
+    gl.store(target + 512 + place, second + second)
+""",
+        ),
+        Wrong(
+            "the first copy is waited for before the second begins",
+            "before it has begun the second",
+            source="""
+def double(source, target):
+    row = gl.arange(0, 16, gl.SliceLayout(1, TILE))
+    column = gl.arange(0, 32, gl.SliceLayout(0, TILE))
+    place = row[:, None] * 32 + column[None, :]
+    tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
+    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    gl.barrier()
+    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.commit_group()
+    first = tiles.index(0).load(TILE)
+    gl.store(target + place, first + first)
+    async_copy.wait_group(0)
+    gl.barrier()
+    second = tiles.index(1).load(TILE)
+    gl.store(target + 512 + place, second + second)
+""",
         ),
         Wrong("the second wait leaves one under way", "before its copy", old="wait_group(0)", new="wait_group(1)"),
         Wrong(

@@ -1,7 +1,8 @@
 """The seam between two tiles of queries: the next QK product is begun behind the last PV product, and runs on."""
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong
+from steps.exercises.overlap import calls_in_order, first_of
+from tutorial_lib.exercises import Wrong, source_of
 from tutorial_lib.simulator.under_way import share_under_products
 
 
@@ -15,11 +16,33 @@ def stored_under_a_product(run, problem) -> str | None:
     return None
 
 
-EXERCISE = InKernel(
+class BegunBehind(InKernel):
+    """Also refuses what is right, but waits for the old product before the new one is begun."""
+
+    def judge(self, function, chance):
+        wrong = super().judge(function, chance)
+        if wrong is None:
+            calls = calls_in_order(source_of(function))
+            if first_of(calls, "issue_scores(") > first_of(calls, "warpgroup_mma_wait("):
+                return (
+                    "The numbers are right and everything is in order, but you wait for the last PV product before you "
+                    "begin the next QK product. The tensor cores then have nothing to do until your group has woken "
+                    "up. Begin it first, and wait for the PV product alone."
+                )
+        return wrong
+
+
+# The rings of Q and of K and V both have two places in this step. With three for K and V, for
+# which there is room at head_dim 64, mixing them up is seen.
+THREE_STAGES = ("\nSTAGES: gl.constexpr = gl.constexpr(2)\n", "\nSTAGES: gl.constexpr = gl.constexpr(3)\n")
+
+
+EXERCISE = BegunBehind(
     name="linked",
     step="linked",
     function="link",
     edits=(
+        THREE_STAGES,
         (
             """\
         release(barriers.query_free, query_turn, QUERY_STAGES)
@@ -38,13 +61,20 @@ EXERCISE = InKernel(
 """,
         ),
     ),
-    kinds=({"head_dim": 128, "causal": True}, {"head_dim": 128, "dtype": "bfloat16", "causal": True, "heads": 1}),
+    kinds=({"head_dim": 64, "causal": True}, {"head_dim": 64, "dtype": "bfloat16", "causal": True, "heads": 1}),
     lengths=(512, 640),  # several tiles of queries for each of the simulator's three blocks
     multiple=128,
     watch=stored_under_a_product,
     lacking=(
         ("release(barriers.query_free", "Nothing gives the place of the queries back, and the producer waits for it."),
         ("release(barriers.value_free", "Nothing gives the last place of V back, and the producer waits for it."),
+    ),
+    typical=(
+        (
+            r"place 2 of 2, at ",
+            "The ring of the queries has QUERY_STAGES places, those of keys and values have STAGES. The judge gives "
+            "keys and values three places.",
+        ),
     ),
     hints=(
         "All QK products of these queries have ended, so their place can be given back at once. The next product needs "
@@ -73,6 +103,34 @@ def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexp
             "does not wait for this product",
             old="    following = ",
             new="    accumulator = warpgroup_mma_wait(1, deps=[accumulator])\n    following = ",
+        ),
+        Wrong(
+            "the old product is waited for before the new one is begun",
+            "before you begin the next QK product",
+            source="""
+def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):
+    release(barriers.query_free, query_turn, QUERY_STAGES)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+    if more:
+        await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
+        await_tile(barriers.key_ready, turn + 1, STAGES)
+    following = part_of(tiles.query, query_turn + 1, part)
+    scores = issue_scores(following, tiles.key, turn + 1)
+    return scores, accumulator
+""",
+        ),
+        Wrong(
+            "the next queries are awaited in a ring of STAGES",
+            "has QUERY_STAGES places",
+            old="query_turn + 1, QUERY_STAGES",
+            new="query_turn + 1, STAGES",
+        ),
+        Wrong(
+            "these queries are given back in a ring of STAGES",
+            "has QUERY_STAGES places",
+            old="query_turn, QUERY_STAGES",
+            new="query_turn, STAGES",
         ),
         Wrong(
             "waits behind the last tile, too",

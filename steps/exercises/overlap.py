@@ -1,7 +1,10 @@
 """A turn of the loop in which the softmax runs under a product: what is begun, waited for and given back, and when."""
 
+import ast
+
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong
+from steps.exercises.produce import TWO_TILES_A_BLOCK
+from tutorial_lib.exercises import Wrong, source_of
 from tutorial_lib.simulator.under_way import share_under_products
 
 BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column of corrections
@@ -17,11 +20,45 @@ def exponentials_run_under_products(run, problem) -> str | None:
     return None
 
 
-EXERCISE = InKernel(
+def calls_in_order(source: str) -> list[str]:
+    """The calls of a function as they stand in its text: "name(first argument" for each."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda node: (node.lineno, node.col_offset))
+    return [f"{ast.unparse(call.func)}({ast.unparse(call.args[0]) if call.args else ''}" for call in calls]
+
+
+def first_of(calls: list[str], name: str) -> int:
+    """The number of the first call that begins so; where there is none, one behind them all."""
+    return next((n for n, call in enumerate(calls) if call.startswith(name)), len(calls))
+
+
+class BegunTogether(InKernel):
+    """Also refuses what is right, but leaves the tensor cores without a second product, or gives K back late."""
+
+    def judge(self, function, chance):
+        wrong = super().judge(function, chance)
+        if wrong is None:
+            calls = calls_in_order(source_of(function))
+            if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
+                return (
+                    "The numbers are right and everything is in order, but the products are not begun together: you "
+                    "wait for the scores before you begin the PV product. The tensor cores then have nothing to do "
+                    "until your group has woken up."
+                )
+            if first_of(calls, "release(barriers.key_free") > first_of(calls, "weigh("):
+                return (
+                    "Everything is in order, but the place of K is given back later than it could be. The keys have "
+                    "been read when the scores are there, before the softmax begins."
+                )
+        return wrong
+
+
+EXERCISE = BegunTogether(
     name="overlap",
     step="overlap",
     function="turn_of_loop",
     edits=(
+        TWO_TILES_A_BLOCK,  # a place that is given back for another tile is missed by the second tile of queries
         (
             """\
         # --- issue: scores of this tile, output of the tile before ---
@@ -62,6 +99,12 @@ EXERCISE = InKernel(
         ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
         ("release(barriers.key_free", "Nothing gives the place of K back, and the producer waits for it."),
         ("release(barriers.value_free", "Nothing gives the place of V back, and the producer waits for it."),
+    ),
+    typical=(
+        (
+            r"# source.*release\(barriers.value_free, turn \+ 1",
+            "The place of V that is given back must be that of tile `turn`: its product is the one that has ended.",
+        ),
     ),
     hints=(
         "Number `turn` is the tile before: its weights are there, and its place of V is still held. Number `turn + 1` "
@@ -141,6 +184,43 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
     accumulator = accumulator * by_row(correction)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
     release(barriers.value_free, turn, STAGES)
+""",
+        ),
+        Wrong(
+            "the place of the next tile of V is given back",
+            "must be that of tile `turn`",
+            old="release(barriers.value_free, turn,",
+            new="release(barriers.value_free, turn + 1,",
+        ),
+        Wrong(
+            "the PV product is begun behind the wait for the scores",
+            "not begun together",
+            old="""    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+""",
+            new="""    scores = warpgroup_mma_wait(0, deps=[scores])
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+""",
+        ),
+        Wrong(
+            "K is given back at the end of the turn",
+            "later than it could be",
+            source="""
+def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+    await_tile(barriers.key_ready, turn + 1, STAGES)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    await_tile(barriers.value_ready, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = row_sum * correction + gl.sum(weights, 1)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_free, turn, STAGES)
+    release(barriers.key_free, turn + 1, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
 """,
         ),
         Wrong(
