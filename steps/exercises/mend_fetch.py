@@ -1,6 +1,7 @@
 """Three mistakes in what the producer does for a tile of keys and one of values."""
 
 from steps.exercises.in_kernel import InKernel
+from steps.exercises.produce import copies_overlap
 from tutorial_lib.exercises import Wrong
 
 EXERCISE = InKernel(
@@ -23,6 +24,7 @@ EXERCISE = InKernel(
     ),
     kinds=({"heads": 1},),
     lengths=(300, 384),  # three tiles: the ring is used a second time
+    watch=copies_overlap,
     hints=(
         "Mend one mistake at a time, and read what the simulator says then. First: who waits, for which phase of "
         "which barrier, and has anybody ever used that place?",

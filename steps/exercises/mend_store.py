@@ -1,7 +1,7 @@
 """A store of the output that is handed to TMA in the wrong order."""
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong
+from tutorial_lib.exercises import Wrong, source_of
 
 STORED = """        tma.store_wait(0)
         output.reshape(o.shape).store(o)
@@ -9,7 +9,24 @@ STORED = """        tma.store_wait(0)
         tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
 """
 
-EXERCISE = InKernel(
+LATE = (
+    "Everything is in order, but the block waits for its copy at once, and TMA shall read the place while the block "
+    "goes on. Wait as late as you may: in front of the next write to the place."
+)
+
+
+class MendStore(InKernel):
+    """Also refuses a wait that is right but early."""
+
+    def judge(self, function, chance):
+        wrong = super().judge(function, chance)
+        source = source_of(function)
+        if wrong is None and source.rfind("store_wait(") > source.find("async_copy_shared_to_global("):
+            return LATE
+        return wrong
+
+
+EXERCISE = MendStore(
     name="mend_store",
     step="dealt",
     function="store_output",
@@ -68,6 +85,17 @@ def store_output(o, output, arrays, batch, head, row):
     output.reshape(o.shape).store(o)
     tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
     fence_async_shared()
+""",
+        ),
+        Wrong(
+            "the copy is waited for at once",
+            "as late as you may",
+            source="""
+def store_output(o, output, arrays, batch, head, row):
+    output.reshape(o.shape).store(o)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    tma.store_wait(0)
 """,
         ),
         Wrong(

@@ -20,6 +20,27 @@ VALUES_FETCHED = """\
             fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage)
 """
 
+FIRST_COPIES = 6  # of a block, which need to wait for nobody: two parts of queries, two tiles of keys, two of values
+
+
+def copies_overlap(run, problem) -> str | None:
+    """Whether a block asks for its first copies without waiting for one of them to end."""
+    loads: dict = {}
+    for block, lane, kind, _, begin, end in run.trace:
+        if (lane, kind) == ("TMA", "load"):
+            loads.setdefault(block, []).append((begin, end))
+    for its in loads.values():
+        first = its[:FIRST_COPIES]
+        for n, ((_, came), (asked, _)) in enumerate(zip(first, first[1:], strict=False), 2):
+            if asked >= came:
+                return (
+                    "everything is in order and the numbers are right, but the producer does not fetch ahead: it asks "
+                    f"for copy {n} of a block only when copy {n - 1} has come, although the places are free. It must "
+                    "wait for places that are given back, and never for a copy to end."
+                )
+    return None
+
+
 EXERCISE = InKernel(
     name="produce",
     step="producer",
@@ -31,6 +52,7 @@ EXERCISE = InKernel(
         {"batch": 2, "heads": 2, "kv_heads": 1, "seq_len_q": 128, "dtype": "bfloat16"},
     ),
     lengths=(257, 383),
+    watch=copies_overlap,
     typical=(
         # --- in the source ---
         (
@@ -215,6 +237,24 @@ def produce(arrays, tiles, barriers, work):
             "Look at the coordinates",
             old="key_ready, kv_head, batch, j * TILE_KEY",
             new="key_ready, kv_head, batch, j",
+        ),
+        Wrong(
+            "the keys' copy is waited for",
+            "never for a copy to end",
+            old=VALUES_AWAITED,
+            new="            mbarrier.wait(barriers.key_ready.index(stage), used ^ 1)\n" + VALUES_AWAITED,
+        ),
+        Wrong(
+            "the queries' copy is waited for",
+            "never for a copy to end",
+            old="        query_turn += 1\n",
+            new="        mbarrier.wait(ready, query_turn & 1)\n        query_turn += 1\n",
+        ),
+        Wrong(
+            "each tile must be used before the next is asked for",
+            "does not fetch ahead",
+            old="            turn += 1\n",
+            new="            mbarrier.wait(barriers.value_free.index(stage), used ^ 1)\n            turn += 1\n",
         ),
     ),
     debrief="This is the producer of every kernel that follows: two counters, a wait for `free` in front of every "

@@ -1,9 +1,23 @@
 """The producer's side of a small ring: two copies, one barrier."""
 
-from steps.primers.simulated import InPrimer
-from tutorial_lib.exercises import Wrong
+from steps.exercises.produce import copies_overlap
+from steps.primers.simulated import InPrimer, simulated, text_of, with_function
+from tutorial_lib.exercises import Wrong, source_of
 
-EXERCISE = InPrimer(
+
+class RingProducer(InPrimer):
+    """Also refuses a producer that is right, and waits for its copies."""
+
+    def judge(self, function, chance):
+        wrong = super().judge(function, chance)
+        if wrong is None:
+            text = with_function(text_of(self.primer), self.function, source_of(function))
+            _, run = simulated(text, self.case, chance, trace=True, **self.how)
+            wrong = copies_overlap(run, None)
+        return wrong and wrong[0].upper() + wrong[1:]
+
+
+EXERCISE = RingProducer(
     name="ring_producer",
     primer="roles",
     case="matmul",
@@ -95,6 +109,19 @@ def bring(a, b, ring, n):
     tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
     tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
     mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
+""",
+        ),
+        Wrong(
+            "the copies are waited for",
+            "never for a copy to end",
+            source="""
+def bring(a, b, ring, n):
+    stage = n % STAGES
+    mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
+    mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
+    tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
+    tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    mbarrier.wait(ring.ready.index(stage), n // STAGES & 1)
 """,
         ),
         Wrong("the rows of b do not move", "look at the coordinates", old="[n * SIDE, 0]", new="[0, 0]"),

@@ -22,13 +22,14 @@ def right(events, waiting=WAITING) -> dict[str, float]:
 
 
 def made_up(chance) -> list[tuple]:
-    """Events of two roles, without those in the middle."""
+    """Events of three roles, of which one never waits, without those in the middle."""
     events = []
-    for role in ("consume 0", "produce 1"):
+    for role in ("consume 0", "consume 1", "produce 2"):
         at = chance.randrange(50)
         for n in range(40):
             end = at + chance.randrange(10, 900)
-            kind = chance.choice(WAITING if role.startswith("produce") and n % 4 else (*WAITING, *WORKING))
+            kinds = WAITING if role.startswith("produce") and n % 4 else (*WAITING, *WORKING)
+            kind = chance.choice(WORKING if role == "consume 1" else kinds)
             events.append((role, kind, f"{kind} {n}", at, end))
             at = end + (20000 if n == 19 else 0)
     chance.shuffle(events)
@@ -135,6 +136,12 @@ def waiting_share(events):
             "all roles together",
             old="waited.get(role, 0) / took[role] for",
             new="waited.get(role, 0) / sum(took.values()) for",
+        ),
+        Wrong(
+            "a role that never waits is left out",
+            "a dictionary of",
+            old="waited.get(role, 0) / took[role] for role in took",
+            new="waited[role] / took[role] for role in waited",
         ),
         Wrong("the rest of the time", "in which it works", old="kind in (", new="kind not in ("),
     ),

@@ -1,9 +1,49 @@
 """The loop of the first Hopper kernel: products that are begun and waited for, and a place that is filled again."""
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong
+from tutorial_lib.exercises import Wrong, source_of
 
-EXERCISE = InKernel(
+AT_ONCE = (
+    "The numbers are right, but a product is not begun and waited for: with `is_async=False` the compiler puts a wait "
+    "behind it. Begin both products with `is_async=True`, and write both waits yourself."
+)
+NOT_MET = (
+    "Nothing was found, but the warp groups do not meet between the wait for the PV product and the request to TMA. "
+    "Each group has waited for its own products alone. Today's compiler lets all warps meet in front of a request; do "
+    "not build on that, and say `gl.barrier()` where the other group must have read the tile."
+)
+
+
+def read_by_somebody(run, problem) -> str | None:
+    """Whether a product reads what TMA brings: the last copy of a block has come before its last product begins."""
+    copied, begun = {}, {}
+    for block, lane, kind, _, begin, end in run.trace:
+        if (lane, kind) == ("TMA", "load"):
+            copied[block] = max(end, copied.get(block, 0))
+        if (lane, kind) == ("tensor cores", "wgmma"):
+            begun[block] = max(begin, begun.get(block, 0))
+    if any(copied[block] > begun.get(block, 0) for block in copied):
+        return (
+            "the numbers are right, but TMA is asked for tiles behind the last one. Nobody waits for them, and a block "
+            "may not end while TMA still writes to its shared memory: ask only if there is a tile `j + STAGES`."
+        )
+    return None
+
+
+class WgmmaLoop(InKernel):
+    """Also refuses what only the compiler puts right."""
+
+    def judge(self, function, chance):
+        if wrong := super().judge(function, chance):
+            return wrong
+        source = source_of(function)
+        if source.count("warpgroup_mma_wait(") < 2 or source.count("is_async=True") < 2:
+            return AT_ONCE
+        over, met, asked = (source.rfind(x) for x in ("warpgroup_mma_wait(", "gl.barrier()", "fetch_both("))
+        return None if over < met < asked else NOT_MET
+
+
+EXERCISE = WgmmaLoop(
     name="wgmma_loop",
     step="wgmma",
     function="attend",
@@ -13,6 +53,7 @@ EXERCISE = InKernel(
     ),
     lengths=(512, 768),
     multiple=128,
+    watch=read_by_somebody,
     typical=(
         (
             r"race on tiles.(key|value)[^\n]*TMA load.*after: read by wgmma",
@@ -131,6 +172,34 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
             "nobody has asked TMA for",
             old="fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)",
             new="pass",
+        ),
+        Wrong("the groups do not meet", "do not meet between", old="        gl.barrier()\n", new=""),
+        Wrong(
+            "the groups meet behind the request",
+            "do not meet between",
+            old="""        gl.barrier()
+        if j + STAGES < end:
+            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+""",
+            new="""        if j + STAGES < end:
+            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+        gl.barrier()
+""",
+        ),
+        Wrong(
+            "tiles behind the last one",
+            "asked for tiles behind the last one",
+            old="if j + STAGES < end:",
+            new="if True:",
+        ),
+        Wrong(
+            "a product that is not begun and waited for",
+            "write both waits yourself",
+            old="""none, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+""",
+            new="""none, use_acc=False, is_async=False)
+""",
         ),
         Wrong(
             "filled again before the product is over",
