@@ -126,7 +126,10 @@ def limiting_unit(operations, mufu, fp32, issued, warps):
 """,
         ),
         Wrong(
-            "lanes forgotten in float32", "each of its 32 lanes", old="fp32 * warps * 32 / 128", new="fp32 * warps / 128"
+            "lanes forgotten in float32",
+            "each of its 32 lanes",
+            old="fp32 * warps * 32 / 128",
+            new="fp32 * warps / 128",
         ),
         Wrong(
             "issue slots by lane", "for a whole warp at once", old="issued * warps / 4", new="issued * warps * 32 / 4"

@@ -93,6 +93,12 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     mbarrier.wait(barriers.value_free.index(stage), used)
 """,
         ),
+        Wrong(
+            "the keys' copy is waited for",
+            "never for a copy to end",
+            old="    mbarrier.wait(barriers.value_free.index(stage), used)\n",
+            new="    mbarrier.wait(ready, used ^ 1)\n    mbarrier.wait(barriers.value_free.index(stage), used)\n",
+        ),
     ),
     debrief="Three mistakes, three messages: a deadlock in which the producer waits for a place that nobody has used, "
     "a deadlock with bytes that never come, and a race that a GPU might show now and then, or never.",

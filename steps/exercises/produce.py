@@ -1,5 +1,7 @@
 """The producer of the attention kernel: it asks TMA for queries, keys and values, each as soon as its place is free."""
 
+from itertools import pairwise
+
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
@@ -31,7 +33,7 @@ def copies_overlap(run, problem) -> str | None:
             loads.setdefault(block, []).append((begin, end))
     for its in loads.values():
         first = its[:FIRST_COPIES]
-        for n, ((_, came), (asked, _)) in enumerate(zip(first, first[1:], strict=False), 2):
+        for n, ((_, came), (asked, _)) in enumerate(pairwise(first), 2):
             if asked >= came:
                 return (
                     "everything is in order and the numbers are right, but the producer does not fetch ahead: it asks "

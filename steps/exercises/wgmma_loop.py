@@ -14,15 +14,16 @@ NOT_MET = (
 )
 
 
-def read_by_somebody(run, problem) -> str | None:
-    """Whether a product reads what TMA brings: the last copy of a block has come before its last product begins."""
-    copied, begun = {}, {}
-    for block, lane, kind, _, begin, end in run.trace:
+KEYS = 128  # of a tile
+
+
+def nothing_behind_the_end(run, problem) -> str | None:
+    """Whether every block asks for its queries and for as many tiles of keys and values as there are."""
+    asked: dict = {}
+    for block, lane, kind, *_ in run.trace:
         if (lane, kind) == ("TMA", "load"):
-            copied[block] = max(end, copied.get(block, 0))
-        if (lane, kind) == ("tensor cores", "wgmma"):
-            begun[block] = max(begin, begun.get(block, 0))
-    if any(copied[block] > begun.get(block, 0) for block in copied):
+            asked[block] = asked.get(block, 0) + 1
+    if max(asked.values()) > 1 + 2 * (problem.seq_len_kv // KEYS):
         return (
             "the numbers are right, but TMA is asked for tiles behind the last one. Nobody waits for them, and a block "
             "may not end while TMA still writes to its shared memory: ask only if there is a tile `j + STAGES`."
@@ -53,7 +54,7 @@ EXERCISE = WgmmaLoop(
     ),
     lengths=(512, 768),
     multiple=128,
-    watch=read_by_somebody,
+    watch=nothing_behind_the_end,
     typical=(
         (
             r"race on tiles.(key|value)[^\n]*TMA load.*after: read by wgmma",
@@ -191,6 +192,12 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
             "asked for tiles behind the last one",
             old="if j + STAGES < end:",
             new="if True:",
+        ),
+        Wrong(
+            "one tile behind the last one",
+            "asked for tiles behind the last one",
+            old="if j + STAGES < end:",
+            new="if j + 1 < end:",
         ),
         Wrong(
             "a product that is not begun and waited for",
