@@ -271,7 +271,7 @@ def lanes(layout, rows: int = 8, columns: int = 16):
 
 SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
     "wgmma": ("#0072B2", "tensor cores"),
-    "tensor cores": ("#0072B2", None),
+    "tensor cores": ("#0072B2", "tensor cores"),  # products that hold their warps
     "mufu": ("#D55E00", "exponentials"),
     "alu": ("#BBBBBB", "arithmetic"),
     "smem": ("#CC79A7", "shared memory"),
@@ -343,7 +343,7 @@ def measured_timeline(trace: Trace, begin: int = 0, length: int = WINDOW):
 
 
 def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: str, title: str):
-    """A bar for every event (lane, kind, label, begin, end). looks: kind -> colour, and its name or None."""
+    """A bar for every event (lane, kind, label, begin, end). looks: kind -> colour, and its name."""
     from matplotlib.patches import Rectangle
 
     figure, axes = figure_with_axes(9, 0.6 + 0.45 * len(lanes))
@@ -355,11 +355,10 @@ def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: 
     axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title, fontsize=9)
-    shown = {kind: look for kind, look in looks.items() if look[1] and kind in {event[1] for event in events}}
+    shown = {looks[kind]: kind for kind in looks if kind in {event[1] for event in events}}
     marks = [
         Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="#999999", hatch="////" if kind == "wait" else None)
-        for kind, (colour, _) in shown.items()
+        for (colour, _), kind in shown.items()
     ]
-    names = [name for _, name in shown.values()]
-    axes.legend(marks, names, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    axes.legend(marks, [name for _, name in shown], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     return figure
