@@ -360,5 +360,7 @@ def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: 
         Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="#999999", hatch="////" if kind == "wait" else None)
         for (colour, _), kind in shown.items()
     ]
-    axes.legend(marks, [name for _, name in shown], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    axes.legend(
+        marks, [name for _, name in shown], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
+    )
     return figure

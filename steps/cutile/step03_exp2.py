@@ -1,10 +1,11 @@
 """Step 3: powers of two instead of powers of e.
 
-The hardware has one instruction for an exponential, MUFU.EX2, and it computes 2^x. ``exp`` is a small program around it:
-to lose no place, and to be right for subnormal numbers, it multiplies by 1 / ln 2 in two pieces, splits off the whole
-number, and puts that into the result's exponent. Folding 1 / ln 2 into the scale makes ``exp2`` of it, and applying the
-scale where the maximum is subtracted makes one fused multiply-add of both; flushing subnormals to zero leaves MUFU.EX2
-alone. A weight below 2^-126 beside a row maximum of 1 adds nothing to a sum in float32, so nothing is lost.
+The hardware has one instruction for an exponential, MUFU.EX2, and it computes 2^x. ``exp`` is a small program around
+it: to lose no place, and to be right for subnormal numbers, it multiplies by 1 / ln 2 in two pieces, splits off the
+whole number, and puts that into the result's exponent. Folding 1 / ln 2 into the scale makes ``exp2`` of it, and
+applying the scale where the maximum is subtracted makes one fused multiply-add of both; flushing subnormals to zero
+leaves MUFU.EX2 alone. A weight below 2^-126 beside a row maximum of 1 adds nothing to a sum in float32, so nothing is
+lost.
 """
 
 import math

@@ -16,9 +16,9 @@ def told(groups, producer):
     at_start, computing = right(groups, producer)
     used = GROUP * (groups * computing + producer)
     return (
-        f"{groups} groups that compute and the producer's are {GROUP * (groups + 1)} threads: {at_start} registers each "
-        f"at the start, {at_start * GROUP * (groups + 1)} in all. Afterwards {GROUP * groups} threads with {computing} "
-        f"and {GROUP} with {producer} have {used}."
+        f"{groups} groups that compute and the producer's are {GROUP * (groups + 1)} threads: {at_start} registers "
+        f"each at the start, {at_start * GROUP * (groups + 1)} in all. Afterwards {GROUP * groups} threads with "
+        f"{computing} and {GROUP} with {producer} have {used}."
     )
 
 
