@@ -121,7 +121,7 @@ def glossary(folder: Path) -> list[tuple[list[str], str]]:
     path = folder / f"{GLOSSARY}.md"
     if not path.exists():
         return []
-    entries = re.findall(r"^### (.+)\n\n(?:\*Also: ([^*]+)\*)?", path.read_text(), re.MULTILINE)
+    entries = re.findall(r"^## (.+)\n\n(?:\*Also: ([^*]+)\*)?", path.read_text(), re.MULTILINE)
     return [([term, *filter(None, also.split(", "))], term.replace(" ", "-")) for term, also in entries]
 
 

@@ -38,6 +38,11 @@ PAGE = """{%- extends 'lab/index.html.j2' -%}
 """
 
 
+MORE = {
+    "simulator": "tutorial_lib/simulator/README.md"
+}  # pages beside the chapters: name -> file that chapters link to
+
+
 class SiteError(RuntimeError):
     """Sphinx cannot make the site; the message holds its own words."""
 
@@ -65,7 +70,8 @@ def write_site(notebooks: Path, folder: Path) -> list[Path]:
         finally:
             logging.getLogger("sphinx").handlers.clear()
         if warnings.lines:
-            raise SiteError("".join(warnings.lines).replace(f"{source}/", "").strip())
+            told = re.sub(r"\x1b\[[\d;]*m", "", "".join(warnings.lines))  # without colours
+            raise SiteError(told.replace(f"{source}/", "").strip())
         return sorted(folder / f"{name}.html" for name in made.project.docnames)
 
 
@@ -84,9 +90,12 @@ def write_pages(notebooks: Path, source: Path) -> None:
         nbformat.write(notebook, source / f"{chapter.name}.ipynb")
     index = _links((notebooks / "README.md").read_text())
     captions = {part.title.partition(":")[0]: [c for c in part.chapters if c.place] for part in course}
+    for name, path in MORE.items():
+        text = Path(__file__).parents[1].joinpath(path).read_text()
+        (source / f"{name}.md").write_text(text.replace("](../../notebooks/", "]("))
     captions["Beside the path"] = [chapter for chapter in chapters if not chapter.place]  # next leads along the path
     for caption, found in captions.items():
-        names = "\n".join(chapter.name for chapter in found)
+        names = "\n".join([chapter.name for chapter in found] + [*MORE] * (caption == "Beside the path"))
         index += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n"
     (source / "index.md").write_text(index)
 
@@ -94,7 +103,9 @@ def write_pages(notebooks: Path, source: Path) -> None:
 def _links(text: str) -> str:
     """The list of chapters is the site's index; an anchor is written as Sphinx makes it from a heading."""
     text = text.replace("](README.md)", "](index.md)")
-    return re.sub(r"(?<=\.ipynb#)[^)\s]+", lambda anchor: anchor[0].lower(), text)
+    for name, path in MORE.items():
+        text = text.replace(f"](../{path})", f"]({name}.md)")
+    return re.sub(r"(?<=\.ipynb#)[^)\s]+", lambda anchor: re.sub(r"[^\w-]", "", anchor[0].lower()), text)
 
 
 def one_page(notebook, name: str, folder: Path) -> str:

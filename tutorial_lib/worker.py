@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,14 +18,22 @@ from multiprocessing import resource_tracker
 def deaf_to_ctrl_c() -> Iterator[None]:
     """Processes that are started inside are never told of Ctrl-C, not even while they still import modules.
 
-    It reaches the whole terminal; whoever started them decides what it means.
+    It reaches the whole terminal; whoever started them decides what it means, and hears of it when they are started:
+    half a start would end in an error over there.
     """
     resource_tracker.ensure_running()  # starting this, the first process would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits it
+    heard = []
+    main = threading.current_thread() is threading.main_thread()  # only it may say what a signal does
+    handler = signal.signal(signal.SIGINT, lambda *_: heard.append(True)) if main else None  # another thread may hear
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+    if heard:
+        signal.raise_signal(signal.SIGINT)
 
 
 class WorkerFailure(RuntimeError):

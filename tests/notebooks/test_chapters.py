@@ -137,7 +137,7 @@ def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
     write_course(tmp_path, "00_one", "glossary")
     source = tmp_path / "source"
     (source / "glossary.md").write_text(
-        "# Words\n\n### CTA\n\n*Also: thread block*\n\nText.\n\n### warp group\n\nText.\n"
+        "# Words\n\n## CTA\n\n*Also: thread block*\n\nText.\n\n## warp group\n\nText.\n"
     )
     text = "# A warp group\n\nSee `CTA`, [CTA](x.md) and CTAs, CTA. Warp groups. A thread block of a warp group.\n"
     (source / "00_one.md").write_text(text + "\n```python\n'CTA'\n```\n")
@@ -150,7 +150,7 @@ def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
 def test_no_word_is_linked_in_the_line_under_the_heading_a_folded_answer_or_a_steps_name(tmp_path):
     write_course(tmp_path, "00_one", "glossary")
     source = tmp_path / "source"
-    (source / "glossary.md").write_text("# Words\n\n### shared memory\n\nText.\n\n### swizzle\n\nText.\n")
+    (source / "glossary.md").write_text("# Words\n\n## shared memory\n\nText.\n\n## swizzle\n\nText.\n")
     table = (source / "course.toml").read_text()
     (source / "course.toml").write_text(re.sub(r'title = "[^"]*"', 'title = "On shared memory"', table))
     folded = "<details><summary>A swizzle?</summary>Of shared memory.</details>"

@@ -288,7 +288,7 @@ def pages(tmp_path_factory):
 
 def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere(pages):
     folder = pages[0].parent
-    assert {page.stem for page in pages} == {"index", *(path.stem for path in SOURCES)}
+    assert {page.stem for page in pages} == {"index", *site.MORE, *(path.stem for path in SOURCES)}
     for page in pages:
         text = page.read_text()
         found = References()
