@@ -87,6 +87,9 @@ def write_pages(notebooks: Path, source: Path) -> None:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = _links(cell.source)
+            for output in cell.get("outputs", ()):  # which Sphinx takes as they are
+                if told := output.get("data", {}).get("text/markdown"):
+                    output["data"]["text/markdown"] = re.sub(r"(]\(\w+)\.ipynb(?=[#)])", r"\1.html", told)
         nbformat.write(notebook, source / f"{chapter.name}.ipynb")
     index = _links((notebooks / "README.md").read_text())
     captions = {part.title.partition(":")[0]: [c for c in part.chapters if c.place] for part in course}
