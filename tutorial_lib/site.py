@@ -20,6 +20,7 @@ OPTIONS = {
     "extensions": ["myst_nb"],
     "html_theme": "furo",
     "nb_execution_mode": "off",
+    "nb_render_markdown_format": "gfm",  # tables, in what cells show
     "nb_ipywidgets_js": {},  # they would come from the network
     "myst_heading_anchors": 4,
     "html_show_sourcelink": False,
