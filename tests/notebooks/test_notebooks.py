@@ -85,11 +85,6 @@ def test_a_prediction_starts_empty(path):
     assert path.read_text().count("lesson.predict()") == 1
 
 
-def test_a_chapter_tells_nothing_of_sessions_and_places(path=None):
-    for path in SOURCES:
-        assert not re.search(r"/work/|/tmp/|\bsession\b", path.read_text()), path
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
 def test_prose_holds_no_measured_number(path):
     for cell in from_source(path).cells:
