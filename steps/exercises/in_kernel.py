@@ -27,6 +27,10 @@ class InKernel(Exercise):
     edits: (old, new), pieces of the kernel's text that are replaced wherever they stand, so that the kernel calls the
     function; none where the kernel has a function of this name already. kinds: what the tensors are like, beside their
     lengths: ``Problem``'s fields for each of them. lengths: the least and the largest, of queries and of keys.
+    multiple: what every length is a multiple of. schedules: how many latencies a simulated kernel runs under, the
+    model's own and random ones. watch: takes the simulated run and the problem, once numbers and order are right, and
+    says what is wrong with the way in which they came about. lacking: (a piece of source, what to say where an answer
+    that is wrong does not hold it). typical: as ``tutorial_lib.exercises.explained`` takes them.
     """
 
     step: str
@@ -34,10 +38,10 @@ class InKernel(Exercise):
     kinds: tuple[dict, ...] = ({"causal": True}, {"dtype": "bfloat16", "heads": 2, "kv_heads": 1})
     lengths: tuple[int, int] = (130, 330)
     multiple: int = 1
-    schedules: int = 3  # latencies that a simulated kernel runs under: the model's, and random ones
+    schedules: int = 3
     watch: Callable[[object, Problem], str | None] | None = None
     lacking: tuple[tuple[str, str], ...] = ()
-    typical: tuple[tuple[str, str], ...] = ()  # as ``tutorial_lib.exercises.explained`` takes them
+    typical: tuple[tuple[str, str], ...] = ()
 
     def problems(self, chance: random.Random) -> list[Problem]:
         """One for each kind, with lengths that are new each time; with a causal mask, as many keys as queries."""
