@@ -7,19 +7,15 @@ source of chance and returns a ``Case``.
 from __future__ import annotations
 
 import ast
-import hashlib
-import importlib.util
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from steps.writing.written import module_in, replaced
 from tutorial_lib import pictures
-from tutorial_lib.compiler import cache_folder
 from tutorial_lib.display import Page, code
 from tutorial_lib.exercises import Exercise, explained, source_of
-from tutorial_lib.files import write_whole
 from tutorial_lib.simulator.breaking import without as text_without
 
 PRIMERS = Path(__file__).resolve().parent
@@ -40,33 +36,6 @@ class Case:
 
 def text_of(primer: str) -> str:
     return (PRIMERS / f"{primer}.py").read_text()
-
-
-def module_in(text: str):
-    """A primer's module, from its text; kept as a file, from which compilers read its source."""
-    name = f"primer_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if name not in sys.modules:
-        path = cache_folder() / "written" / f"{name}.py"
-        if not path.exists() or path.read_text() != text:
-            write_whole(path, text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-def edited(text: str, *edits: tuple[str, str]) -> str:
-    """edits: (old, new), where old stands in the text once. Raises ValueError for a piece that does not."""
-    for old, new in edits:
-        if text.count(old) != 1:
-            raise ValueError(f"{old!r} must stand in the kernel once, and stands there {text.count(old)} times")
-        text = text.replace(old, new)
-    return text
 
 
 def with_function(text: str, name: str, source: str) -> str:
@@ -142,7 +111,7 @@ def run(
 
     edits: pieces of the text to replace; without: a piece of one synchronisation to take out. how: for the case.
     """
-    text = edited(text_of(primer), *edits)
+    text = replaced(text_of(primer), *edits)
     if without:
         text = text_without(text, without)
     wrong, launched = simulated(text, case, random.Random(0), trace=timeline, **how)

@@ -57,8 +57,8 @@ def without_title(text: str) -> str:
     return text.split('"""', 2)[2].lstrip()
 
 
-def kernel_in(text: str):
-    """The kernel of a module's text, its last function; kept as a file, from which compilers read its source."""
+def module_in(text: str):
+    """The module of a text; kept as a file, from which compilers read its source."""
     name = f"written_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
         path = cache_folder() / "written" / f"{name}.py"
@@ -72,7 +72,12 @@ def kernel_in(text: str):
         except BaseException:
             del sys.modules[name]
             raise
-    return getattr(sys.modules[name], re.findall(r"^def (\w+)", text, re.MULTILINE)[-1])
+    return sys.modules[name]
+
+
+def kernel_in(text: str):
+    """The kernel of a module's text, its last function."""
+    return getattr(module_in(text), re.findall(r"^def (\w+)", text, re.MULTILINE)[-1])
 
 
 def plainly(told: str) -> str:
@@ -133,16 +138,20 @@ def write_step(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH, **ch
 
 
 def edited(step: WrittenStep, *edits: tuple[str, str], **changes) -> WrittenStep:
-    """A written step with pieces of its text replaced. edits: (old, new), where old stands in the text once.
+    """A written step with pieces of its text replaced: see ``replaced``. changes: of its other fields."""
+    return dataclasses.replace(step, text=replaced(step.text, *edits), **changes)
+
+
+def replaced(text: str, *edits: tuple[str, str]) -> str:
+    """A kernel's text with pieces replaced. edits: (old, new), where old stands in the text once.
 
     Raises ValueError for a piece that does not, as happens when the skeleton has changed.
     """
-    text = step.text
     for old, new in edits:
         if text.count(old) != 1:
-            raise ValueError(f"{step.name}: this must stand in the kernel once, not {text.count(old)} times:\n{old}")
+            raise ValueError(f"this must stand in the kernel once, not {text.count(old)} times:\n{old}")
         text = text.replace(old, new)
-    return dataclasses.replace(step, text=text, **changes)
+    return text
 
 
 def read_step(path: Path) -> WrittenStep:

@@ -5,12 +5,11 @@ import random
 import pytest
 
 from steps.primers import simulated
+from steps.writing.written import module_in, replaced
 from tests.expected import same_compilers
 from tutorial_lib.simulator.breaking import broken
 
-CASES = [
-    (primer, case) for primer in ("barriers", "roles") for case in simulated.module_in(simulated.text_of(primer)).CASES
-]
+CASES = [(primer, case) for primer in ("barriers", "roles") for case in module_in(simulated.text_of(primer)).CASES]
 
 
 @pytest.mark.parametrize(("primer", "case"), CASES)
@@ -46,11 +45,11 @@ def test_what_is_broken_is_told_with_its_line():
 
 
 def test_a_race_is_told_before_what_it_leads_to():
-    text = simulated.edited(simulated.text_of("barriers"), ("    mbarrier.wait(ready, n & 1)\n", ""))
+    text = replaced(simulated.text_of("barriers"), ("    mbarrier.wait(ready, n & 1)\n", ""))
     wrong, run = simulated.simulated(text, "double", random.Random(0))
     assert wrong.startswith(simulated.NOT_IN_ORDER) and run is None
 
 
 def test_a_piece_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="must stand in the kernel once, and stands there 0 times"):
+    with pytest.raises(ValueError, match="must stand in the kernel once, not 0 times"):
         simulated.run("barriers", "double", ("nothing of the kind", ""))
