@@ -59,6 +59,8 @@ class Exercise(ABC):
 
     def grade(self, function: Callable) -> Verdict:
         """What is to be said of the learner's function, on problems that are new each time."""
+        if not inspect.isfunction(function):
+            return Verdict(False, f"An answer is a function, `{self.function}`; this came: `{function!r}`.")
         try:
             source = source_of(function)
         except OSError:

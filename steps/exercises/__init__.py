@@ -31,9 +31,17 @@ def exercise(name: str, function) -> object:
     In the learner's folder the answer is kept.
     """
     from tutorial_lib.answers import Answers
+    from tutorial_lib.display import Page
 
-    asked = get_exercise(name)
+    try:
+        asked = get_exercise(name)
+    except ValueError as error:
+        return Page(f"{error}.")
     verdict = asked.grade(function)
+    page = verdict.page(asked)
     if verdict.source and (answers := Answers.here()):
-        answers.keep(name, verdict.source, verdict.right)
-    return verdict.page(asked)
+        try:
+            answers.keep(name, verdict.source, verdict.right)
+        except (ValueError, OSError) as error:  # the verdict counts, also where it cannot be kept
+            page.parts.append(f"Your answer was not kept: {error}.")
+    return page

@@ -4,9 +4,11 @@ import ast
 import re
 
 import pytest
+import torch
 
-from steps.exercises import all_exercises, get_exercise
+from steps.exercises import all_exercises, exercise, get_exercise
 from steps.learn import exercises_in
+from tutorial_lib.accuracy import first_difference
 from tutorial_lib.exercises import clean, define, first_wrong, unfilled
 from tutorial_lib.notebooks import GLOSSARY, read_source, sources
 
@@ -91,6 +93,28 @@ def test_a_function_of_another_name_is_refused():
     exercise = get_exercise("exp2")
     verdict = exercise.grade(define(exercise.solution.replace("def softmax_exp2", "def mine"), "mine"))
     assert not verdict.right and "must be called `softmax_exp2`, not `mine`" in verdict.message
+
+
+@pytest.mark.parametrize("answer", [5, None, "softmax_exp2", print, int])
+def test_what_is_no_function_gets_one_line(answer):
+    verdict = get_exercise("exp2").grade(answer)
+    assert not verdict.right and verdict.message.startswith("An answer is a function, `softmax_exp2`; this came: ")
+
+
+def test_an_exercise_that_is_none_gets_one_line():
+    [told] = exercise("none", print).parts
+    assert told.startswith("exercise must be one of: ") and "got 'none'" in told
+
+
+def test_where_an_output_is_wrong_first_is_told():
+    exact = torch.ones(1, 2, 6, 8, dtype=torch.float64)
+    output = exact.float()
+    output[0, 1, 2:4] = 2
+    told = first_difference(output, exact, 1e-3)
+    assert "batch 0, head 1, query 2, column 0: it is 2 and should be 1." in told
+    assert "2 of 6 queries are wrong, from 2 to 3." in told and "The whole row is 2 times" in told
+    output[0, 0, 5] = float("nan")
+    assert "head 0, query 5" in (told := first_difference(output, exact, 1e-3)) and "The whole row is NaN" in told
 
 
 def test_hints_come_one_after_the_other_and_the_solution_last():

@@ -123,6 +123,16 @@ def test_an_answer_is_kept_in_the_learners_folder_alone(tmp_path, monkeypatch):
     assert list(Answers(tmp_path).solved()) == ["exp2"]
 
 
+def test_a_verdict_counts_where_the_answer_cannot_be_kept(tmp_path, monkeypatch):
+    exercise = get_exercise("exp2")
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers" / "progress.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    page = exercises.exercise("exp2", define(exercise.solution, exercise.function))
+    assert page.parts[0].startswith("**Right.**") and "Your answer was not kept: " in page.parts[-1]
+    assert (tmp_path / "answers" / "progress.json").read_text() == "{"
+
+
 @pytest.fixture
 def learner(tmp_path, monkeypatch):
     monkeypatch.setattr("tutorial_lib.answers.LEARN", tmp_path)
