@@ -123,14 +123,14 @@ def against_gpu(console) -> int:
     from steps import STEPS
     from steps.measuring import agreement
     from tutorial_lib.files import RESULTS, write_whole
-    from tutorial_lib.hardware import gpu_turn, has_gpu
+    from tutorial_lib.hardware import has_gpu
     from tutorial_lib.results import as_json, recorded_agreements
 
     if not has_gpu():
         raise BadRequest("--against-gpu needs a GPU")
     check_writable("results", RESULTS)
-    with gpu_turn("cuda"):
-        found = agreement.measure([step for step in STEPS if step.backend in ("gluon", "hopper")])
+    with console.status("compiling") as status:
+        found = agreement.measure([step for step in STEPS if step.backend in ("gluon", "hopper")], status.update)
     path = RESULTS / found.machine["slug"] / "simulated.json"
     write_whole(path, as_json(found))
     agreement.update_readme(recorded_agreements(RESULTS))

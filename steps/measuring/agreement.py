@@ -13,6 +13,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import SCHEMA, Agreement, Difference
 
 README = Path(simulator.__file__).with_name("README.md")
+COMPILER_SECONDS = 120.0  # without any kernel ready
 BEGIN, END = "<!-- made by `python -m steps.simulate --against-gpu` -->", "<!-- end of what is made -->"
 PROBLEMS = [
     Problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=head_dim, causal=causal, dtype=dtype)
@@ -21,21 +22,25 @@ PROBLEMS = [
 
 
 def on_the_gpu(step, inputs, causal: bool):
+    """Not timed: a launch this small disturbs nobody who holds the GPU to measure."""
     return step.attention(*(x.cuda() for x in inputs), causal).cpu()
 
 
-def measure(steps, on_gpu: Callable = on_the_gpu) -> Agreement:
-    """Every step's output on the GPU beside the simulator's."""
+def measure(steps, tell: Callable[[str], object] = lambda what: None, on_gpu: Callable = on_the_gpu) -> Agreement:
+    """Every step's output on the GPU beside the simulator's. tell: is told what is being done."""
+    from steps.measuring.ahead import compile_ahead
     from tutorial_lib.accuracy import compare, worst
     from tutorial_lib.hardware import describe_machine, describe_versions
     from tutorial_lib.passes import FORWARD
 
+    machine = describe_machine("cuda")
+    taken = {step: [p for p in PROBLEMS if step.unsupported(p, "cpu") is None] for step in steps}
+    compile_ahead([(step, p) for step in steps for p in taken[step]], machine["arch"], COMPILER_SECONDS, tell)
     differences = []
     for step in steps:
+        tell(f"step {step.label} on the GPU and on the simulator")
         found = []
-        for problem in PROBLEMS:
-            if step.unsupported(problem, "cpu"):
-                continue
+        for problem in taken[step]:
             inputs = FORWARD.inputs(problem, 0)
             exact = FORWARD.reference(problem, inputs)
             [sdpa] = FORWARD.yardstick(problem, inputs, exact)
@@ -48,7 +53,7 @@ def measure(steps, on_gpu: Callable = on_the_gpu) -> Agreement:
     return Agreement(
         schema=SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=describe_machine("cuda"),
+        machine=machine,
         versions=describe_versions(),
         steps=differences,
     )

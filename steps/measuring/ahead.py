@@ -15,27 +15,27 @@ KERNELS_A_PROCESS = 3  # fewer do not repay the seconds that a process takes to 
 
 
 def compile_ahead(
-    problem: Problem, steps: Sequence[Step], arch: str, timeout: float, tell: Callable[[str], None]
+    kernels: Sequence[tuple[Step, Problem]], arch: str, timeout: float, tell: Callable[[str], None]
 ) -> None:
-    """Compile the steps' kernels for ``arch`` in as many processes as there are cores, and keep them on disk.
+    """Compile each step for its problem and ``arch`` in as many processes as there are cores, and keep it on disk.
 
     What fails here is compiled again in its turn, and told then. Ends when none is ready within ``timeout`` seconds.
     tell: is told what is being done.
     """
-    processes = min(os.cpu_count() or 1, len(steps) // KERNELS_A_PROCESS)
+    processes = min(os.cpu_count() or 1, len(kernels) // KERNELS_A_PROCESS)
     if processes < 2:
         return
-    tell(f"compiling {len(steps)} kernels, {processes} at a time")
+    tell(f"compiling {len(kernels)} kernels, {processes} at a time")
     with deaf_to_ctrl_c():
         pool = multiprocessing.get_context("spawn").Pool(processes, initializer=_silence)
     with pool:  # ends them when it is left
-        compiled = pool.imap_unordered(_compile, [(step, problem, arch) for step in steps])
-        for n in range(len(steps)):
+        compiled = pool.imap_unordered(_compile, [(*kernel, arch) for kernel in kernels])
+        for n in range(len(kernels)):
             try:
                 compiled.next(timeout)
             except multiprocessing.TimeoutError:
                 return
-            tell(f"compiling {len(steps)} kernels, {processes} at a time: {n + 1} done")
+            tell(f"compiling {len(kernels)} kernels, {processes} at a time: {n + 1} done")
 
 
 def _silence() -> None:

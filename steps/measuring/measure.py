@@ -147,7 +147,8 @@ def _compile_ahead(
         names = worker.call("not_compiled", kernels, arch, timeout=settings.timeout)
     except WorkerFailure:
         return
-    compile_ahead(problem, [s for s in kernels if s.name in names], arch, settings.timeout, progress.doing)
+    missing = [(step, problem) for step in kernels if step.name in names]
+    compile_ahead(missing, arch, settings.timeout, progress.doing)
 
 
 def _qualify(

@@ -20,6 +20,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.trials", description=__doc__.split("\n\n")[0])
     parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"of {', '.join(all_trials())} (all)")
     parser.add_argument("--iterations", default=5, type=whole_number, metavar="N", help="rounds of timing (5)")
+    going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
+    parser.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     return parser
 
@@ -44,13 +46,16 @@ def run(options: argparse.Namespace) -> int:
     for trial in chosen:
         console.print(trial.question)
         for problem in trial.problems:
-            settings = Settings(device="cuda", seed=secrets.randbits(32), rounds=options.iterations)
+            seed = secrets.randbits(32)
+            settings = Settings(device="cuda", seed=seed, rounds=options.iterations, sustained=options.sustained)
             with console.status(f"{trial.name}: {problem.describe()}"):
                 found, interrupted, _ = measure(problem, trial.steps(problem), [], settings)
             if interrupted:
                 raise KeyboardInterrupt
             for m in found.steps:
                 told = f"{m.tflops:.0f} TFLOPS, error {m.max_error:.1e}" if m.tflops else f"{m.status}: {m.reason}"
+                if m.sustained:
+                    told += f"; without rest {m.sustained.tflops:.0f} TFLOPS"
                 console.print(f"  {problem.slug} {m.name}: {told}", soft_wrap=True)
             failed |= any(m.status == "failed" for m in found.steps)
             path = options.output_dir / found.machine["slug"] / "trials" / trial.name / f"{problem.slug}.json"

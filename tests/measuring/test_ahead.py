@@ -48,11 +48,11 @@ def test_what_fails_or_dies_is_left_to_its_own_turn():
     """It comes to an end although one answer never does, and the others are compiled."""
     bad = [faulty.CompilesBadly(**vars(faulty.make(f, 90 + n))) for n, f in enumerate([faulty.raises, faulty.dies])]
     steps = [*bad, *map(get_step, NAMES[:4])]
-    compile_ahead(SMALL, steps, "sm_90", 45.0, lambda what: None)
+    compile_ahead([(step, SMALL) for step in steps], "sm_90", 45.0, lambda what: None)
     assert cold(steps[2:]) == []
 
 
 def test_a_few_kernels_are_not_worth_a_process():
     steps = [get_step(name) for name in NAMES[: 2 * KERNELS_A_PROCESS - 1]]
-    compile_ahead(SMALL, steps, "sm_90", 45.0, pytest.fail)
+    compile_ahead([(step, SMALL) for step in steps], "sm_90", 45.0, pytest.fail)
     assert cold(steps) == [step.name for step in steps]

@@ -1,7 +1,6 @@
 """The simulator computes what a kernel says, refuses what a GPU or the compiler would, and finds what chance hides."""
 
 import re
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -231,8 +230,9 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
     monkeypatch.setattr(agreement, "update_readme", partial(agreement.update_readme, path=tmp_path / "README.md"))
     monkeypatch.setattr("tutorial_lib.files.RESULTS", tmp_path)
     monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
-    monkeypatch.setattr("tutorial_lib.hardware.gpu_turn", nullcontext)
-    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"name": "made up", "slug": "made-up"})
+    monkeypatch.setattr("steps.measuring.ahead.compile_ahead", lambda *what: None)
+    machine = {"name": "made up", "slug": "made-up", "arch": "sm_90"}
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
     assert main(["--against-gpu"]) == (1 if wrong_by else 0)
     [record] = recorded_agreements(tmp_path)
     assert [(d.step, d.problems) for d in record.steps] == [("linked", 4), ("stages", 4)]
