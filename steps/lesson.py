@@ -23,7 +23,7 @@ from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
 from steps.trials import get_trial
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
-from tutorial_lib import limits, pictures, plots, tables, tracing
+from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
@@ -241,6 +241,8 @@ class Lesson:
             return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
         names = ["sdpa", *(s.name for s in (self.previous, self.step) if s is not None)]
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
+        if not shown.steps:
+            return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
         figure = plots.tflops_by_step(shown, highlight=self.step.name)
         now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
         if self.guess and before and before.tflops:
@@ -311,25 +313,20 @@ class Lesson:
     def traced(self, end: bool = False) -> Page:
         """When the roles of a block waited, as recorded, and beside it on the simulator, with fewer heads.
 
-        end: draw the last turns of a block, not the first.
+        end: draw the last turns of a block, not the first, and nothing else: the table is of the whole block.
         """
-        import torch
-
-        from steps.core.order import processors
-        from steps.trace import simulate
+        from steps.trace import beside_simulated
 
         found = [t for t in recorded_traces(self.results, self.step.name) if t.the_problem() == HEADLINE]
         if not found:
             return Page(f"No trace is recorded: `python -m steps.trace {self.step.name}` measures one on a GPU.")
         trace = found[0]
-        few = processors(torch.device("cpu"))
-        part = dataclasses.replace(trace.the_problem(), batch=1, heads=few, kv_heads=few)
-        headers, cells = tables.trace_table(trace, simulate(self.step, part).shares)
+        simulated = beside_simulated(self.step, trace)
+        headers, cells = tables.trace_table(trace, simulated.shares)
         told = f"Recorded: {trace.machine['name']}, {trace.the_problem().describe()}, {trace.day}. "
         told += f"{tables.about_trace(trace)} In brackets: on the simulator, with fewer heads on fewer SMs."
-        last = max(event[4] for event in trace.events)
-        picture = pictures.measured_timeline(trace, last - tracing.WINDOW if end else 0)
-        return Page(told, picture, table(headers, cells))
+        picture = pictures.measured_timeline(trace, end, simulated)
+        return Page(picture) if end else Page(told, picture, table(headers, cells))
 
     def without(self, statement: str, length: int = SIMULATED_LENGTH) -> Page:
         """What the simulator says of this step without one synchronisation of its kernel, named by a piece of it."""

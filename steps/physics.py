@@ -90,7 +90,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
             clocked = [sample for sample in rested if sample["clock"]]
             if not clocked:
                 raise BadRequest(f"the SMs' clock cannot be read here: {rested[0]['no_clock']}")
-            a_clock = latency_of([rate.operations * rates.TURNS / cycles_of([sample]) for sample in clocked])
+            a_clock = latency_of([rate.operations_of_an_sm / cycles_of([sample]) for sample in clocked])
             measured.append(
                 results.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(clocked))
             )

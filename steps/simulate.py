@@ -191,13 +191,20 @@ def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path
         console.print(f"No race, no missing fence, no deadlock under {schedules}, in {took:.1f} s.")
         console.print(_busy(first), soft_wrap=True)
     if timeline and first and first.trace:
-        from tutorial_lib.files import write_whole
+        from steps.trace import beside_simulated, show_shares
+        from tutorial_lib.files import RESULTS, write_whole
         from tutorial_lib.pictures import simulated_timeline
         from tutorial_lib.plots import png
+        from tutorial_lib.results import recorded_traces
 
+        measured = next(iter(recorded_traces(RESULTS, step.name)), None)
         title = f"step {step.label}, {problem.describe()}"
-        write_whole(timeline, png(simulated_timeline(first.trace, first.longest, title)))
+        write_whole(timeline, png(simulated_timeline(first.trace, first.longest, title, measured)))
         console.print(f"Written: {timeline}", soft_wrap=True)
+        if measured:
+            where = f"{measured.machine['name']}, {measured.the_problem().describe()}, {measured.day}"
+            console.print(f"Below it the measured one: {where}. With the same stamps on the simulator:", soft_wrap=True)
+            show_shares(console, measured, beside_simulated(step, measured).shares)
     return 1 if wrong else 0
 
 

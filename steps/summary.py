@@ -202,19 +202,26 @@ def trial(name: str) -> Page:
 
 
 def _switched(runs: list[Run]) -> str:
-    """The table of a trial that was off and on."""
+    """The table of a trial that was off and on; columns that no run can fill are left out."""
     rows = []
     for run in runs:
         off, on = run.steps[-2:]
+        problem = run.the_problem().describe()
         if not (off.tflops and on.tflops):
             told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
-            rows.append([run.the_problem().describe(), *told, "", "", ""])
+            rows.append([problem, *told, "", "", "", "", ""])
             continue
         ratio = timing.speedup(*([r.latency_ms[m.name] for r in run.rounds] for m in (off, on)))
         change = f"{ratio.median:.3f}× ({ratio.low:.3f}–{ratio.high:.3f})"
+        cycles = f"{on.cycles / off.cycles:.3f}" if off.cycles and on.cycles else ""
+        lasting = [m.sustained.joules for m in (off, on) if m.sustained and m.sustained.joules]
+        energy = f"{lasting[1] / lasting[0]:.3f}" if len(lasting) == 2 else ""
         errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
-        rows.append([run.the_problem().describe(), tables.tflops(off), tables.tflops(on), change, *errors])
-    return table(["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "error over SDPA's, off", "on"], rows)
+        rows.append([problem, tables.tflops(off), tables.tflops(on), change, cycles, energy, *errors])
+    headers = ["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "cycles, on / off", "energy a call, on / off"]
+    headers += ["error over SDPA's, off", "on"]
+    filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
+    return table([headers[i] for i in filled], [[row[i] for i in filled] for row in rows])
 
 
 # --- the clock and the power ---
@@ -275,33 +282,26 @@ def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
 
     Simulated are as many heads on as few SMs as leave each SM the work that it has in the record.
     """
-    cells, told, missing = [], None, {}
-    steps = [step for step in STEPS if step.backend in ("gluon", "hopper")]
-    for length in lengths:
-        shape = standard(length, causal=True)
-        run = clocked(shape)
-        measured = {m.name: m.cycles for m in run.steps if m.cycles} if run else {}
-        for step in steps:
-            if step.name not in measured:
-                missing.setdefault(step.label, []).append(length)
+    runs = {length: clocked(standard(length, causal=True)) for length in lengths}
+    runs = {length: run for length, run in runs.items() if run}
+    cells = []
+    for step in (s for s in STEPS if s.backend in ("gluon", "hopper")):
+        row = []
+        for length, run in runs.items():
+            measured = run.measurement(step.name)
+            if not (measured and measured.cycles):
+                row.append("not recorded")
                 continue
-            told = tables.provenance(run)
-            clocks, cycles = simulated_cycles(step, shape, run.machine["multiprocessors"]), measured[step.name]
-            numbers = f"{clocks / 1e6:.3g}", f"{cycles / 1e6:.3g}", f"{clocks / cycles:.2f}"
-            cells.append([f"{length}", step.label, *numbers])
+            clocks = simulated_cycles(step, standard(length, causal=True), run.machine["multiprocessors"])
+            row.append(f"{clocks / 1e6:.3g} : {measured.cycles / 1e6:.3g} = **{clocks / measured.cycles:.2f}**")
+        if set(row) != {"not recorded"}:
+            cells.append([step.label, *row])
     if not cells:
         return Page("No run is recorded with the SMs' clock.")
-    headers = ["S", "step", "million cycles, simulated", "measured", "simulated / measured"]
-    return Page(f"Measured: {told}, and the same at other lengths.", table(headers, cells), _not_recorded(missing))
-
-
-def _not_recorded(missing: dict[str, list[int]]) -> str:
-    """A sentence on the steps (label -> lengths) of which no cycles are recorded; nothing where there are none."""
-    together: dict[str, list[str]] = {}
-    for label, lengths in missing.items():
-        together.setdefault(", ".join(map(str, lengths)), []).append(label)
-    told = "; ".join(f"at S={lengths} of {', '.join(labels)}" for lengths, labels in together.items())
-    return f"Missing, as no cycles are recorded: {told}." if told else ""
+    told = (
+        f"Million cycles, simulated : measured. Measured: {tables.provenance(runs[max(runs)])}, and at other lengths."
+    )
+    return Page(told, table(["step", *(f"S={length}" for length in runs)], cells))
 
 
 def simulated_cycles(step, shape: Problem, multiprocessors: int) -> float:

@@ -10,6 +10,7 @@ request makes no sense; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
             )
         trace, path = recorded[0], None
         console.print("There is no GPU here. Recorded:")
-    show(console, step, problem, trace)
+    show(console, step, trace)
     if options.figure:
         write_whole(options.figure, png(measured_timeline(trace)))
     for written in filter(None, (path, options.figure)):
@@ -136,6 +137,16 @@ def simulate(step, problem):
     return tell()
 
 
+def beside_simulated(step, trace):
+    """The same stamps on the simulator, for as many heads of the trace's problem as the CPU stands for SMs."""
+    import torch
+
+    from steps.core.order import processors
+
+    few = processors(torch.device("cpu"))
+    return simulate(step, dataclasses.replace(trace.the_problem(), batch=1, heads=few, kv_heads=few))
+
+
 def _with_and_without(step, problem, inputs, blocks: int):
     """(the kernel's launch, its launch with stamps of the first blocks, what these tell afterwards).
 
@@ -162,13 +173,20 @@ def _with_and_without(step, problem, inputs, blocks: int):
     return plain, traced, lambda: summarise(stamps.tolist(), stamped.segments, stamped.roles, ID_BITS)
 
 
-def show(console, step, problem, trace) -> None:
+def show(console, step, trace) -> None:
+    console.print(
+        f"Step {step.label}, {trace.the_problem().describe()}: {trace.machine['name']}, {trace.day}", style="bold"
+    )
+    show_shares(console, trace)
+
+
+def show_shares(console, trace, simulated: dict | None = None) -> None:
+    """What each role spent its time on; simulated: the same shares on the simulator, shown in brackets."""
     from rich.table import Table
 
     from tutorial_lib import tables
 
-    console.print(f"Step {step.label}, {problem.describe()}: {trace.machine['name']}, {trace.day}", style="bold")
-    headers, rows = tables.trace_table(trace)
+    headers, rows = tables.trace_table(trace, simulated)
     table = Table(*headers, box=None)
     for row in rows:
         table.add_row(*row)

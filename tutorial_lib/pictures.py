@@ -10,7 +10,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, Trace
-from tutorial_lib.tracing import WINDOW
+from tutorial_lib.tracing import WINDOW, Traced
 
 SKY = "#56B4E9"
 
@@ -326,27 +326,54 @@ def cycles_and_clock(run: Run):
     return figure
 
 
-def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str):
-    """Who does what when in a block of a simulated launch, from ``tutorial_lib.simulator.run.Run.trace``."""
+def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], title: str, measured: Trace | None = None):
+    """Who does what when in a block of a simulated launch, from ``tutorial_lib.simulator.run.Run.trace``.
+
+    measured: drawn below it, where one is recorded.
+    """
     events = [event[1:] for event in trace if event[0] == block]
     lanes = sorted({event[0] for event in events}, key=lambda lane: (lane in MACHINERY, lane))
-    return _timeline(lanes, events, SIMULATED, "simulated clocks", f"simulated: {title}")
+    simulated = lanes, events, SIMULATED, "simulated clocks", f"simulated: {title}"
+    return _timelines(simulated, *([_measured(measured)] if measured else []))
 
 
-def measured_timeline(trace: Trace, begin: int = 0, length: int = WINDOW):
-    """Who waited when in the longest block that was traced, from stamps of the SM's clock."""
-    end = begin + length
-    events = [(role, kind, label, max(a, begin), min(b, end)) for role, kind, label, a, b in trace.events]
+def measured_timeline(trace: Trace, at_end: bool = False, simulated: Traced | None = None):
+    """Who waited when in the longest block that was traced, from stamps of the SM's clock; at_end: in its last turns.
+
+    simulated: the same stamps from the simulator, drawn below.
+    """
+    panels = [_measured(trace, at_end)]
+    if simulated:
+        title = "simulated, the same stamps, with fewer heads"
+        panels.append((list(trace.shares), _window(simulated.events, at_end), MEASURED, "simulated clocks", title))
+    return _timelines(*panels)
+
+
+def _measured(trace: Trace, at_end: bool = False) -> tuple:
     title = f"measured, with stamps: step {trace.step}, {trace.the_problem().describe()}, {trace.machine['name']}"
-    events = [event for event in events if event[4] > event[3]]
-    return _timeline(list(trace.shares), events, MEASURED, "clocks of the SM", title)
+    return list(trace.shares), _window(trace.events, at_end), MEASURED, "clocks of the SM", title
 
 
-def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: str, title: str):
+def _window(events: Sequence[tuple], at_end: bool) -> list[tuple]:
+    """The part of a block's events that is drawn: its first clocks, or its last."""
+    begin = max(event[4] for event in events) - WINDOW if at_end else 0
+    cut = [(role, kind, label, max(a, begin), min(b, begin + WINDOW)) for role, kind, label, a, b in events]
+    return [event for event in cut if event[4] > event[3]]
+
+
+def _timelines(*panels: tuple):
+    """One below the other, each of them the arguments of ``_timeline`` behind the axes."""
+    heights = [0.6 + 0.45 * len(lanes) for lanes, *_ in panels]
+    figure, rows = figure_with_axes(9, sum(heights), len(panels), squeeze=False, height_ratios=heights)
+    for [axes], panel in zip(rows, panels, strict=True):
+        _timeline(axes, *panel)
+    return figure
+
+
+def _timeline(axes, lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: str, title: str) -> None:
     """A bar for every event (lane, kind, label, begin, end). looks: kind -> colour, and its name."""
     from matplotlib.patches import Rectangle
 
-    figure, axes = figure_with_axes(9, 0.6 + 0.45 * len(lanes))
     for lane, kind, _, begin, end in events:
         look = {"edgecolor": "#999999", "hatch": "////"} if kind == "wait" else {}
         axes.barh(lanes.index(lane), end - begin, left=begin, color=looks[kind][0], height=0.7, linewidth=0.3, **look)
@@ -363,4 +390,3 @@ def _timeline(lanes: Sequence[str], events: Sequence[tuple], looks: dict, unit: 
     axes.legend(
         marks, [name for _, name in shown], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
     )
-    return figure

@@ -1,7 +1,8 @@
 """Kernels that keep one unit of an SM busy and do nothing else: how many operations it does in a clock.
 
 Every warp repeats its operation on registers or on a tile in shared memory whose contents do not matter. There is a
-block an SM, so that what all blocks do, over the SMs and the cycles that the launch took, is the unit's rate.
+block an SM, so that what all blocks do, over the SMs and the cycles that the launch took, is the unit's rate. The last
+rate is that of blocks: each does nothing but begin, fetch a tile, store it, and end.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+BLOCK = "block"
 TURNS = 20_000  # enough that a launch takes milliseconds, beside which its start and end are nothing
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A unit, what keeps it busy, the warps of a block that do, and the operations of a block's turn."""
+    """A unit, what keeps it busy, the warps of a block that do, the operations of a turn, and how many turns it has."""
 
     name: str
     what: str
     warps: int
     operations: int
     constants: tuple
+    turns: int = TURNS
+
+    @property
+    def operations_of_an_sm(self) -> int:
+        return self.operations * self.turns
 
 
 def _wgmma(columns: int, from_registers: bool) -> Rate:
@@ -41,27 +48,44 @@ RATES = (
     *(_wgmma(columns, from_registers) for from_registers in (False, True) for columns in (64, 128, 256)),
     Rate("ex2", "exponentials, ex2.approx.ftz", 16, 16 * 32 * 16, ()),
     Rate("fma", "fused multiply-adds in float32", 16, 16 * 32 * 16, ()),
+    Rate(BLOCK, "blocks, one at a time, that fetch a tile by TMA and store it", 4, 1, (), turns=1000),
 )
+HOPPERS = ("wgmma", BLOCK)
 
 
 def of_arch(arch: str) -> list[Rate]:
-    """Those that an architecture has: only sm_90 has wgmma."""
-    return [rate for rate in RATES if arch == "sm_90" or not rate.name.startswith("wgmma")]
+    """Those that are measured on an architecture: only sm_90 has wgmma, and TMA as the kernels use it."""
+    return [rate for rate in RATES if arch == "sm_90" or not rate.name.startswith(HOPPERS)]
 
 
 def call_of(rate: Rate) -> Callable[[int], object]:
-    """``call(i)`` keeps the unit busy on every SM of the current device, for ``TURNS`` turns."""
+    """``call(i)`` keeps the unit busy on every SM of the current device, for the rate's turns."""
     import torch
 
     processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    if rate.name == BLOCK:
+        return _blocks(rate, processors)
     out = torch.empty(1, dtype=torch.float32, device="cuda")
     kernel = kernels()[rate.name.split("_n")[0].removesuffix("_rs").removesuffix("_ss")]
-    return lambda i: kernel[(processors,)](out, 0.5, TURNS, *rate.constants, num_warps=rate.warps)
+    return lambda i: kernel[(processors,)](out, 0.5, rate.turns, *rate.constants, num_warps=rate.warps)
+
+
+def _blocks(rate: Rate, processors: int) -> Callable[[int], object]:
+    import torch
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    source, target = (
+        TensorDescriptor.from_tensor(x, [128, 128], layout)
+        for x in torch.zeros(2, processors * 128, 128, dtype=torch.float16, device="cuda")
+    )
+    return lambda i: kernels()[BLOCK][(processors * rate.turns,)](source, target, processors, num_warps=rate.warps)
 
 
 @cache
 def kernels() -> dict:
     """By unit. Each takes (out, a number that nobody knows when it is compiled, turns, its own constants)."""
-    from tutorial_lib.rates_kernels import ex2, fma, mma_sync, wgmma
+    from tutorial_lib.rates_kernels import block, ex2, fma, mma_sync, wgmma
 
-    return {"mma_sync": mma_sync, "wgmma": wgmma, "ex2": ex2, "fma": fma}
+    return {"mma_sync": mma_sync, "wgmma": wgmma, "ex2": ex2, "fma": fma, BLOCK: block}

@@ -3,7 +3,13 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 
 @gluon.jit
@@ -67,3 +73,19 @@ def fma(out, number, turns):
     for _ in range(turns):
         values = gl.fma(values, values, values)
     keep(out, values)
+
+
+@gluon.jit
+def block(source, target, tiles):
+    """A tile comes by TMA and goes. The four places leave no room for a second block on the SM: they take turns."""
+    places = gl.allocate_shared_memory(gl.float16, [4, 128, 128], source.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    fence_async_shared()
+    row = gl.program_id(0) % tiles * 128
+    mbarrier.expect(ready, 128 * 128 * 2)
+    tma.async_copy_global_to_shared(source, [row, 0], ready, places.index(0))
+    mbarrier.wait(ready, 0)
+    mbarrier.invalidate(ready)
+    tma.async_copy_shared_to_global(target, [row, 0], places.index(0))
+    tma.store_wait(0)

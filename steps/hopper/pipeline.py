@@ -153,14 +153,6 @@ def fetch_both(arrays, tiles, barriers, place, j, stage, variant: gl.constexpr):
 
 
 @gluon.jit
-def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn, variant: gl.constexpr):
-    """Ask TMA for the turn-th tile of keys as soon as its place is free; key: its first row."""
-    stage = turn % variant.stages
-    mbarrier.wait(barriers.key_free.index(stage), turn // variant.stages & 1 ^ 1)
-    fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
-
-
-@gluon.jit
 def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
     """The producer: fetches the tiles of this block, each as soon as its place is free."""
     TILE_KEY: gl.constexpr = variant.tile.key
@@ -176,20 +168,12 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
         query_turn += 1  # noqa: SIM113
         kv_head = head // variant.group_size
-        if variant.keys_first:
-            key = (end - 1 if variant.diagonal_first else 0) * TILE_KEY
-            fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn, variant)
         for j in range(end):
             key = (end - 1 - j if variant.diagonal_first else j) * TILE_KEY
             stage = turn % variant.stages
             used = turn // variant.stages & 1 ^ 1
-            if not variant.keys_first:
-                mbarrier.wait(barriers.key_free.index(stage), used)
-                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
-            elif j + 1 < end:
-                # The next keys do not wait behind the place of these values, which is free only much later.
-                following = key + (-TILE_KEY if variant.diagonal_first else TILE_KEY)
-                fetch_keys(arrays, tiles, barriers, kv_head, batch, following, turn + 1, variant)
+            mbarrier.wait(barriers.key_free.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
             mbarrier.wait(barriers.value_free.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
             turn += 1

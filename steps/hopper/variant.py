@@ -6,7 +6,7 @@ roles; the warps that compute have a ``loop``; only products that overlap let bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -78,15 +78,13 @@ class Overlap(Choices):
 class Roles(Choices):
     """A producer warp asks for tiles of K and V; warp groups of ROWS queries each do nothing but compute.
 
-    registers: of a thread that computes. loop: how its group goes through the tiles of keys. keys_first: the producer
-    asks for the next tile of keys before it waits for the place of this tile of values.
+    registers: of a thread that computes. loop: how its group goes through the tiles of keys.
 
     Raises ValueError for registers that setmaxnreg does not take.
     """
 
     registers: int = 168
     loop: Waiting | Overlap = Waiting()
-    keys_first: bool = field(default=False, repr=False)  # on trial: no step has it
 
     def __post_init__(self):
         if self.registers % 8 or not PRODUCER_REGISTERS <= self.registers <= MOST_REGISTERS:
@@ -125,7 +123,6 @@ class Variant:
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
     diagonal_first: bool
-    keys_first: bool
 
     @property
     def parts(self) -> int:
@@ -218,7 +215,6 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         early_query=room is not None and room.early_query,
         late_wait=_wait(overlap, shape, problem.causal),
         diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
-        keys_first=bool(roles) and roles.keys_first,
     )
 
 

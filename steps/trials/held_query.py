@@ -32,5 +32,5 @@ TRIAL = HeldQuery(
     question="Would it be faster, or take less energy, to keep the queries in registers?",
     base="at_maxima",
     values=("off", "on"),
-    problems=(standard(head_dim=64), FULL, HEADLINE, standard(16384)),
+    problems=(standard(head_dim=64), FULL, HEADLINE),
 )

@@ -129,3 +129,20 @@ def test_a_step_that_does_not_run_there_and_a_clock_that_cannot_be_read_are_told
     with pytest.raises(BadRequest, match="the SMs' clock cannot be read here: SM 3 counted nothing"):
         physics.measure(get_step("linked"), 2, lambda told: None)
     assert [r.name for r in rates.of_arch("sm_80")] == ["mma_sync", "ex2", "fma"]
+
+
+def test_a_block_that_is_measured_fetches_its_tile_and_stores_it():
+    """On the simulator: no race, and the tile arrives."""
+    import torch
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from tutorial_lib.rates_kernels import block
+    from tutorial_lib.simulator.run import launch
+
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    given = torch.randn(3 * 128, 128).half()
+    made = torch.full_like(given, float("nan"))
+    descriptors = [TensorDescriptor.from_tensor(x, [128, 128], layout) for x in (given, made)]
+    run = launch(block, (6,), (*descriptors, 3), 4)
+    assert torch.equal(made, given) and not run.found
