@@ -286,7 +286,7 @@ MEASURED = {  # kind of a segment between two stamps -> colour, and its name in 
     "product": ("#0072B2", "waiting for a product"),
     "softmax": ("#D55E00", "softmax"),
     "issue": ("#56B4E9", "issuing products"),
-    "other": ("#BBBBBB", "other work"),
+    "other": ("#E4E4E4", "other work"),
     "store": ("#CC79A7", "waiting for a store"),
     "wait": ("white", "waiting for a barrier"),
 }
