@@ -19,7 +19,7 @@ def main() -> None:
     from tutorial_lib.problem import Problem
 
     problem = Problem(**json.loads(sys.argv[2]))
-    for step in select(sys.argv[1]):
+    for step in select(sys.argv[1], direction=None):
         inputs = pass_of(step).inputs(problem, 0, "cuda")
         if reason := step.unsupported(problem, target_of(inputs[0].device)):
             print(f"{step.label}: skipped, {reason}")

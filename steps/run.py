@@ -66,6 +66,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="all; best, by what is recorded; or numbers, names and parts: 0,3-5,exp2,hopper (all)",
     )
     peers = "also SDPA's backends, FlexAttention and others: all, or names such as sdpa_cudnn,flash_attn_4"
+    measuring.add_argument(
+        "--direction", default="forward", choices=("forward", "backward"), help="attention, or its gradients (forward)"
+    )
     measuring.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
@@ -81,12 +84,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def select_steps(text: str) -> list:
+def select_steps(text: str, direction: str = "forward") -> list:
     """The steps that ``all``, ``2-7``, ``hopper`` or ``0,exp2`` names, in the ladder's order; raises BadRequest."""
     from steps.core.ladder import select
 
     try:
-        return select(text)
+        return select(text, direction)
     except ValueError as error:
         raise BadRequest(f"argument --steps: {error}") from None
 
@@ -169,10 +172,11 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) -> bool:
     """Whether ``output_dir`` holds a record on this machine in which none of these is missing or failed."""
     from tutorial_lib.hardware import describe_machine
-    from tutorial_lib.results import ResultsError, read_run
+    from tutorial_lib.results import ResultsError, folder_name, read_run
 
     try:
-        run = read_run(output_dir / describe_machine(device)["slug"] / problem.slug / "results.json")
+        name = folder_name(problem, contenders[0].direction)
+        run = read_run(output_dir / describe_machine(device)["slug"] / name / "results.json")
     except ResultsError:
         return False
     found = [run.measurement(contender.name) for contender in contenders]
@@ -184,7 +188,7 @@ def list_steps() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from steps import INSIDE, PARTS, STEPS
+    from steps import GRADIENTS, INSIDE, PARTS, STEPS
 
     table = Table(title="The ladder", title_justify="left")
     for header in ("step", "name", "stands on", "what changes"):
@@ -192,7 +196,7 @@ def list_steps() -> int:
     for part in PARTS:
         table.add_section()
         table.add_row("", f"[bold]{part.name}[/bold]", "", f"[bold]{part.title}[/bold]")
-        for step in (step for step in STEPS if step.number in part.numbers):
+        for step in (step for step in (*STEPS, *GRADIENTS) if step.number in part.numbers):
             on = step.previous.name if step.previous else ""
             table.add_row(str(step.number), step.name, f"{on}, a fork" if step.fork else on, step.change)
             for piece in (piece for piece in INSIDE if piece.inside == step.name):
@@ -201,14 +205,14 @@ def list_steps() -> int:
     return 0
 
 
-def check_memory(problems: Sequence, check: bool, device: str) -> None:
+def check_memory(problems: Sequence, direction: str, check: bool, device: str) -> None:
     """Raises BadRequest for a problem whose tensors alone do not fit into the device's memory."""
     from tutorial_lib.hardware import available_bytes
-    from tutorial_lib.passes import FORWARD
+    from tutorial_lib.passes import PASSES
 
     free = available_bytes(device)
     for problem in problems:
-        if (needs := FORWARD.needed_bytes(problem, check)) > free:
+        if (needs := PASSES[direction].needed_bytes(problem, check)) > free:
             raise BadRequest(
                 f"{problem.describe()} needs {needs / 1e9:,.1f} GB of memory and {free / 1e9:,.1f} GB are free here: "
                 "ask for a smaller --seq-len, --batch or --heads"
@@ -232,7 +236,7 @@ def show_run(console, run, recorded) -> None:
 
     beside = recorded is not None and console.width >= ONE_TABLE
     columns = tables.columns(run, recorded if beside else None, compact=recorded is not None or console.width < WIDE)
-    console.print(f"\nAttention, step by step: {tables.provenance(run)}", style="bold")
+    console.print(f"\n{tables.subject(run)}, step by step: {tables.provenance(run)}", style="bold")
     measurements = run.everybody
     show(columns, tables.rows(measurements, columns))
     if recorded and not beside:
@@ -266,9 +270,9 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) 
     """results.json first, then everything drawn from it; an interrupted run does not replace a finished one."""
     from tutorial_lib.files import write_whole
     from tutorial_lib.report import write_report
-    from tutorial_lib.results import write_run
+    from tutorial_lib.results import folder_name, write_run
 
-    name = run.the_problem().slug + ("-interrupted" if interrupted else "")
+    name = folder_name(run.the_problem(), run.direction) + ("-interrupted" if interrupted else "")
     folder = output_dir / run.machine["slug"] / name
     write_run(run, folder)
     write_whole(folder / "log.txt", log)
@@ -313,13 +317,18 @@ def run(options: argparse.Namespace) -> int:
     from steps.core.recorded import find_recorded
     from tutorial_lib.report import write_length_plots
 
-    steps = None if options.steps == "best" else select_steps(options.steps)
+    if options.direction == "backward" and (options.steps == "best" or options.peers):
+        raise BadRequest(
+            "argument --direction: backward takes neither --steps best nor --peers: nothing of it is recorded yet, "
+            "and the peers compute the forward pass"
+        )
+    steps = None if options.steps == "best" else select_steps(options.steps, options.direction)
     peers = select_peers(options.peers)
     device = choose_device(options.device)
     problems = make_problems(options, device)
     chosen = [steps if steps is not None else [choose_best(asked, device)] for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
-    check_memory([here for here, _ in problems], options.check, device)
+    check_memory([here for here, _ in problems], options.direction, options.check, device)
     from steps.core.ladder import asked_by_number, renumbered
     from steps.core.step import DEFAULT_ARCH
     from steps.measuring.measure import Settings, measure
@@ -358,7 +367,7 @@ def run(options: argparse.Namespace) -> int:
         if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.everybody):
             print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
             break
-        recorded = None if result.timed else find_recorded(asked, [options.output_dir, RESULTS])
+        recorded = None if result.timed else find_recorded(asked, [options.output_dir, RESULTS], options.direction)
         record = make_console(file=io.StringIO())
         show_run(record, result, recorded)
         show_run(console, result, recorded)

@@ -372,6 +372,27 @@ def _store(
     window.copy_(value[tuple(slice(0, n) for n in window.shape)])
 
 
+def _atomic_add(array, indices, update, /, *, check_bounds=True, memory_order=None, memory_scope=None) -> Tile:
+    """Blocks run one after another here, so that an addition is never torn; in which order they add is fixed."""
+    places = torch.broadcast_tensors(
+        *(i.tensor if isinstance(i, ct.Tile) else torch.tensor(i) for i in _tuple(indices))
+    )
+    inside = torch.ones_like(places[0], dtype=torch.bool)
+    for place, length in zip(places, array.shape, strict=True):
+        inside &= (place >= 0) & (place < length)
+    if not check_bounds and not inside.all():
+        raise IndexError(
+            "check_bounds=False, but an index of ct.atomic_add lies outside the array (undefined on a GPU)"
+        )
+    kept = tuple(place[inside].long() for place in places)
+    old = torch.zeros(inside.shape, dtype=array.tensor.dtype)
+    old[inside] = array.tensor[kept]
+    added = update.tensor if isinstance(update, ct.Tile) else torch.tensor(update)
+    added = added.to(array.tensor.dtype).expand(inside.shape)[inside]
+    array.tensor.index_put_(kept, added, accumulate=True)
+    return Tile(old)
+
+
 def _num_tiles(array, /, axis, shape, order="C") -> int:
     axis = range(array.ndim)[axis]
     length = array.shape[_axis_order(order, array.ndim)[axis]]
@@ -447,6 +468,7 @@ OPERATIONS = {
     "load": _load,
     "store": _store,
     "num_tiles": _num_tiles,
+    "atomic_add": _atomic_add,
     # making tiles
     "full": _full,
     "zeros": lambda shape, dtype: _full(shape, 0, dtype),

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from tutorial_lib.architectures import ARCHITECTURES, ISSUE, REFERENCE_GPUS, Gpu
 from tutorial_lib.compiler import compute_threads
-from tutorial_lib.passes import FORWARD, Pass
+from tutorial_lib.passes import FORWARD, PASSES, Pass
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run
 from tutorial_lib.timing import NOISE
@@ -102,7 +102,7 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
         return None
     rates = _rates(gpu)
     threads = compute_threads(resources)
-    operations = 4 * scores_per_tile * problem.head_dim
+    operations = 2 * kind.products * scores_per_tile * problem.head_dim
     of_an_instruction = operations / max(1, hot["tensor core"] * threads / 32)
     slow = rates.mma_sync_flops and of_an_instruction <= MMA_SYNC_OPERATIONS
     clocks_per_tile = {
@@ -169,9 +169,9 @@ class Comparison:
 
 def compare(run: Run) -> list[Comparison]:
     """Prediction and measurement of every step of a run for which there are both."""
-    compared = []
+    compared, kind = [], PASSES[run.direction]
     for m in run.steps:
         gpu = gpu_of(run.machine, m)
-        if m.latency_ms and m.resources and gpu and (found := limit(run.the_problem(), m.resources, gpu)):
+        if m.latency_ms and m.resources and gpu and (found := limit(run.the_problem(), m.resources, gpu, kind)):
             compared.append(Comparison(m, found))
     return compared

@@ -1,7 +1,6 @@
 """The passes over attention, one place for each: what goes in, what comes out, what is right, and what it costs.
 
-Whatever measures or checks a step asks the step's pass, ``pass_of(step)``, and knows no direction itself. The forward
-pass is the only one so far.
+Whatever measures or checks a step asks the step's pass, ``pass_of(step)``, and knows no direction itself.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ class Pass(ABC):
     """One direction through attention. Its inputs and outputs are tuples of tensors, always in the same order."""
 
     name: str
+    title: str  # of what is computed, for reports
+    products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
     @abstractmethod
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> Tensors:
@@ -43,9 +44,9 @@ class Pass(ABC):
     def yardstick(self, problem: Problem, inputs: Tensors, exact: Tensors) -> tuple[float, ...]:
         """For each output the largest error of PyTorch's own attention in the problem's dtype."""
 
-    @abstractmethod
     def operations(self, problem: Problem) -> float:
         """Floating-point operations of the matrix products, by which TFLOPS are counted."""
+        return 2 * self.products * problem.batch * problem.heads * problem.head_dim * problem.visible_pairs
 
     @abstractmethod
     def least_bytes(self, problem: Problem) -> int:
@@ -73,6 +74,8 @@ class Forward(Pass):
     """q ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]`` -> o, as q."""
 
     name = "forward"
+    title = "Attention"
+    products = 2  # scores and output
 
     def inputs(self, problem, seed, device="cpu"):
         """q and k are standard normal. v is standard normal plus 1/2.
@@ -111,10 +114,6 @@ class Forward(Pass):
     def yardstick(self, problem, inputs, exact):
         return (reference.sdpa_error(inputs, exact[0], problem.causal, problem.scale),)
 
-    def operations(self, problem):
-        """Two products, of which each takes 2 operations a query-key pair and head dimension."""
-        return 4 * problem.batch * problem.heads * problem.head_dim * problem.visible_pairs
-
     def least_bytes(self, problem):
         keys = min(problem.seq_len_q, problem.seq_len_kv) if problem.causal else problem.seq_len_kv
         return self._bytes(problem, keys)
@@ -134,8 +133,71 @@ class Forward(Pass):
         return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking
 
 
-FORWARD = Forward()
-PASSES: dict[str, Pass] = {FORWARD.name: FORWARD}
+class Backward(Pass):
+    """q, k, v, the output o, the log-sum-exp lse ``[batch, heads, seq_len_q]`` and do, as o -> dq, dk, dv.
+
+    o and lse are those of attention in float64, rounded: what a forward step hands on must not decide whether a
+    backward step is right.
+    """
+
+    name = "backward"
+    title = "Attention's gradients"
+    products = 5  # scores, dV, dP, dQ and dK
+
+    def inputs(self, problem, seed, device="cpu"):
+        """q, k and v as the forward pass has them; do is standard normal."""
+        import torch
+
+        q, k, v = FORWARD.inputs(problem, seed, device)
+        o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale)
+        generator = torch.Generator(device=device).manual_seed(seed + 1)
+        do = torch.empty_like(q).normal_(0.0, 1.0, generator=generator)
+        return q, k, v, o.to(q.dtype), lse.float(), do
+
+    def poisoned(self, inputs):
+        import torch
+
+        return tuple(torch.full_like(x, float("nan"), memory_format=torch.contiguous_format) for x in inputs[:3])
+
+    def call(self, step, problem, inputs, outputs=None):
+        return step.gradients(*inputs, causal=problem.causal, scale=problem.scale, out=outputs)
+
+    def reference(self, problem, inputs):
+        q, k, v, _, _, do = inputs
+        return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale)
+
+    def yardstick(self, problem, inputs, exact):
+        """PyTorch's errors; where a gradient is zero everywhere, at least what float32 loses in a sum over head_dim.
+
+        A query that sees one key has weight 1 for it whatever the score: dP - D is the difference of two equal sums,
+        and what is left of it is chance, in PyTorch as elsewhere.
+        """
+        q, k, v, _, _, do = inputs
+        own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale)
+        lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
+        for x in (do, v):
+            lost *= x.abs().max().item()
+        lost = (lost * k.abs().max().item(), lost * q.abs().max().item(), 0.0)
+        errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
+        return tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost, strict=True))
+
+    def least_bytes(self, problem):
+        """q, o and do are read and dq is written, k and v are read and dk and dv written, and lse is read."""
+        return 2 * FORWARD.least_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq_len_q
+
+    def tensor_bytes(self, problem):
+        return 2 * FORWARD.tensor_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq_len_q
+
+    def needed_bytes(self, problem, check):
+        """Inputs, outputs, the float64 output that o comes from, and for the reference gradients and five scores."""
+        queries = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
+        keys = problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim
+        checking = 8 * (queries + 2 * keys) + 5 * reference.SCORE_BYTES if check else 0
+        return self.tensor_bytes(problem) + 8 * queries + checking
+
+
+FORWARD, BACKWARD = Forward(), Backward()
+PASSES: dict[str, Pass] = {kind.name: kind for kind in (FORWARD, BACKWARD)}
 
 
 def pass_of(step) -> Pass:

@@ -1,4 +1,4 @@
-"""Attention in float64, the answer that every step is compared with."""
+"""Attention and its gradients in float64, the answer that every step is compared with, and PyTorch's own errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,63 @@ def attention_float64(
     q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]`` of any float dtype; returns float64 ``[B, Hq, Sq, D]`` on
     q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``.
     """
+    return attention_and_lse_float64(q, k, v, causal, scale)[0]
+
+
+def attention_and_lse_float64(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``attention_float64``, and the log-sum-exp of the scaled scores ``[B, Hq, Sq]``, natural logarithm."""
+    import torch
+
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
+    for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale):
+        lse[b, h, rows] = torch.logsumexp(scores, dim=-1)
+        out[b, h, rows] = torch.softmax(scores, dim=-1) @ v[b, kv_head, :keys].double()
+    return out, lse
+
+
+def gradients_float64(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv) in float64, shaped as q, k and v; do ``[B, Hq, Sq, D]`` is the gradient of the output.
+
+    With weights P and scores S: dV = P^T dO, dP = dO V^T, dS = P (dP - D) where D is a row's sum of P dP, and with the
+    scale dQ = dS K, dK = dS^T Q (Dao et al. 2022, https://arxiv.org/abs/2205.14135, appendix B).
+    """
+    import torch
+
+    used = q.shape[-1] ** -0.5 if scale is None else scale
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in (q, k, v))
+    for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale):
+        weights = torch.softmax(scores, dim=-1)
+        grad = do[b, h, rows].double()
+        dv[b, kv_head, :keys] += weights.T @ grad
+        d_weights = grad @ v[b, kv_head, :keys].double().T
+        d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True)) * used
+        dq[b, h, rows] = d_scores @ k[b, kv_head, :keys].double()
+        dk[b, kv_head, :keys] += d_scores.T @ q[b, h, rows].double()
+    return dq, dk, dv
+
+
+def _scores_float64(q, k, causal: bool, scale: float | None):
+    """Scaled and masked scores, some rows at a time: (batch, head, its kv head, rows, keys that they see, scores)."""
     import torch
 
     batch, heads, seq_len_q, head_dim = q.shape
     kv_heads, seq_len_kv = k.shape[1], k.shape[2]
     scale = head_dim**-0.5 if scale is None else scale
     rows = max(1, min(seq_len_q, SCORE_BYTES // (8 * seq_len_kv)))
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     for b in range(batch):
         for h in range(heads):
             kv_head = h // (heads // kv_heads)
             key = k[b, kv_head].double()
-            value = v[b, kv_head].double()
             for start in range(0, seq_len_q, rows):
                 stop = min(start + rows, seq_len_q)
                 keys = min(stop, seq_len_kv) if causal else seq_len_kv  # what lies further right no row here sees
@@ -40,8 +85,7 @@ def attention_float64(
                     i = torch.arange(start, stop, device=q.device)[:, None]
                     j = torch.arange(keys, device=q.device)[None, :]
                     scores.masked_fill_(j > i, float("-inf"))
-                out[b, h, start:stop] = torch.softmax(scores, dim=-1) @ value[:keys]
-    return out
+                yield b, h, kv_head, slice(start, stop), keys, scores
 
 
 def sdpa_error(
@@ -60,3 +104,23 @@ def sdpa_error(
     q = q if sign == 1 else q * sign
     grouped = q.shape[1] != k.shape[1]
     return max_error(scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), exact)
+
+
+def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv) as PyTorch computes them for ``scaled_dot_product_attention`` in the inputs' dtype."""
+    import torch
+
+    return torch.autograd.grad(*sdpa_with_graph(q, k, v, causal, scale), do)
+
+
+def sdpa_with_graph(q, k, v, causal: bool, scale: float | None) -> tuple:
+    """(o, (q, k, v)) of PyTorch's forward pass, which autograd can be asked for gradients of."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
+    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    with torch.enable_grad():
+        q, k, v = leaves
+        q, grouped = q if sign == 1 else q * sign, q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), leaves

@@ -69,7 +69,7 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     columns[1] = ("name", lambda m: link(tables.titled(m), m.file, folder))
     headers = [header for header, _ in columns]
     figures = folder if linked else None
-    parts = [f"# Attention, step by step: {tables.provenance(run)}", ""]
+    parts = [f"# {tables.subject(run)}, step by step: {tables.provenance(run)}", ""]
     if not run.timed:
         parts += ["Nothing was timed here: the kernels ran on the CPU, interpreted or simulated.", ""]
         if recorded:

@@ -175,7 +175,7 @@ class Run(_Record):
     versions: dict[str, str]
     settings: dict
     problem: dict
-    direction: str = "forward"
+    direction: Literal["forward", "backward"] = "forward"
     steps: list[Measurement]
     inside: list[Measurement] = []
     peers: list[Measurement] = []
@@ -489,7 +489,12 @@ def read_run(path: Path) -> Run:
         raise ResultsError(f"{path} is not a results.json of schema {SCHEMA}: {where}: {first['msg']}") from None
 
 
-def recorded_runs(folder: Path) -> list[Run]:
+def folder_name(problem: Problem, direction: str) -> str:
+    """The name of the folder that a run on this problem is kept in."""
+    return problem.slug if direction == "forward" else f"{problem.slug}_{direction}"
+
+
+def recorded_runs(folder: Path, direction: str = "forward") -> list[Run]:
     """Every readable run with timings under ``folder`` (``<machine>/<problem>/results.json``), newest first."""
     runs = []
     for path in sorted(Path(folder).glob("*/*/results.json")):
@@ -497,7 +502,7 @@ def recorded_runs(folder: Path) -> list[Run]:
             run = read_run(path)
         except ResultsError:
             continue  # an older schema, or a file of somebody else's: it is nothing to show
-        if run.timed:
+        if run.timed and run.direction == direction:
             runs.append(run)
     return sorted(runs, key=lambda run: run.date, reverse=True)
 

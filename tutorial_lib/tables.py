@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Measurement, Physics, Run, Speedup, Trace
 
 Column = tuple[str, Callable[[Measurement], str]]
@@ -299,6 +300,11 @@ def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
 
 def _lengths(run: Run) -> tuple[int, int]:
     return run.problem["seq_len_q"], run.problem["seq_len_kv"]
+
+
+def subject(run: Run) -> str:
+    """What was computed."""
+    return PASSES[run.direction].title
 
 
 def provenance(run: Run) -> str:

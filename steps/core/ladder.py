@@ -27,11 +27,12 @@ class Part:
     folders: tuple[str, ...]
 
 
-# 40 to 59 are kept for backward passes, 60 to 79 for other GPUs.
+# 50 to 59 are kept for the backward pass in Gluon, 60 to 79 for other GPUs.
 PARTS = (
     Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
     Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(20, 30), ("gluon",)),
     Part("hopper", "Hopper: TMA, wgmma and warps with roles, in Gluon", range(30, 40), ("hopper",)),
+    Part("backward", "The backward pass in cuTile", range(40, 50), ("backward_cutile",)),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
 
@@ -62,7 +63,7 @@ def _span(part: Part) -> str:
 
 @cache
 def _load() -> tuple[tuple, tuple]:
-    """(all steps in the order of their numbers, what they were put together from)."""
+    """(all steps in the order of their numbers, of both directions; what they were put together from)."""
     found, inside = {}, []
     for part in PARTS:
         for folder in part.folders:
@@ -85,10 +86,17 @@ def _load() -> tuple[tuple, tuple]:
 
 def __getattr__(name: str):
     if name == "STEPS":
-        return _load()[0]
+        return steps_of("forward")
+    if name == "GRADIENTS":
+        return steps_of("backward")
     if name == "INSIDE":
         return _load()[1]
     raise AttributeError(f"module 'steps.core.ladder' has no attribute {name!r}")
+
+
+def steps_of(direction: str) -> tuple:
+    """The steps that compute this pass, in the order of their numbers."""
+    return tuple(step for step in _load()[0] if step.direction == direction)
 
 
 def get_step(key: int | str):
@@ -106,14 +114,15 @@ def get_step(key: int | str):
     raise ValueError(f"step must be a number or name of the ladder ({known}), got {key!r}")
 
 
-def select(text: str) -> list:
+def select(text: str, direction: str | None = "forward") -> list:
     """The steps that a text such as ``all``, ``2-7``, ``hopper`` or ``0,exp2,large_tile`` names, in the ladder's order.
 
-    Numbers, ranges of numbers, names of steps and of parts. Raises ValueError.
+    Numbers, ranges of numbers, names of steps and of parts. direction: the pass that they must compute; None: any.
+    Raises ValueError.
     """
     steps, inside = _load()
     if text == "all":
-        return list(steps)
+        return list(steps_of(direction) if direction else steps)
     parts = {part.name: part for part in PARTS}
     chosen = set()
     for word in map(str.strip, text.split(",")):
@@ -126,7 +135,10 @@ def select(text: str) -> list:
             chosen |= {step.name for step in steps if step.number in parts[word].numbers}
         else:
             chosen.add(get_step(word).name)
-    return [step for step in (*steps, *inside) if step.name in chosen]
+    found = [step for step in (*steps, *inside) if step.name in chosen]
+    if others := [step.label for step in found if direction not in (None, step.direction)]:
+        raise ValueError(f"must be steps of the {direction} pass, got {', '.join(others)} (see --direction)")
+    return found
 
 
 def numbers_in(word: str) -> range | None:

@@ -82,13 +82,13 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
         torch.cuda.is_current_stream_capturing,
     )
 
-    def there(q, k, v, out):
+    def there(*tensors):
         if capturing():
             CAPTURED.add(launch)
         if alone or current() == device.index:
-            return launch(q, k, v, out)
+            return launch(*tensors)
         with torch.cuda.device(device):
-            return launch(q, k, v, out)
+            return launch(*tensors)
 
     return there
 

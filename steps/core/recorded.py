@@ -11,9 +11,9 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, Search, Survey, recorded_runs, recorded_searches
 
 
-def find_recorded(asked: Problem, folders: Sequence[Path] = (RESULTS,)) -> Run | None:
+def find_recorded(asked: Problem, folders: Sequence[Path] = (RESULTS,), direction: str = "forward") -> Run | None:
     """The run with GPU timings of this very problem that holds most steps, the newest of several; None without one."""
-    runs = [run for folder in dict.fromkeys(folders) for run in recorded_runs(folder)]
+    runs = [run for folder in dict.fromkeys(folders) for run in recorded_runs(folder, direction)]
     runs = [run for run in runs if run.the_problem() == asked]
     return max(runs, key=lambda run: (sum(m.status == "measured" for m in run.steps), run.date), default=None)
 

@@ -184,43 +184,28 @@ def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
     order: lengths of the arrays order, starts and turns, as far as the kernel reads them.
     """
     dtype = getattr(ct, problem.dtype)
-
-    def array(heads: int, seq_len: int) -> ArrayConstraint:
-        shape = (problem.batch, heads, seq_len, problem.head_dim)
-        strides = [math.prod(shape[axis + 1 :]) for axis in range(4)]
-        return ArrayConstraint(
-            dtype,
-            4,
-            index_dtype=ct.int32,
-            stride_lower_bound_incl=0,
-            alias_groups=(),
-            may_alias_internally=False,
-            stride_constant=(None, None, None, 1),
-            stride_divisible_by=[8 if stride % 8 == 0 else 1 for stride in strides],  # 8 elements are 16 bytes
-            shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
-            base_addr_divisible_by=16,
-        )
-
-    queries = array(problem.heads, problem.seq_len_q)
-    keys = array(problem.kv_heads, problem.seq_len_kv)
-    scale = ScalarConstraint(ct.float32)
-
-    def numbers(length: int) -> ArrayConstraint:
-        return ArrayConstraint(
-            ct.int32,
-            1,
-            index_dtype=ct.int32,
-            stride_lower_bound_incl=0,
-            alias_groups=(),
-            may_alias_internally=False,
-            stride_constant=(1,),
-            stride_divisible_by=[1],
-            shape_divisible_by=[16 if length % 16 == 0 else 1],
-            base_addr_divisible_by=16,
-        )
-
-    parameters = [queries, keys, keys, queries, scale, *map(numbers, order)]
+    queries = array((problem.batch, problem.heads, problem.seq_len_q, problem.head_dim), dtype)
+    keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
+    lists = [array((length,), ct.int32) for length in order]
+    parameters = [queries, keys, keys, queries, ScalarConstraint(ct.float32), *lists]
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha")
+
+
+def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
+    """A contiguous array of this shape, as a launch would compile a kernel for it."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return ArrayConstraint(
+        dtype,
+        len(shape),
+        index_dtype=ct.int32,
+        stride_lower_bound_incl=0,
+        alias_groups=(),
+        may_alias_internally=False,
+        stride_constant=(*[None] * (len(shape) - 1), 1),
+        stride_divisible_by=[8 if stride % 8 == 0 else 1 for stride in strides],  # 8 elements are 16 bytes
+        shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
+        base_addr_divisible_by=16,
+    )
 
 
 @cache

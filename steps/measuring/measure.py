@@ -15,7 +15,6 @@ from steps.core.ladder import get_step, module_file, part_of, select
 from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import compile_ahead
 from steps.measuring.bench import Bench
-from steps.reference.step00_sdpa import STEP as BASELINE
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
@@ -25,6 +24,7 @@ from tutorial_lib.results import Ceiling, Measurement, Round, Run, Speedup, Sust
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
+BASELINES = {"forward": "sdpa", "backward": "sdpa_gradients"}  # what every speedup of a direction is one over
 ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
 
 
@@ -133,8 +133,13 @@ def measure(
 
 
 def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
-    """The steps, and SDPA in front when they are timed: every speedup is one over it."""
-    return [BASELINE, *steps] if on_gpu and BASELINE not in steps else list(steps)
+    """The steps, and PyTorch's own in front when they are timed: every speedup is one over it."""
+    baseline = _baseline_of(steps[0])
+    return [baseline, *steps] if on_gpu and baseline not in steps else list(steps)
+
+
+def _baseline_of(step: Step) -> Step:
+    return get_step(BASELINES[step.direction])
 
 
 def _compile_ahead(
@@ -189,7 +194,7 @@ def _qualify(
                     contender.status, contender.reason = "compiled", None
         elif not settings.check:
             contender.reason = "neither checked nor timed"
-        if step is BASELINE and settings.device == "cuda":
+        if step is _baseline_of(step) and settings.device == "cuda":
             contender.kernels = call("kernels", step)
         contender.runs = True
     except WorkerFailure as failure:
@@ -257,7 +262,7 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
     except CountersError as error:
         return [f"{error}."]
     measured = [c for c in contenders if c.status == "measured" and c.step.backend not in ("torch", "peer")]
-    order = [step.name for step in select(",".join(c.step.name for c in measured))] if measured else []
+    order = [step.name for step in select(",".join(c.step.name for c in measured), direction=None)] if measured else []
     measured.sort(key=lambda contender: order.index(contender.step.name))  # as ``ONCE`` runs them
     if not measured:
         return []
@@ -390,7 +395,7 @@ def _timed(
             "host_us": median_of(sample["host_us"] for sample in samples if sample["host_us"] is not None),
             "sustained": _sustained(step.name, operations, sustained),
             "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
-            "speedup_vs_baseline": speedup(BASELINE.name),
+            "speedup_vs_baseline": speedup(BASELINES[step.direction]),
             "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
             "sm_clock_mhz": median_of(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
         }

@@ -142,9 +142,9 @@ def test_maximum_ignores_nan_as_cutile_does():
 
 def test_a_missing_operation_is_named():
     def kernel(a):
-        ct.atomic_add(a, (0,), 1.0)
+        ct.atomic_max(a, (0,), 1.0)
 
-    with pytest.raises(UnsupportedOperation, match=r"no ct\.atomic_add"):
+    with pytest.raises(UnsupportedOperation, match=r"no ct\.atomic_max"):
         run(kernel, torch.zeros(4))
 
     def view(a):
@@ -208,3 +208,24 @@ def test_the_first_fused_steps_take_seconds():
     for step in STEPS[2:8]:
         step.attention(*inputs, causal=True)
     assert time.process_time() - began < 30
+
+
+def test_atomic_additions_meet_and_stay_inside():
+    """Two blocks add to the same place, an index twice in one tile counts twice, and outside nothing happens."""
+
+    def kernel(X, Old):
+        index = ct.full((4,), 1, ct.int32) * ct.bid(0) + ct.arange(4, dtype=ct.int32)
+        old = ct.atomic_add(X, (index, 0), ct.full((4,), 1.5, ct.float32))
+        ct.store(Old, (ct.bid(0), 0), ct.reshape(old, (1, 4)))
+        ct.atomic_add(X, (ct.full((2,), 0, ct.int32), ct.full((2,), 1, ct.int32)), 1.0)
+
+    x, old = torch.zeros(4, 2), torch.full((2, 4), -1.0)
+    interpreter.launch((2,), kernel, (x, old))
+    assert x[:, 0].tolist() == [1.5, 3.0, 3.0, 3.0] and x[0, 1] == 4.0
+    assert old.tolist() == [[0, 0, 0, 0], [1.5, 1.5, 1.5, 0]]
+
+    def outside(X):
+        ct.atomic_add(X, (ct.full((2,), 7, ct.int32), 0), 1.0, check_bounds=False)
+
+    with pytest.raises(IndexError, match="lies outside"):
+        interpreter.launch((1,), outside, (x,))

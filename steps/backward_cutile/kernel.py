@@ -1,0 +1,170 @@
+"""The skeleton of the backward steps in cuTile: the kernels, with holes that each step fills otherwise.
+
+The algorithm is FlashAttention's (Dao et al. 2022, https://arxiv.org/abs/2205.14135, and Dao 2023,
+https://arxiv.org/abs/2307.08691): a block owns one tile of keys and values, walks over the tiles of queries that see
+them, computes the weights of each again from the log-sum-exp of its rows, and adds up dK and dV. For dQ the blocks add
+to each other's sums, or there is a kernel of its own, whose blocks own tiles of queries.
+
+``variant`` (``steps.backward_cutile.variant``) is constant when a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cuda.tile as ct
+
+
+def load_rows(X, batch, head, i, rows, head_dim):
+    """The i-th tile of a tensor's rows [rows, head_dim]; rows past the end are zero."""
+    x = ct.load(X, (batch, head, i, 0), (1, 1, rows, head_dim), padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(x, (rows, head_dim))
+
+
+def load_numbers(X, batch, head, i, rows, padding):
+    """One number for each row of the i-th tile [rows]; past the end ``padding``."""
+    return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=padding), (rows,))
+
+
+def load_lse(LSE, batch, head, i, rows):
+    """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, past the end and where no key is seen."""
+    lse = load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.POS_INF)
+    return ct.where(lse > -math.inf, lse, math.inf)
+
+
+def store_rows(X, batch, head, i, x):
+    """Store the i-th tile of rows; what lies past the end is dropped."""
+    ct.store(X, (batch, head, i, 0), ct.reshape(ct.astype(x, X.dtype), (1, 1, *x.shape)))
+
+
+def seen(query_index, key_index, seq_len_kv, variant):
+    """Which queries see which keys; the indices stand along two axes."""
+    visible = key_index < seq_len_kv
+    if variant.causal:
+        visible = visible & (key_index <= query_index)
+    return visible
+
+
+def back_through_softmax(left, right, d_left, d_right, lse, row_sum, visible, masked, scale, dtype, variant):
+    """(weights, dS) of one tile of scores ``left right^T``, both in the inputs' dtype.
+
+    d_left d_right^T is the gradient of the weights. lse and row_sum hold a number for each query, along the axis of the
+    queries. masked: whether the tile has scores that are hidden.
+    """
+    none = ct.zeros((left.shape[0], right.shape[0]), ct.float32)
+    scores = ct.mma(left, ct.permute(right, (1, 0)), none)
+    weights = variant.weigh(scores, lse, scale)
+    if masked:
+        weights = ct.where(visible, weights, 0.0)
+    d_weights = ct.mma(d_left, ct.permute(d_right, (1, 0)), none)
+    d_scores = weights * (d_weights - row_sum)
+    return ct.astype(weights, dtype), ct.astype(d_scores, dtype)
+
+
+def make_row_sums(variant):
+    """D: for each query the sum of dO O over head_dim. A block has one tile of queries."""
+
+    def row_sums(Out, DO, RowSum):
+        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        o = load_rows(Out, batch, head, i, variant.tile.query, variant.head_dim)
+        do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
+        total = ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1)
+        ct.store(RowSum, (batch, head, i), ct.reshape(total, (1, 1, variant.tile.query)))
+
+    return row_sums
+
+
+def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
+    """dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its part of that."""
+    j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    seq_len_kv = K.shape[2]
+    k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
+    v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
+    d_key = ct.zeros((variant.tile.key, variant.head_dim), ct.float32)
+    d_value = ct.zeros((variant.tile.key, variant.head_dim), ct.float32)
+    key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
+    tiles = ct.cdiv(Q.shape[2], variant.tile.query)
+    first = 0
+    if variant.causal:
+        first = min(tiles, (j * variant.tile.key) // variant.tile.query)
+    for head in range(kv_head * variant.group_size, (kv_head + 1) * variant.group_size):
+        for i in range(first, tiles):
+            q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
+            do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
+            lse = load_lse(LSE, batch, head, i, variant.tile.query)
+            row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
+            query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
+            visible = seen(query_index[None, :], key_index[:, None], seq_len_kv, variant)
+            masked = (j + 1) * variant.tile.key > seq_len_kv
+            if variant.causal:
+                masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
+            # [key, query]: as dV and dK need them, so that only dQ asks for a transposed factor
+            weights, d_scores = back_through_softmax(
+                k, q, v, do, lse[None, :], row_sum[None, :], visible, masked, scale, Q.dtype, variant
+            )
+            d_value = ct.mma(weights, do, d_value)
+            d_key = ct.mma(d_scores, q, d_key)
+            if variant.atomics:
+                none = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+                d_query = ct.mma(ct.permute(d_scores, (1, 0)), k, none)
+                column = ct.arange(variant.head_dim, dtype=ct.int32)
+                ct.atomic_add(DQ, (batch, head, query_index[:, None], column[None, :]), d_query)
+    store_rows(DK, batch, kv_head, j, d_key * scale)
+    store_rows(DV, batch, kv_head, j, d_value)
+
+
+def make_gradients_of_keys(variant):
+    """The kernel for dK and dV, and with ``variant.atomics`` for dQ, which it adds to an array of zeros in float32."""
+    if variant.atomics:
+
+        def fmha_backward(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale):
+            gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant)
+
+    else:
+
+        def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
+            gradients_of_keys(Q, K, V, DO, LSE, RowSum, None, DK, DV, scale, variant)
+
+    return fmha_backward
+
+
+def make_scaled(variant):
+    """What atomics have added up, times the scale and rounded. A block has one tile of queries."""
+
+    def scaled(Sums, DQ, scale):
+        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        sums = load_rows(Sums, batch, head, i, variant.tile.query, variant.head_dim)
+        store_rows(DQ, batch, head, i, sums * scale)
+
+    return scaled
+
+
+def make_gradients_of_queries(variant):
+    """The kernel for dQ, where it has one of its own: a block has one tile of queries, and adds to nobody else's."""
+
+    def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
+        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        kv_head = head // variant.group_size
+        seq_len_kv = K.shape[2]
+        q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
+        do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
+        lse = load_lse(LSE, batch, head, i, variant.tile.query)[:, None]
+        row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)[:, None]
+        query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
+        d_query = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+        end = ct.cdiv(seq_len_kv, variant.tile.key)
+        if variant.causal:
+            end = min(end, ct.cdiv((i + 1) * variant.tile.query, variant.tile.key))
+        for j in range(end):
+            k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
+            v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
+            key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
+            visible = seen(query_index[:, None], key_index[None, :], seq_len_kv, variant)
+            masked = (j + 1) * variant.tile.key > seq_len_kv
+            if variant.causal:
+                masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
+            _, d_scores = back_through_softmax(q, k, do, v, lse, row_sum, visible, masked, scale, Q.dtype, variant)
+            d_query = ct.mma(d_scores, k, d_query)
+        store_rows(DQ, batch, head, i, d_query * scale)
+
+    return fmha_backward_queries

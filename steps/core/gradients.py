@@ -1,0 +1,121 @@
+"""What a backward step is: it computes dq, dk and dv from what the forward pass read and wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.core.launch import ALIGNED, MAKING_READY, on_its_device
+from steps.core.step import Step, Unsupported, no_scratch, target_of
+from tutorial_lib.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+GRADIENTS = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientStep(Step):
+    """One way to compute attention's gradients. ``make_ready(problem, tensors, out)`` gets all six tensors at once."""
+
+    direction: ClassVar[str] = "backward"
+
+    def attention(self, *_, **__):
+        raise Unsupported(f"step {self.label} computes gradients: call its gradients(q, k, v, o, lse, do)")
+
+    def gradients(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        o: torch.Tensor,
+        lse: torch.Tensor,
+        do: torch.Tensor,
+        causal: bool = False,
+        scale: float | None = None,
+        *,
+        out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gradients (dq, dk, dv) of attention, in the inputs' dtype.
+
+        q, k, v, causal and scale as in ``Step.attention``; o ``[B, Hq, Sq, D]`` is what the forward pass returned,
+        lse ``[B, Hq, Sq]`` in float32 the natural logarithm of the sum of exp(scaled scores) of every query, minus
+        infinity for one that sees no key, and do ``[B, Hq, Sq, D]`` the gradient of o. Written to ``out`` where that
+        is given.
+
+        Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
+        """
+        causal, scale = bool(causal), None if scale is None else float(scale)
+        tensors = (q, k, v, o, lse, do)
+        try:
+            kind = (*map(_kind, tensors), causal, scale, None if out is None else tuple(map(_kind, out)))
+        except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
+            kind = None
+        launch = self.launches.find(kind) or self._gradients_ready(kind, tensors, causal, scale, out)
+        return launch(*tensors, out)
+
+    def _gradients_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
+        q, k, v, o, lse, do = tensors
+        problem = Problem.of(q, k, v, causal, scale)
+        _check("o", o, q.shape, q.dtype, q.device)
+        _check("do", do, q.shape, q.dtype, q.device)
+        _check("lse", lse, q.shape[:-1], _float32(), q.device)
+        if out is not None:
+            if len(out) != len(GRADIENTS):
+                raise ValueError(f"out must be three tensors (dq, dk, dv), got {len(out)}")
+            for name, given, like in zip(GRADIENTS, out, (q, k, v), strict=True):
+                _check(f"out's {name}", given, like.shape, like.dtype, like.device)
+        if reason := self.unsupported(problem, target_of(q.device)):
+            raise Unsupported(f"step {self.label}: {reason}")
+        with MAKING_READY:
+            launch = on_its_device(self.make_ready(problem, tensors, out), q.device)
+        if kind is not None:
+            self.launches.keep(kind, launch)
+        return launch
+
+    def make_ready(self, problem: Problem, tensors: tuple, out: tuple | None):
+        """``launch(q, k, v, o, lse, do, out)`` for tensors of the kind of these; returns (dq, dk, dv)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchGradients(GradientStep):
+    """Made of PyTorch calls: ``function(q, k, v, o, lse, do, causal, scale)`` returns (dq, dk, dv)."""
+
+    function: Callable
+    scratch: Callable[[Problem], int] = no_scratch
+
+    backend: ClassVar[str] = "torch"
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        return self.scratch(problem)
+
+    def make_ready(self, problem, tensors, out):
+        function, causal, scale = self.function, problem.causal, problem.effective_scale
+
+        def launch(q, k, v, o, lse, do, out):
+            made = function(q, k, v, o, lse, do, causal, scale)
+            return made if out is None else tuple(place.copy_(x) for place, x in zip(out, made, strict=True))
+
+        return launch
+
+
+def _kind(x) -> tuple:
+    """All that a launch may depend on but a tensor's contents and address; of that, how it is aligned."""
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
+
+
+def _float32():
+    import torch
+
+    return torch.float32
+
+
+def _check(name: str, x, shape, dtype, device) -> None:
+    wanted = f"{name} must have shape {tuple(shape)}, {dtype} on {device}"
+    if not hasattr(x, "data_ptr"):
+        raise ValueError(f"{wanted}, got {type(x).__name__}")
+    if (x.shape, x.dtype, x.device) != (shape, dtype, device):
+        raise ValueError(f"{wanted}, got {tuple(x.shape)}, {x.dtype} on {x.device}")

@@ -1,0 +1,193 @@
+"""The backward steps: right on every shape, whatever the strides, and clear about what they do not take."""
+
+import secrets
+
+import pytest
+import torch
+
+from steps import GRADIENTS, STEPS, Unsupported, get_step
+from steps.core.problems import HEADLINE, standard
+from tests.shapes import SHAPES, problem
+from tutorial_lib import reference
+from tutorial_lib.passes import BACKWARD, FORWARD
+from tutorial_lib.problem import Problem
+
+CUTILE = [step for step in GRADIENTS if step.backend == "cutile"]
+
+
+def accuracy_of(step, shape, device="cpu"):
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32), device)
+    exact = BACKWARD.reference(shape, inputs)
+    return BACKWARD.check(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", GRADIENTS, ids=lambda s: s.name)
+def test_a_step_is_correct(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.scale != 0.0][::4], ids=lambda p: p.slug)
+def test_the_reference_is_what_autograd_says(shape):
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    q, k, v = (x.double().requires_grad_() for x in inputs[:3])
+    keys, values = (x.repeat_interleave(shape.group_size, 1) for x in (k, v))
+    scores = q @ keys.transpose(-1, -2) * shape.effective_scale
+    if shape.causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    expected = torch.autograd.grad(scores.softmax(-1) @ values, (q, k, v), inputs[5].double())
+    torch.testing.assert_close(torch.logsumexp(scores, -1).float(), inputs[4])
+    for mine, its in zip(BACKWARD.reference(shape, inputs), expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-12)
+
+
+def test_a_reference_in_pieces_is_the_same(monkeypatch):
+    shape = problem(kv_heads=2, seq_len_q=100, seq_len_kv=70)
+    inputs = BACKWARD.inputs(shape, 0)
+    whole = BACKWARD.reference(shape, inputs)
+    monkeypatch.setattr(reference, "SCORE_BYTES", 8 * 70 * 13)  # 13 rows at a time
+    for mine, its in zip(BACKWARD.reference(shape, inputs), whole, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+@pytest.mark.parametrize("left_out", ["a row of dq", "a tile of dk", "the scale", "the mask", "D"])
+def test_what_is_wrong_is_found(step, left_out, monkeypatch):
+    """The rule of correctness catches what a kernel might forget."""
+    shape = problem(seq_len_q=130, seq_len_kv=130)
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    allowed = BACKWARD.yardstick(shape, inputs, exact)
+    q, k, v, o, lse, do = inputs
+    dq, dk, dv = step.gradients(*inputs, causal=True)
+    if left_out == "a row of dq":
+        dq[1, 2, 64] = 0
+    elif left_out == "a tile of dk":
+        dk[0, 1, 64:128] = 0
+    elif left_out == "the scale":
+        dq = dq / shape.effective_scale
+    elif left_out == "the mask":
+        dq, dk, dv = step.gradients(*inputs, causal=False)
+    else:
+        dq, dk, dv = step.gradients(q, k, v, torch.zeros_like(o), lse, do, causal=True)
+
+    class Wrong:
+        def gradients(self, *_, out, **__):
+            for place, x in zip(out, (dq, dk, dv), strict=True):
+                place.copy_(x)
+
+    assert not BACKWARD.check(Wrong(), shape, inputs, exact, allowed).correct
+
+
+@pytest.mark.parametrize("step", GRADIENTS, ids=lambda s: s.name)
+def test_any_strides_will_do_and_outputs_may_be_given(step):
+    shape = problem(seq_len_q=96, seq_len_kv=80, kv_heads=2)
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    expected = step.gradients(*inputs, causal=True)
+    q, k, v, o, lse, do = inputs
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, o)]
+    columns = do.transpose(2, 3).contiguous().transpose(2, 3)
+    out = BACKWARD.poisoned(inputs)
+    found = step.gradients(*transposed, lse.transpose(1, 2).contiguous().transpose(1, 2), columns, True, out=out)
+    assert all(mine is place for mine, place in zip(found, out, strict=True))
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=2e-2, atol=2e-3)  # PyTorch may sum in another order
+
+
+def test_new_contents_give_new_gradients():
+    """Nothing is remembered of what tensors held: they are changed in place, and other ones come to their address."""
+    shape = problem(seq_len_q=65, seq_len_kv=65)
+    for step in GRADIENTS:
+        first, second = (BACKWARD.inputs(shape, seed) for seed in (1, 2))
+        wanted = [x.clone() for x in step.gradients(*second, causal=True)]
+        step.gradients(*first, causal=True)
+        for mine, its in zip(first, second, strict=True):
+            mine.copy_(its)
+        for mine, its in zip(step.gradients(*first, causal=True), wanted, strict=True):
+            assert torch.equal(mine, its), step.name
+
+
+def test_a_query_that_sees_nothing_gets_zeros():
+    """Nobody masks so here, but the log-sum-exp of no score is minus infinity, and no NaN may come of it."""
+    shape = problem(batch=1, heads=1, causal=False)
+    for step in GRADIENTS[1:]:
+        q, k, v, o, lse, do = BACKWARD.inputs(shape, 3)
+        expected = step.gradients(q, k, v, o, lse, do)
+        lse[0, 0, 5], o[0, 0, 5] = float("-inf"), 0
+        found = step.gradients(q, k, v, o, lse, do)
+        assert not found[0][0, 0, 5].any() and all(x.isfinite().all() for x in found), step.name
+        assert torch.equal(found[0][0, 0, 6:], expected[0][0, 0, 6:])
+
+
+def test_bad_arguments_are_named():
+    step = get_step("two_kernels")
+    q, k, v, o, lse, do = BACKWARD.inputs(problem(), 0)
+    with pytest.raises(ValueError, match=r"lse must have shape .*, torch.float32 on cpu, got \(2, 4, 128\), torch.f"):
+        step.gradients(q, k, v, o, lse.half(), do)
+    with pytest.raises(ValueError, match=r"do must have shape .*, got \(2, 4, 127, 64\)"):
+        step.gradients(q, k, v, o, lse, do[:, :, 1:])
+    with pytest.raises(ValueError, match=r"o must have shape .*, got NoneType"):
+        step.gradients(q, k, v, None, lse, do)
+    with pytest.raises(ValueError, match=r"q must .*got NoneType"):
+        step.gradients(None, k, v, o, lse, do)
+    with pytest.raises(ValueError, match="out must be three tensors"):
+        step.gradients(q, k, v, o, lse, do, out=(q, k))
+    with pytest.raises(ValueError, match="out's dv must have shape"):
+        step.gradients(q, k, v, o, lse, do, out=(q, k, v[:1]))
+    with pytest.raises(Unsupported, match="head_dim must be one of"):
+        step.gradients(*BACKWARD.inputs(problem(head_dim=40), 0))
+    with pytest.raises(Unsupported, match="computes gradients"):
+        step.attention(q, k, v)
+
+
+def test_a_direction_has_its_own_steps():
+    assert {step.direction for step in STEPS} == {"forward"}
+    assert {step.direction for step in GRADIENTS} == {"backward"}
+    assert [step.number for step in GRADIENTS] == list(range(40, 40 + len(GRADIENTS)))
+
+
+def test_what_a_pass_costs():
+    """Five products in place of two, of 2 operations a pair; a long problem's memory is that of its tensors."""
+    assert BACKWARD.operations(HEADLINE) == 2.5 * FORWARD.operations(HEADLINE)
+    small = Problem(batch=1, heads=1, seq_len_q=2, seq_len_kv=3, head_dim=64, causal=False)
+    inputs = BACKWARD.inputs(small, 0)
+    held = sum(x.numel() * x.element_size() for x in (*inputs, *inputs[:3]))
+    assert BACKWARD.tensor_bytes(small) == BACKWARD.least_bytes(small) == held
+    assert BACKWARD.needed_bytes(small, check=True) > BACKWARD.needed_bytes(small, check=False) > held
+
+
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_a_step_compiles(step, arch):
+    compiled = step.compile(standard(head_dim=64), arch)
+    assert compiled.kv_tiles == 4 * 32 * 64 * 64
+    assert ("ATOMG.E.ADD.F32" in compiled.sass) == step.atomics
+    if arch == "sm_90":
+        assert compiled.spilled_bytes == 0
+
+
+def test_tiles_are_counted_as_the_kernel_visits_them():
+    from steps.backward_cutile.skeleton import tiles_visited
+    from steps.core.tiles import Tile
+
+    seen = tiles_visited(problem(batch=1, heads=1, seq_len_q=100, seq_len_kv=130), Tile(32, 64))
+    assert seen == 4 + 2 + 0  # of four tiles of queries: all see key 0, those from row 64 on key 64, and none key 128
+
+
+def test_the_run_of_the_other_direction(capsys, tmp_path):
+    from steps.run import main
+    from tutorial_lib.results import read_run, recorded_runs
+
+    asked = ["--direction", "backward", "--seq-len", "70", "--head-dim", "64", "--output-dir", str(tmp_path)]
+    assert main([*asked, "--steps", "40,two_kernels"]) == 0
+    out = capsys.readouterr().out
+    assert "Attention's gradients, step by step" in out and out.count("yes") == 2
+    [path] = tmp_path.glob("*/*_backward/results.json")
+    run = read_run(path)
+    assert run.direction == "backward" and [m.correct for m in run.steps] == [True, True]
+    assert not recorded_runs(tmp_path, "forward")
+    assert main([*asked, "--steps", "linked"]) == 2
+    assert "must be steps of the backward pass, got 35 linked" in capsys.readouterr().err
+    assert main([*asked, "--steps", "best"]) == 2
+    assert "takes neither --steps best nor --peers" in capsys.readouterr().err
