@@ -12,7 +12,7 @@ import re
 from functools import cached_property
 from pathlib import Path
 
-from steps import INSIDE, STEPS, get_step
+from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
 from steps.core.ladder import module_file
 from steps.core.problems import HEADLINE
@@ -54,7 +54,7 @@ class Lesson:
         self.results = results
         self.on_gpu = has_gpu()
         self.guess: float | None = None  # the reader's, until the number appears
-        self.recorded = find_recorded(self.problem, [results])
+        self.recorded = find_recorded(self.problem, [results], self.step.direction)
 
     @property
     def previous(self) -> Step | None:
@@ -70,10 +70,9 @@ class Lesson:
         return Page(f"**{self.step.title}.** {self.step.change}", *self._kernels())
 
     def _kernels(self) -> list[str | Html]:
-        if isinstance(self.step, TorchStep):
-            before = inspect.getsource(self.previous.function) if self.previous else ""
-            now = inspect.getsource(self.step.function)
-            return [difference(before, now) if before else code(now)]
+        if now := getattr(self.step, "function", None):  # made of PyTorch calls
+            before = getattr(self.previous, "function", None)
+            return [difference(*map(inspect.getsource, (before, now))) if before else code(inspect.getsource(now))]
         where = f"`python -m steps.show {self.step.name}` prints it. It is made from `{module_file(self.step)}`"
         try:
             text = without_title(written_out(self.step, self.problem, self.arch))
@@ -128,7 +127,7 @@ class Lesson:
         m = self.known(step)
         gpu = limits.gpu_of(self.recorded.machine, m) if m else None
         gpu = gpu or REFERENCE_GPUS.get(self.arch)
-        return limits.limit(self.problem, resources, gpu) if resources and gpu else None
+        return limits.limit(self.problem, resources, gpu, pass_of(step)) if resources and gpu else None
 
     def known(self, step: Step) -> Measurement | None:
         """What was recorded of a step on the architecture that this lesson compiles for."""
@@ -165,7 +164,7 @@ class Lesson:
         parts = [f"Step {step.label} on {self.problem.describe()}:", pictures.bars(shown, "GB")]
         if gpu:
             moved, read = 2000 * held / gpu.bandwidth, 1000 * least / gpu.bandwidth
-            products = 1000 * limits.floor(self.problem, gpu).units["tensor cores"]
+            products = 1000 * limits.floor(self.problem, gpu, pass_of(step)).units["tensor cores"]
             parts.append(
                 f"Each intermediate matrix is written and read at least once. At {gpu.name}'s "
                 f"{gpu.bandwidth / 1e12:.3g} TB/s that alone takes {moved:.3g} ms; reading the inputs and writing the "
@@ -231,15 +230,16 @@ class Lesson:
         """What this machine measures, or else what was recorded."""
         if not self.on_gpu:
             return self.recorded
-        steps = [s for s in (self.previous, self.step) if s is not None and s.number != 0]
-        run, _, _ = measure(self.problem, [STEPS[0], *steps], [], Settings(device="cuda", seed=0, rounds=ROUNDS))
+        baseline = get_step(pass_of(self.step).baseline)
+        steps = dict.fromkeys(s for s in (baseline, self.previous, self.step) if s is not None)
+        run, _, _ = measure(self.problem, list(steps), [], Settings(device="cuda", seed=0, rounds=ROUNDS))
         return run
 
     def time(self) -> Page:
         """This step, the one before and SDPA: measured here on a GPU, else as recorded."""
         if self.run is None:
             return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
-        names = ["sdpa", *(s.name for s in (self.previous, self.step) if s is not None)]
+        names = [pass_of(self.step).baseline, *(s.name for s in (self.previous, self.step) if s is not None)]
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
         if not shown.steps:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
@@ -406,7 +406,7 @@ class Lesson:
 
     def why(self) -> Page:
         """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
-        runs = of_one_machine(recorded_runs(self.results))
+        runs = of_one_machine(recorded_runs(self.results, self.step.direction))
         found = [(run, now) for run in runs if (now := run.measurement(self.step.name))]
         cells = [(run, tables.vs_previous_marked(now)) for run, now in found if now.speedup_vs_previous]
         parts = []

@@ -181,3 +181,48 @@ def ahead(copy: Sequence[float], compute: Sequence[float], stages: Sequence[int]
     grid[-1, 0].set_xlim(0, longest)
     grid[-1, 0].set_xlabel("time (an example); numbers: the tile")
     return figure
+
+
+# --- the five products of the backward pass ---
+
+PRODUCTS = (  # what comes out, its axes; the factors: name, axes, whether it lies the other way round
+    ("S", "query key", ("Q", "query dim", False), ("K", "dim key", True)),
+    ("dV", "key dim", ("P", "key query", True), ("dO", "query dim", False)),
+    ("dP", "query key", ("dO", "query dim", False), ("V", "dim key", True)),
+    ("dK", "key dim", ("dS", "key query", True), ("Q", "query dim", False)),
+    ("dQ", "query dim", ("dS", "query key", False), ("K", "key dim", False)),
+)
+LENGTHS = {"query": 1.1, "key": 1.6, "dim": 0.7}
+
+
+def backward_products():
+    """The five products, in the order in which they are computed; hatched: a factor that is read transposed."""
+    from matplotlib.patches import Patch, Rectangle
+
+    figure, axes = figure_with_axes(7.2, 6.4)
+
+    def matrix(x: float, middle: float, name: str, shape: str, turned: bool = False) -> float:
+        rows, columns = shape.split()
+        high, wide = LENGTHS[rows] * 0.7, LENGTHS[columns]
+        look = {"facecolor": "#eeeeee" if turned else "white", "hatch": "//" if turned else "", "edgecolor": BLUE}
+        axes.add_patch(Rectangle((x, middle - high / 2), wide, high, **look))
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9}
+        text = {"ha": "center", "va": "center", "fontsize": 9, "bbox": box}
+        axes.text(x + wide / 2, middle, name + ("$^T$" if turned else ""), **text)
+        axes.text(x - 0.04, middle, rows, fontsize=6.5, rotation=90, ha="right", va="center", color=GREY)
+        axes.text(x + wide / 2, middle - high / 2 - 0.04, columns, fontsize=6.5, ha="center", va="top", color=GREY)
+        return x + wide
+
+    y = 0.0
+    for name, shape, left, right in PRODUCTS:
+        high = 0.7 * max(LENGTHS[axis] for axis in f"{shape} {left[1]} {right[1]}".split())
+        y -= high / 2
+        axes.text(matrix(0.3, y, name, shape) + 0.25, y, "=", ha="center", va="center", fontsize=11)
+        axes.text(matrix(2.6, y, *left) + 0.25, y, "×", ha="center", va="center", fontsize=11)
+        matrix(4.9, y, *right)
+        y -= high / 2 + 0.3
+    handles = [Patch(facecolor="#eeeeee", hatch="//", edgecolor=BLUE, label="read transposed")]
+    axes.legend(handles=handles, frameon=False, fontsize=8, loc="upper right")
+    axes.set(xlim=(0, 7.2), ylim=(y + 0.1, 0.15), aspect="equal")
+    axes.axis("off")
+    return figure

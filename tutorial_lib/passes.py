@@ -22,6 +22,7 @@ class Pass(ABC):
 
     name: str
     title: str  # of what is computed, for reports
+    baseline: str  # the step that every speedup is one over: PyTorch's own
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
 
     @abstractmethod
@@ -75,6 +76,7 @@ class Forward(Pass):
 
     name = "forward"
     title = "Attention"
+    baseline = "sdpa"
     products = 2  # scores and output
 
     def inputs(self, problem, seed, device="cpu"):
@@ -142,6 +144,7 @@ class Backward(Pass):
 
     name = "backward"
     title = "Attention's gradients"
+    baseline = "sdpa_gradients"
     products = 5  # scores, dV, dP, dQ and dK
 
     def inputs(self, problem, seed, device="cpu"):

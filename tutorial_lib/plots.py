@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tutorial_lib.files import write_whole
+from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Measurement, Run
 from tutorial_lib.tables import provenance
 from tutorial_lib.timing import NOISE
@@ -137,13 +138,13 @@ def tflops_by_step(run: Run, highlight: str | None = None):
         figure.suptitle(provenance(run), fontsize=9)
         axes.set_xlim(-0.6, max(len(measured), 1) - 0.4)
         rows = [(axes, measured)]
-    baseline = run.measurement("sdpa")
+    baseline = run.measurement(PASSES[run.direction].baseline)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
     for axes, steps in rows:
         median = [m.tflops for m in steps]
         low = [m.tflops * (1 - m.latency_ms.median / m.latency_ms.high) for m in steps]
         high = [m.tflops * (m.latency_ms.median / m.latency_ms.low - 1) for m in steps]
-        colours = [GREY if m.number == 0 else BLUE for m in steps]
+        colours = [GREY if m is baseline else BLUE for m in steps]
         if highlight is not None:
             colours = [BLUE if m.name == highlight else PALE for m in steps]
         axes.bar(

@@ -30,7 +30,7 @@ KINDS = {
     "packed FP32": ("FADD2", "FMUL2", "FFMA2"),  # two results a lane
     "conversion": ("F2F", "F2I", "I2F", "I2I", "F2FP", "FRND", "I2FP", "F2IP"),
     "bulk copy": ("UTMALDG", "UTMASTG", "UTMACCTL", "UTMACMDFLUSH", "UTMAPF", "UTMAREDG", "UBLKCP", "UBLKRED"),
-    "global memory": ("LDG", "STG", "LDGSTS", "LDGDEPBAR", "RED", "ATOMG", "ATOM", "CCTL", "LD", "ST"),
+    "global memory": ("LDG", "STG", "LDGSTS", "LDGDEPBAR", "RED", "REDG", "ATOMG", "ATOM", "CCTL", "LD", "ST"),
     "shared memory": ("LDS", "LDSM", "STS", "STSM", "ATOMS"),
     "tensor memory": ("LDTM", "STTM", "UTCCP"),
     "spill": ("LDL", "STL"),

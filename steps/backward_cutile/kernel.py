@@ -108,7 +108,8 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
                 none = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
                 d_query = ct.mma(ct.permute(d_scores, (1, 0)), k, none)
                 column = ct.arange(variant.head_dim, dtype=ct.int32)
-                ct.atomic_add(DQ, (batch, head, query_index[:, None], column[None, :]), d_query)
+                place = (batch, head, query_index[:, None], column[None, :])
+                ct.atomic_add(DQ, place, d_query, memory_order=variant.atomics)
     store_rows(DK, batch, kv_head, j, d_key * scale)
     store_rows(DV, batch, kv_head, j, d_value)
 

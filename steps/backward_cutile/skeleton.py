@@ -26,12 +26,13 @@ class CuTileGradients(GradientStep, FusedStep):
     """Kernels of ``steps.backward_cutile.kernel`` with these holes filled.
 
     weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp.
-    atomics: the blocks that own keys add their parts of dQ; otherwise a kernel of its own computes dQ.
+    atomics: what the additions order beside themselves, by which the blocks that own keys add their parts of dQ; None:
+    a kernel of its own computes dQ.
     tile: rows of queries and of keys that are taken together.
     """
 
     weigh: Callable = hole()
-    atomics: bool = hole(default=True)
+    atomics: ct.MemoryOrder | None = hole(default=ct.MemoryOrder.ACQ_REL)
     tile: Tile = hole(default=DEFAULT)
 
     backend: ClassVar[str] = "cutile"
@@ -92,8 +93,8 @@ class CuTileGradients(GradientStep, FusedStep):
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         variant = self.variant(problem)
-        function = ct.kernel(_functions(variant)["keys"])
-        compiled = compiler.compile_cutile(function, signature(problem, self.atomics), arch, self.tile.scores)
+        function, parameters = ct.kernel(_functions(variant)["keys"]), signature(problem, self.atomics is not None)
+        compiled = compiler.compile_cutile(function, parameters, arch, self.tile.scores)
         return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, self.tile))
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import cuda.tile as ct
+
 from steps.core.tiles import Tile
 
 
 @dataclass(frozen=True)
 class Variant:
-    """weigh: a hole of the step. atomics: dQ is added by the blocks that own keys, and has no kernel of its own."""
+    """weigh: a hole of the step. atomics: what the additions to dQ by the blocks that own keys order beside themselves;
+    None: dQ has a kernel of its own.
+    """
 
     weigh: Callable
-    atomics: bool
+    atomics: ct.MemoryOrder | None
     tile: Tile
     head_dim: int
     group_size: int

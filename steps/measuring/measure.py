@@ -24,7 +24,6 @@ from tutorial_lib.results import Ceiling, Measurement, Round, Run, Speedup, Sust
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
-BASELINES = {"forward": "sdpa", "backward": "sdpa_gradients"}  # what every speedup of a direction is one over
 ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
 
 
@@ -139,7 +138,7 @@ def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
 
 
 def _baseline_of(step: Step) -> Step:
-    return get_step(BASELINES[step.direction])
+    return get_step(pass_of(step).baseline)
 
 
 def _compile_ahead(
@@ -395,7 +394,7 @@ def _timed(
             "host_us": median_of(sample["host_us"] for sample in samples if sample["host_us"] is not None),
             "sustained": _sustained(step.name, operations, sustained),
             "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
-            "speedup_vs_baseline": speedup(BASELINES[step.direction]),
+            "speedup_vs_baseline": speedup(pass_of(step).baseline),
             "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
             "sm_clock_mhz": median_of(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
         }

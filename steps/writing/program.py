@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import enum
 import inspect
 import sys
 import textwrap
@@ -217,6 +218,8 @@ class Program:
         if isinstance(value, list | tuple):
             inner = ", ".join(map(self.literal, value))
             return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+        if isinstance(value, enum.Enum) and (path := self.dotted(type(value))):
+            return f"{path}.{value.name}"
         if is_layout(value):
             made = type(value)
             arguments = {part.name: getattr(value, part.name) for part in dataclasses.fields(value) if part.init}

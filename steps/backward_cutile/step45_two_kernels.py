@@ -1,16 +1,16 @@
-"""Step 44: two kernels in place of atomics.
+"""Step 45: two kernels in place of atomics.
 
 One kernel computes dK and dV, a block for a tile of keys; another computes dQ, a block for a tile of queries. Each sum
 grows in the registers of one block, nobody adds to anybody else's, and the same inputs give the same bits every time.
 The price is work: the second kernel computes scores and dP again, so that there are seven products in place of five.
 """
 
-from steps.backward_cutile import step43_folded
+from steps.backward_cutile import step44_folded
 
-STEP = step43_folded.STEP.evolve(
-    number=44,
+STEP = step44_folded.STEP.evolve(
+    number=45,
     name="two_kernels",
     title="Two kernels",
     change="dK and dV by tiles of keys, dQ by tiles of queries: seven products, and no atomics.",
-    atomics=False,
+    atomics=None,
 )

@@ -1,0 +1,119 @@
+"""The five products of the backward pass, in PyTorch: step formulas."""
+
+from steps.exercises.formula import OwnAttention, forbidding, problems
+from tutorial_lib.exercises import Plain, Wrong
+
+NAMES = ("d_query", "d_key", "d_value")
+
+
+def judge(function, chance):
+    import torch
+
+    from tutorial_lib.accuracy import compare, first_difference
+    from tutorial_lib.passes import BACKWARD
+
+    for problem in problems(chance):
+        if problem.group_size > 1:
+            continue  # grouped heads are the chapter's own to explain, not this exercise's
+        inputs = BACKWARD.inputs(problem, chance.getrandbits(32))
+        exact = BACKWARD.reference(problem, inputs)
+        allowed = BACKWARD.yardstick(problem, inputs, exact)
+        q, k, v, o, lse, do = (x.clone() for x in inputs)
+        hidden = torch.zeros(q.shape[2], k.shape[2], dtype=torch.bool)
+        if problem.causal:
+            hidden = torch.ones_like(hidden).triu(1)
+        try:
+            with forbidding():
+                mine = function(q, k, v, o, lse, do, hidden, problem.effective_scale)
+        except OwnAttention:
+            return "That calls PyTorch's own attention. Write the five products out."
+        if not isinstance(mine, tuple) or len(mine) != 3:
+            return f"The result must be three gradients, `d_query, d_key, d_value`; got {type(mine).__name__}."
+        for name, x, like, its, error in zip(NAMES, mine, (q, k, v), exact, allowed, strict=True):
+            if not isinstance(x, torch.Tensor) or x.shape != like.shape:
+                came = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+                return f"On {problem.describe()}: {name} must be {list(like.shape)}; got {came}."
+            found = compare(x.to(like.dtype), its, error)
+            if not found.correct:
+                told = first_difference(x.to(like.dtype), its, found.limit)
+                if like is not q:  # its rows are keys
+                    told = told.replace("query", "key").replace("queries", "keys")
+                reason = _reason(name, x, inputs, hidden, problem)
+                return f"On {problem.describe()}, {name}: {told} {reason}".strip()
+    return None
+
+
+def _reason(name, mine, inputs, hidden, problem) -> str:
+    """The typical mistake that gives these numbers, or nothing."""
+    import torch
+
+    for mistake, what in MISTAKES.items():
+        made = dict(zip(NAMES, _with(mistake, inputs, hidden, problem.effective_scale), strict=True))[name]
+        if torch.allclose(mine.double(), made, 0.03, 0.03, equal_nan=True):
+            return f"This is what comes when {what}."
+    return ""
+
+
+def _with(mistake, inputs, hidden, scale):
+    """The formulas in float64, with a mistake."""
+    q, k, v, o, lse, do = (x.double() for x in inputs)
+    weights = (q @ k.mT * scale - lse[..., None]).exp()
+    if mistake != "no mask":
+        weights = weights.masked_fill(hidden, 0.0)
+    d_weights = do @ v.mT
+    row_sum = (do * o).sum(-1, keepdim=True)
+    if mistake == "sum over queries":
+        row_sum = (weights * d_weights).sum(-2, keepdim=True)
+    d_scores = weights * (d_weights if mistake == "no sum" else d_weights - row_sum)
+    factor = 1.0 if mistake == "no scale" else scale
+    return d_scores @ k * factor, d_scores.mT @ q * factor, weights.mT @ do
+
+
+MISTAKES = {
+    "no mask": "the weights of hidden pairs are not zero",
+    "no sum": "the row's sum is not subtracted from dP",
+    "sum over queries": "the sum that is subtracted goes over the queries: it belongs to a query, over its keys",
+    "no scale": "the scale is left out: a score is scale times q k^T, and both factors' gradients have the scale",
+}
+
+EXERCISE = Plain(
+    name="gradients",
+    function="gradients",
+    hints=(
+        "A product C = A B has the gradients dA = dC B^T and dB = A^T dC. O = P V is such a product, and so is "
+        "S = scale Q K^T. `x.mT` transposes the last two dimensions.",
+        "d_value = weights.mT @ do and d_weights = do @ v.mT, in float32. The row's sum is "
+        "(do * o).sum(-1, keepdim=True).",
+        "d_scores = weights * (d_weights - row_sum); then d_query = d_scores @ k * scale and "
+        "d_key = d_scores.mT @ q * scale.",
+    ),
+    solution="""
+def gradients(q, k, v, o, lse, do, hidden, scale):
+    q, k, v, o, do = (x.float() for x in (q, k, v, o, do))
+    weights = torch.exp(q @ k.mT * scale - lse[..., None])
+    weights = weights.masked_fill(hidden, 0.0)
+    d_value = weights.mT @ do
+    d_weights = do @ v.mT
+    row_sum = (do * o).sum(-1, keepdim=True)
+    d_scores = weights * (d_weights - row_sum)
+    d_query = d_scores @ k * scale
+    d_key = d_scores.mT @ q * scale
+    return d_query, d_key, d_value
+""",
+    wrong=(
+        Wrong("no row sum", "is not subtracted", old="(d_weights - row_sum)", new="d_weights"),
+        Wrong("no scale", "the scale is left out", old="d_scores @ k * scale", new="d_scores @ k"),
+        Wrong("no scale for the keys", "the scale is left out", old="d_scores.mT @ q * scale", new="d_scores.mT @ q"),
+        Wrong("the mask forgotten", "hidden pairs", old="weights.masked_fill(hidden, 0.0)", new="weights"),
+        Wrong(
+            "the sum over the queries",
+            "belongs to a query",
+            old="row_sum = (do * o).sum(-1, keepdim=True)",
+            new="row_sum = (weights * d_weights).sum(-2, keepdim=True)",
+        ),
+        Wrong("two gradients", "must be three", old="return d_query, d_key, d_value", new="return d_query, d_key"),
+        Wrong("the maximum for the sum", "d_query", old=".sum(-1, keepdim=True)", new=".amax(-1, keepdim=True)"),
+    ),
+    debrief="Every fused backward kernel computes just these lines, a tile at a time.",
+    by=judge,
+)
