@@ -150,7 +150,7 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
         machine = timed[0].machine["slug"]
         parts += _pictures(folder, f"{machine}/by_length-{problem.family}.png", "TFLOPS over the sequence length")
     parts += _pictures(folder, "compiled/*/survey.png", "what the compiler makes of every step for every architecture")
-    for part in PARTS:
+    for part in filter(_steps, PARTS):
         parts += _part(part, timed, folder)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -158,7 +158,7 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
 def _contents() -> str:
     titles = ["How it is measured", "The best steps"]
     lines = [f"- [{title}](#{_anchor(title)})" for title in titles]
-    for part in PARTS:
+    for part in filter(_steps, PARTS):
         steps = [f"[{step.label}](#{_anchor(_heading(step))})" for step in _steps(part)]
         lines.append(f"- [{part.title}](#{_anchor(part.title)}): {', '.join(steps)}")
     return "\n".join(lines)

@@ -271,7 +271,7 @@ def test_a_failing_step_costs_no_other_its_result():
 
 
 def test_a_failure_gives_exit_status_1(monkeypatch, tmp_path):
-    monkeypatch.setattr("steps.run.select_steps", lambda text: [STEPS[0], faulty.make(faulty.wrong)])
+    monkeypatch.setattr("steps.run.select_steps", lambda *asked: [STEPS[0], faulty.make(faulty.wrong)])
     status, out, _ = call("--seq-len", 64, "--device", "cpu", "--output-dir", tmp_path)
     assert status == 1
     assert "90 wrong failed: wrong result" in out

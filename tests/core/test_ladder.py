@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import INSIDE, PARTS, STEPS, get_step
+from steps import GRADIENTS, INSIDE, PARTS, STEPS, get_step
 from steps.core import ladder
 from steps.core.ladder import OLD_NUMBERS, asked_by_number, module_file, part_of, renumbered, select
 from tests.results.recorded import RECORDED
@@ -83,7 +83,8 @@ def test_steps_are_selected_by_number_name_range_and_part():
     assert names("large_tile") == ["large_tile"]
     for text, message in (
         ("7-2", "must not run backwards"),
-        ("40-59", "no step has a number of 40-59"),
+        ("50-59", "no step has a number of 50-59"),
+        ("42", "must be steps of the forward pass, got 42 atomics"),
         ("x", "got 'x'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -102,5 +103,5 @@ def test_parts_do_not_overlap_and_every_step_is_in_one():
     numbers = [number for part in PARTS for number in part.numbers]
     assert len(set(numbers)) == len(numbers)
     with pytest.raises(ValueError, match="must be one of a part"):
-        part_of(45)
-    assert {part_of(step.number).name for step in STEPS} == {part.name for part in ladder.PARTS}
+        part_of(55)
+    assert {part_of(step.number).name for step in (*STEPS, *GRADIENTS)} == {part.name for part in ladder.PARTS}
