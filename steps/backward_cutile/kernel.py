@@ -98,7 +98,7 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
             masked = (j + 1) * variant.tile.key > seq_len_kv
             if variant.causal:
                 masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
-            # [key, query]: as dV and dK need them, so that only dQ asks for a transposed factor
+            # [key, query], as dV and dK need them: of what is computed, only dS must be turned, for dQ
             weights, d_scores = back_through_softmax(
                 k, q, v, do, lse[None, :], row_sum[None, :], visible, masked, scale, Q.dtype, variant
             )

@@ -1,9 +1,9 @@
 """Step 43: atomic additions that order nothing else.
 
 An atomic operation of cuTile acquires and releases by default: what a block wrote before it is seen by whoever sees the
-addition, and the other way round. For that the compiler puts fences around each one, which wait until all of the
-block's writes can be seen on the whole GPU. Nobody needs this here. The sums are read by the next kernel, and a launch
-orders everything by itself. A *relaxed* addition promises that it is not torn, and nothing more.
+addition, and the other way round. For that the compiler puts fences around each one. Nobody needs this here: the sums
+are read by the next kernel, which begins when this one has ended. A *relaxed* addition is still one piece, with nobody
+in between, and promises nothing about other reads and writes.
 """
 
 import cuda.tile as ct

@@ -76,7 +76,7 @@ EXERCISE = Plain(
         "for each query, so that they stand along the second axis: `lse[None, :]`.",
         "d_value grows by weights @ do, with no transposition, and d_weights = v @ do.mT. "
         "d_scores = weights * (d_weights - row_sum[None, :]).",
-        "d_key grows by d_scores @ q * scale. The part of dQ is the one product that needs a transposed factor: "
+        "d_key grows by d_scores @ q * scale. Of what you have computed, only dS must be turned, for the part of dQ: "
         "d_scores.mT @ k * scale.",
     ),
     solution="""

@@ -1,0 +1,46 @@
+"""The backward steps on a GPU: right on every shape, the same bits where they promise it, on any stream."""
+
+import pytest
+import torch
+
+from steps import GRADIENTS, get_step
+from tests.backward.test_gradients import CUTILE, accuracy_of
+from tests.shapes import SHAPES, problem
+from tutorial_lib.passes import BACKWARD
+
+pytestmark = pytest.mark.gpu
+LONGER = [
+    problem(seq_len_q=1000, seq_len_kv=1000, head_dim=128),
+    problem(seq_len_q=900, seq_len_kv=1500, kv_heads=2, dtype="bfloat16", causal=False),
+    problem(batch=1, seq_len_q=2000, seq_len_kv=700, head_dim=256),
+]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", GRADIENTS, ids=lambda s: s.name)
+def test_a_step_is_correct(step, shape):
+    accuracy = accuracy_of(step, shape, "cuda")
+    assert accuracy.correct, accuracy.explain()
+
+
+def test_two_kernels_give_the_same_bits_every_time():
+    inputs = BACKWARD.inputs(LONGER[0], 0, "cuda")
+    first = get_step("two_kernels").gradients(*inputs, causal=True)
+    for _ in range(100):
+        again = get_step("two_kernels").gradients(*inputs, causal=True)
+        assert all(torch.equal(mine, its) for mine, its in zip(again, first, strict=True))
+
+
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+def test_a_step_runs_on_the_current_stream(step):
+    inputs = BACKWARD.inputs(LONGER[0], 0, "cuda")
+    expected = step.gradients(*inputs, causal=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)  # what runs elsewhere would not wait for this
+        late = [x.clone() for x in inputs]
+        found = step.gradients(*late, causal=True)
+    stream.synchronize()
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
