@@ -17,7 +17,7 @@ from steps.core.fused import FusedStep
 from steps.core.ladder import module_file
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_survey
-from steps.core.step import DEFAULT_ARCH, Step, TorchStep, Unsupported
+from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
@@ -267,7 +267,7 @@ class Lesson:
         """Registers, spills, shared memory, the hot loop and the counters of this step and the one before."""
         compared = [(s, self.compiled(s)) for s in (self.previous, self.step) if s is not None]
         compared = [(s, resources) for s, resources in compared if resources]
-        if isinstance(self.step, TorchStep):
+        if self.step.backend == "torch":
             return self.traffic()
         if not any(s is self.step for s, _ in compared):
             return Page(f"Nothing to show: {self.step.unsupported(self.problem, self.arch) or 'it does not compile'}.")

@@ -244,15 +244,16 @@ def write_ladder(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 def run(options: argparse.Namespace) -> int:
     found = read_all(options.paths)
+    forward = [(place, run) for place, run in found if run.direction == "forward"]  # the ladder's and README's tables
     for path in write_all(found):
         print(path)
     for folder in filter(Path.is_dir, options.paths):
         for survey in sorted(folder.rglob("survey.json")):
             print(*write_survey(survey), sep="\n")
-        runs = [run for place, run in found if place.is_relative_to(folder)]
+        runs = [run for place, run in forward if place.is_relative_to(folder)]
         print(*write_ladder(runs, folder), sep="\n")
     if any(path.resolve() == RESULTS for path in options.paths):
-        update_readme(README, [run for _, run in found])
+        update_readme(README, [run for _, run in forward])
         print(README)
     return 0
 

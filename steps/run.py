@@ -138,10 +138,10 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
     They differ on the CPU alone, where batch and heads default to less.
     """
-    from steps import STEPS
+    from steps.core.ladder import steps_of
     from tutorial_lib.problem import Problem
 
-    known = sorted({dim for step in STEPS for dim in step.head_dims or ()})
+    known = sorted({dim for step in steps_of(options.direction) for dim in step.head_dims or ()})
     if unknown := [head_dim for head_dim in options.head_dim if head_dim not in known]:
         raise BadRequest(f"argument --head-dim: must be one of {', '.join(map(str, known))}, got {unknown[0]}")
 
@@ -175,7 +175,7 @@ def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) ->
     from tutorial_lib.results import ResultsError, folder_name, read_run
 
     try:
-        name = folder_name(problem, contenders[0].direction)
+        name = folder_name(problem.slug, contenders[0].direction)
         run = read_run(output_dir / describe_machine(device)["slug"] / name / "results.json")
     except ResultsError:
         return False
@@ -272,7 +272,7 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) 
     from tutorial_lib.report import write_report
     from tutorial_lib.results import folder_name, write_run
 
-    name = folder_name(run.the_problem(), run.direction) + ("-interrupted" if interrupted else "")
+    name = folder_name(run.the_problem().slug, run.direction) + ("-interrupted" if interrupted else "")
     folder = output_dir / run.machine["slug"] / name
     write_run(run, folder)
     write_whole(folder / "log.txt", log)
@@ -353,7 +353,7 @@ def run(options: argparse.Namespace) -> int:
                 f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
-    if meaning := renumbered(asked_by_number(options.steps)):
+    if options.direction == "forward" and (meaning := renumbered(asked_by_number(options.steps))):
         now = ", ".join(step.label for step in chosen[0])
         console.print(f"--steps {options.steps}: {now}. {meaning}", soft_wrap=True)
     written, failed, interrupted = [], False, False

@@ -373,7 +373,10 @@ def _store(
 
 
 def _atomic_add(array, indices, update, /, *, check_bounds=True, memory_order=None, memory_scope=None) -> Tile:
-    """Blocks run one after another here, so that an addition is never torn; in which order they add is fixed."""
+    """Blocks run one after another here, so that additions never meet; in which order they add is fixed.
+
+    What is returned for an index that stands twice in one tile is what was there before either.
+    """
     places = torch.broadcast_tensors(
         *(i.tensor if isinstance(i, ct.Tile) else torch.tensor(i) for i in _tuple(indices))
     )

@@ -170,17 +170,19 @@ class Backward(Pass):
         return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale)
 
     def yardstick(self, problem, inputs, exact):
-        """PyTorch's errors; where a gradient is zero everywhere, at least what float32 loses in a sum over head_dim.
+        """PyTorch's errors; where a gradient is zero everywhere, at least what float32 loses in its sums.
 
-        A query that sees one key has weight 1 for it whatever the score: dP - D is the difference of two equal sums,
-        and what is left of it is chance, in PyTorch as elsewhere.
+        A query that sees one key has weight 1 for it whatever the score: dP - D is the difference of two equal sums
+        over head_dim, and what is left of it is chance, in PyTorch as elsewhere. dK adds up what is left of all
+        queries, whose signs are chance, too: it grows with the root of their number.
         """
         q, k, v, _, _, do = inputs
         own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale)
         lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
         for x in (do, v):
             lost *= x.abs().max().item()
-        lost = (lost * k.abs().max().item(), lost * q.abs().max().item(), 0.0)
+        queries = (problem.group_size * problem.seq_len_q) ** 0.5
+        lost = (lost * k.abs().max().item(), lost * q.abs().max().item() * queries, 0.0)
         errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
         return tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost, strict=True))
 

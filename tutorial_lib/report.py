@@ -15,7 +15,16 @@ from pathlib import Path
 from tutorial_lib import plots, tables, timing
 from tutorial_lib.command import OneLineParser
 from tutorial_lib.files import RESULTS, write_whole
-from tutorial_lib.results import Measurement, ResultsError, Run, Trace, earliest_within_noise, read_run, traces_in
+from tutorial_lib.results import (
+    Measurement,
+    ResultsError,
+    Run,
+    Trace,
+    earliest_within_noise,
+    folder_name,
+    read_run,
+    traces_in,
+)
 
 ROOT = RESULTS.parent
 
@@ -250,7 +259,7 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
     groups: dict[tuple, list[Run]] = defaultdict(list)
     for folder, run in runs:
         if run.timed:
-            groups[Path(folder).parent, run.the_problem().family].append(run)
+            groups[Path(folder).parent, folder_name(run.the_problem().family, run.direction)].append(run)
     written = []
     for (parent, family), members in groups.items():
         if len(members) > 1:

@@ -489,9 +489,9 @@ def read_run(path: Path) -> Run:
         raise ResultsError(f"{path} is not a results.json of schema {SCHEMA}: {where}: {first['msg']}") from None
 
 
-def folder_name(problem: Problem, direction: str) -> str:
-    """The name of the folder that a run on this problem is kept in."""
-    return problem.slug if direction == "forward" else f"{problem.slug}_{direction}"
+def folder_name(slug: str, direction: str) -> str:
+    """The name of the folder that a run on the problem of this slug is kept in."""
+    return slug if direction == "forward" else f"{slug}_{direction}"
 
 
 def recorded_runs(folder: Path, direction: str = "forward") -> list[Run]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import cuda.tile as ct
 from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
@@ -20,19 +20,22 @@ from steps.core.tiles import DEFAULT, Tile
 from steps.cutile.skeleton import array
 from tutorial_lib.problem import Problem
 
+OWN_KERNEL = "a kernel of its own"
+ORDERS = {"atomics": ct.MemoryOrder.ACQ_REL, "relaxed atomics": ct.MemoryOrder.RELAXED, OWN_KERNEL: None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CuTileGradients(GradientStep, FusedStep):
     """Kernels of ``steps.backward_cutile.kernel`` with these holes filled.
 
     weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp.
-    atomics: what the additions order beside themselves, by which the blocks that own keys add their parts of dQ; None:
-    a kernel of its own computes dQ.
+    d_query: who computes dQ. The blocks that own keys add their parts, by "atomics" as they are or by "relaxed
+    atomics", which order no other access to memory; or "a kernel of its own" does.
     tile: rows of queries and of keys that are taken together.
     """
 
     weigh: Callable = hole()
-    atomics: ct.MemoryOrder | None = hole(default=ct.MemoryOrder.ACQ_REL)
+    d_query: Literal["atomics", "relaxed atomics", "a kernel of its own"] = hole(default="atomics")
     tile: Tile = hole(default=DEFAULT)
 
     backend: ClassVar[str] = "cutile"
@@ -48,12 +51,17 @@ class CuTileGradients(GradientStep, FusedStep):
     def scratch_bytes(self, problem: Problem) -> int:
         """A number for each query, and dQ in float32 where it is added up."""
         queries = problem.batch * problem.heads * problem.seq_len_q
-        return 4 * queries * (1 + (problem.head_dim if self.atomics else 0))
+        return 4 * queries * (1 + (problem.head_dim if self.adds else 0))
+
+    @property
+    def adds(self) -> bool:
+        """Whether blocks add to sums of others."""
+        return self.d_query != OWN_KERNEL
 
     def variant(self, problem: Problem) -> Variant:
         return Variant(
             weigh=self.weigh,
-            atomics=self.atomics,
+            atomics=ORDERS[self.d_query],
             tile=self.tile,
             head_dim=problem.head_dim,
             group_size=problem.group_size,
@@ -75,7 +83,7 @@ class CuTileGradients(GradientStep, FusedStep):
             dq, dk, dv = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
             row_sum = torch.empty(q.shape[:-1], dtype=torch.float32, device=device)
             run("row_sums", queries, o, do, row_sum)
-            if self.atomics:
+            if self.adds:
                 sums = torch.zeros(q.shape, dtype=torch.float32, device=device)
                 run("keys", keys, q, k, v, do, lse, row_sum, sums, dk, dv, scale)
                 run("scaled", queries, sums, dq, scale)
@@ -87,15 +95,15 @@ class CuTileGradients(GradientStep, FusedStep):
         return launch
 
     def compile(self, problem, arch="sm_90"):
-        """The kernel for keys, which does most of the work."""
+        """The kernel for keys. Where dQ has a kernel of its own it is one of two, and no model of the step."""
         from tutorial_lib import compiler
 
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         variant = self.variant(problem)
-        function, parameters = ct.kernel(_functions(variant)["keys"]), signature(problem, self.atomics is not None)
+        function, parameters = ct.kernel(_functions(variant)["keys"]), signature(problem, self.adds)
         compiled = compiler.compile_cutile(function, parameters, arch, self.tile.scores)
-        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, self.tile))
+        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, self.tile) if self.adds else None)
 
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:

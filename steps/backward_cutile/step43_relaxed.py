@@ -6,8 +6,6 @@ are read by the next kernel, which begins when this one has ended. A *relaxed* a
 in between, and promises nothing about other reads and writes.
 """
 
-import cuda.tile as ct
-
 from steps.backward_cutile import step42_atomics
 
 STEP = step42_atomics.STEP.evolve(
@@ -15,5 +13,5 @@ STEP = step42_atomics.STEP.evolve(
     name="relaxed",
     title="Relaxed atomics",
     change="The atomic additions are relaxed: they order no other access to memory.",
-    atomics=ct.MemoryOrder.RELAXED,
+    d_query="relaxed atomics",
 )

@@ -12,5 +12,5 @@ STEP = step44_folded.STEP.evolve(
     name="two_kernels",
     title="Two kernels",
     change="dK and dV by tiles of keys, dQ by tiles of queries: seven products, and no atomics.",
-    atomics=None,
+    d_query="a kernel of its own",
 )

@@ -43,7 +43,7 @@ class GradientStep(Step):
         q, k, v, causal and scale as in ``Step.attention``; o ``[B, Hq, Sq, D]`` is what the forward pass returned,
         lse ``[B, Hq, Sq]`` in float32 the natural logarithm of the sum of exp(scaled scores) of every query, minus
         infinity for one that sees no key, and do ``[B, Hq, Sq, D]`` the gradient of o. Written to ``out`` where that
-        is given.
+        is given, which must not overlap the inputs.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -63,8 +63,9 @@ class GradientStep(Step):
         _check("do", do, q.shape, q.dtype, q.device)
         _check("lse", lse, q.shape[:-1], _float32(), q.device)
         if out is not None:
-            if len(out) != len(GRADIENTS):
-                raise ValueError(f"out must be three tensors (dq, dk, dv), got {len(out)}")
+            if not isinstance(out, tuple | list) or len(out) != len(GRADIENTS):
+                came = len(out) if isinstance(out, tuple | list) else type(out).__name__
+                raise ValueError(f"out must be three tensors (dq, dk, dv), got {came}")
             for name, given, like in zip(GRADIENTS, out, (q, k, v), strict=True):
                 _check(f"out's {name}", given, like.shape, like.dtype, like.device)
         if reason := self.unsupported(problem, target_of(q.device)):

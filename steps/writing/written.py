@@ -127,7 +127,12 @@ class WrittenStep(Step):
 
 
 def write_step(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH, **changes: str) -> WrittenStep:
-    """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below."""
+    """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below.
+
+    Raises Unsupported for a step that cannot run another kernel in place of its own.
+    """
+    if not hasattr(step, "make_kernel_ready"):
+        raise Unsupported(f"step {step.label}: its kernel can be shown, and not be run or compiled from a text yet")
     return WrittenStep(
         base=step.configured(problem, arch),
         text=written_out(step, problem, arch),
@@ -165,6 +170,8 @@ def read_step(path: Path) -> WrittenStep:
     try:
         origin = json.loads(found[1])
         step = write_step(get_step(origin["step"]), Problem(**origin["problem"]), origin["arch"], name=path.stem)
+    except Unsupported as error:
+        raise ValueError(f"{path}: {error}") from None
     except (TypeError, KeyError, json.JSONDecodeError, ValueError) as error:
         raise ValueError(
             f"{path} must be a kernel that `python -m steps.show NAME --output FILE` wrote, with its docstring"

@@ -2,7 +2,6 @@
 
 import secrets
 
-import cuda.tile as ct
 import pytest
 import torch
 
@@ -54,7 +53,7 @@ def test_a_reference_in_pieces_is_the_same(monkeypatch):
 
 @pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
 @pytest.mark.parametrize("left_out", ["a row of dq", "a tile of dk", "the scale", "the mask", "D"])
-def test_what_is_wrong_is_found(step, left_out, monkeypatch):
+def test_what_is_wrong_is_found(step, left_out):
     """The rule of correctness catches what a kernel might forget."""
     shape = problem(seq_len_q=130, seq_len_kv=130)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
@@ -97,7 +96,7 @@ def test_any_strides_will_do_and_outputs_may_be_given(step):
 
 
 def test_new_contents_give_new_gradients():
-    """Nothing is remembered of what tensors held: they are changed in place, and other ones come to their address."""
+    """Nothing is remembered of what tensors held: they are changed in place."""
     shape = problem(seq_len_q=65, seq_len_kv=65)
     for step in GRADIENTS:
         first, second = (BACKWARD.inputs(shape, seed) for seed in (1, 2))
@@ -162,20 +161,44 @@ def test_what_a_pass_costs():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 def test_a_step_compiles(step, arch):
     compiled = step.compile(standard(), arch)
-    assert compiled.kv_tiles == 4 * 32 * 64 * 64
-    kinds = {ct.MemoryOrder.ACQ_REL: {"ATOMG.E.ADD.F32"}, ct.MemoryOrder.RELAXED: {"REDG.E.ADD.F32"}, None: set()}
+    assert compiled.kv_tiles == (4 * 32 * 64 * 64 if step.adds else None)
+    kinds = {"atomics": {"ATOMG.E.ADD.F32"}, "relaxed atomics": {"REDG.E.ADD.F32"}, "a kernel of its own": set()}
     found = {kind for kind in ("ATOMG.E.ADD.F32", "REDG.E.ADD.F32", "RED.E.ADD.F32") if kind in compiled.sass}
-    assert arch != "sm_90" or found == kinds[step.atomics]
+    assert arch != "sm_90" or found == kinds[step.d_query]
     if arch == "sm_90":
         assert compiled.spilled_bytes == 0
 
 
-def test_tiles_are_counted_as_the_kernel_visits_them():
+@pytest.mark.parametrize("shape", [problem(batch=1, heads=4, kv_heads=2, seq_len_q=100, seq_len_kv=330), problem()])
+def test_tiles_are_counted_as_the_kernel_visits_them(shape, monkeypatch):
+    """By the interpreter, tile by tile. With more keys than queries, some tiles of keys are seen by nobody."""
+    from steps.backward_cutile import kernel
     from steps.backward_cutile.skeleton import tiles_visited
-    from steps.core.tiles import Tile
 
-    seen = tiles_visited(problem(batch=1, heads=1, seq_len_q=100, seq_len_kv=130), Tile(32, 64))
-    assert seen == 4 + 2 + 0  # of four tiles of queries: all see key 0, those from row 64 on key 64, and none key 128
+    visits, original = [], kernel.back_through_softmax
+    monkeypatch.setattr(kernel, "back_through_softmax", lambda *given: visits.append(1) or original(*given))
+    step = get_step("folded")
+    step.gradients(*BACKWARD.inputs(shape, 0), causal=shape.causal)
+    assert len(visits) == tiles_visited(shape, step.tile)
+
+
+def test_a_kernel_from_a_file_is_refused(capsys, tmp_path):
+    from steps.inspect import main as inspect
+    from steps.show import main as show
+
+    path = tmp_path / "mine.py"
+    assert show(["atomics", "--output", str(path)]) == 0
+    assert inspect([str(path)]) == 2
+    assert "can be shown, and not be run or compiled from a text yet" in capsys.readouterr().err
+
+
+def test_forward_passes_are_remembered_and_no_more_than_a_few():
+    from steps.backward_cutile import step40_sdpa_gradients as baseline
+
+    for length in range(1, 2 * baseline.KEPT):
+        shape = problem(batch=1, heads=1, seq_len_q=length, seq_len_kv=length)
+        baseline.STEP.gradients(*BACKWARD.inputs(shape, 0), causal=True)
+        assert len(baseline._forward_passes) <= baseline.KEPT
 
 
 def test_the_run_of_the_other_direction(capsys, tmp_path):
