@@ -79,13 +79,13 @@ class Lesson:
         except Unsupported as error:
             return [f"{error}."]
         if self.step.begins_a_skeleton:
-            return [f"The whole kernel, for {self.problem.describe()}. {where}, and what that builds on.", code(text)]
+            return [f"{self.step.shown}, for {self.problem.describe()}. {where}, and what that builds on.", code(text)]
         try:
             before = without_title(written_out(self.previous, self.problem, self.arch))
         except Unsupported as error:
-            return [f"The whole kernel ({error}). {where}.", code(text)]
+            return [f"{self.step.shown} ({error}). {where}.", code(text)]
         holes = [f"- `{change}`" for change in self.step.key_changes()]
-        told = f"The whole kernel, for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
+        told = f"{self.step.shown}, for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
         return ["\n".join(["What changes:", "", *holes]), told + where + ".", difference(before, text)]

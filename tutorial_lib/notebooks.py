@@ -242,7 +242,9 @@ def run(options: argparse.Namespace) -> int:
         write(notebook, NOTEBOOKS / f"{name}.ipynb")
         console.print(str(NOTEBOOKS / f"{name}.ipynb"), soft_wrap=True)
 
-    at_once = 1 if has_gpu() else os.cpu_count() or 1  # on a GPU they measure, and must not disturb one another
+    # On a GPU each sample has it alone (``hardware.gpu_turn``); what few cores there are must not hold its launches up.
+    cores = os.cpu_count() or 1
+    at_once = max(1, cores // 4) if has_gpu() else cores
     with console.status(f"executing {len(asked)} chapters"):
         right = asyncio.run(execute_all(asked, at_once, done))
     for source in known.values():

@@ -39,6 +39,7 @@ class CuTileGradients(GradientStep, FusedStep):
     tile: Tile = hole(default=DEFAULT)
 
     backend: ClassVar[str] = "cutile"
+    shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def unsupported(self, problem: Problem, target: str) -> str | None:

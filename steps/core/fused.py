@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from steps.core.step import Step
 from steps.core.tiles import Tile
@@ -31,6 +32,8 @@ class FusedStep(Step):
     ``steps.show`` writes it out; ``compile_kernel`` and ``make_kernel_ready``, which do with a kernel that is given
     what ``compile`` and ``make_ready`` do with the step's own.
     """
+
+    shown: ClassVar[str] = "The whole kernel"  # what ``entry`` gives; several kernels may work together
 
     def holes(self) -> dict[str, object]:
         """What fills each hole of the skeleton."""
