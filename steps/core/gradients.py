@@ -57,11 +57,13 @@ class GradientStep(Step):
         return launch(*tensors, out)
 
     def _gradients_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
+        import torch
+
         q, k, v, o, lse, do = tensors
         problem = Problem.of(q, k, v, causal, scale)
         _check("o", o, q.shape, q.dtype, q.device)
         _check("do", do, q.shape, q.dtype, q.device)
-        _check("lse", lse, q.shape[:-1], _float32(), q.device)
+        _check("lse", lse, q.shape[:-1], torch.float32, q.device)
         if out is not None:
             if not isinstance(out, tuple | list) or len(out) != len(GRADIENTS):
                 came = len(out) if isinstance(out, tuple | list) else type(out).__name__
@@ -106,12 +108,6 @@ class TorchGradients(GradientStep):
 def _kind(x) -> tuple:
     """All that a launch may depend on but a tensor's contents and address; of that, how it is aligned."""
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
-
-
-def _float32():
-    import torch
-
-    return torch.float32
 
 
 def _check(name: str, x, shape, dtype, device) -> None:

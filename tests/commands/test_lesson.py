@@ -57,6 +57,13 @@ def test_with_a_gpu_it_measures_and_says_so(pretend_gpu):
     assert "Measured here, now" in words(summary.ceilings(summary.baseline()))
 
 
+def test_where_nothing_could_be_timed_it_says_why(pretend_gpu):
+    lesson = Lesson("exp2")
+    failed = [m.model_copy(update={"status": "failed", "reason": "no luck", "tflops": None}) for m in lesson.run.steps]
+    lesson.run = lesson.run.model_copy(update={"steps": failed})
+    assert "Nothing was timed." in words(lesson.time()) and "3 exp2: failed: no luck" in words(lesson.time())
+
+
 def test_without_one_it_shows_what_is_recorded_and_says_so():
     lesson = Lesson("exp2")
     told = words(lesson.time())

@@ -151,3 +151,17 @@ Args:
 def test_torch_steps_have_nothing_to_compile():
     with pytest.raises(ValueError, match="no kernel of its own"):
         STEPS[0].compile(EVEN)
+
+
+@pytest.mark.parametrize(
+    "said", ["nvdisasm error   : Opclass 'nop_', undefined value", "Cannot decode architecture 107"]
+)
+def test_code_that_the_disassembler_does_not_know_is_no_failure(said, monkeypatch, tmp_path):
+    def fails(option, cubin, why=said):
+        raise compiler.CompilerError(f"cuobjdump {option} failed: {why}")
+
+    monkeypatch.setattr(compiler, "cuobjdump", fails)
+    assert compiler._disassemble(tmp_path) is None
+    monkeypatch.setattr(compiler, "cuobjdump", lambda *given: fails(*given, "no such file"))
+    with pytest.raises(compiler.CompilerError, match="no such file"):
+        compiler._disassemble(tmp_path)

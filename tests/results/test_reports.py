@@ -236,6 +236,26 @@ def test_a_table_by_problem_has_a_cell_for_each_run_and_a_dash_for_none():
     assert second.startswith("| Another") and second.endswith("| b4_h32_d128_fp16_causal | cell 4 |")
 
 
+def test_runs_of_the_backward_pass_are_no_part_of_the_ladder(blank_figures, tmp_path):
+    """They have reports of their own, and plots over the length of their own."""
+    run = small()
+    longer = run.model_copy(update={"problem": run.problem | {"seq_len_q": 8192, "seq_len_kv": 8192}})
+    for forward in (run, longer):
+        write_run(forward, tmp_path / "gpu" / forward.the_problem().slug)
+    assert report.main([str(tmp_path)]) == 0
+    ladder = (tmp_path / "ladder.md").read_text()
+    for forward in (run, longer):
+        backward = forward.model_copy(update={"direction": "backward", "date": "2099-01-01T00:00:00+00:00"})
+        write_run(backward, tmp_path / "gpu" / f"{forward.the_problem().slug}_backward")
+    assert report.main([str(tmp_path)]) == 0
+    assert (tmp_path / "ladder.md").read_text() == ladder
+    told = (tmp_path / "gpu" / f"{run.the_problem().slug}_backward" / "report.md").read_text()
+    assert told.startswith("# Attention's gradients, step by step")
+    family = run.the_problem().family
+    drawn = {path.name for path in (tmp_path / "gpu").glob("by_length-*.png")}
+    assert drawn == {f"by_length-{family}.png", f"by_length-{family}_backward.png"}
+
+
 def test_what_is_committed_is_what_make_report_makes():
     made = [(path.parent / "report.md", read(path)) for path in PATHS]
     for path, run in made:

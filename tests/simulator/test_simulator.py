@@ -261,6 +261,17 @@ def test_the_command_says_what_it_found(capsys, tmp_path):
     assert "mbarrier.wait(barriers.value_free.index(stage), used)" in capsys.readouterr().out
 
 
+def test_a_measured_timeline_stands_below_the_simulated_one(capsys, tmp_path):
+    paths = [tmp_path / f"{name}.png" for name in ("overlap", "wgmma")]
+    for path in paths:
+        assert main([path.stem, "--seq-len", "200", "--timeline", str(path)]) == 0
+        out = capsys.readouterr().out
+        recorded = path.stem == "overlap"
+        assert ("Below it the measured one: NVIDIA H200" in out) == recorded == ("wait for key_ready" in out)
+    heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in paths]
+    assert heights[0] > 1.3 * heights[1]  # two panels, and one
+
+
 def test_a_file_is_simulated_as_it_was_edited(capsys, tmp_path):
     from steps.show import main as show
 
