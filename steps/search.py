@@ -1,53 +1,42 @@
-"""The search for tiles: ``python -m steps.search`` times cuTile's kernel over tiles, warps and clusters, on a GPU.
+"""The search for tiles: ``python -m steps.search`` times cuTile's kernels over tiles, warps and clusters, on a GPU.
 
-The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; ``cuda.tile.tune``
-times every combination. Recorded as ``results/<machine>/search.json``, failures included. No kernel reads that file:
-what is to be used is written into ``FOUND`` of ``steps/core/tiles.py``, and the lines for it are printed. Exit status:
-0 done; 1 it cannot be written; 2 bad request.
+The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; with
+``--direction backward`` they are those of the backward pass, each searched alone. ``cuda.tile.tune`` times every
+combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. No kernel
+reads that file: what is to be used is written into
+``steps/core/tiles.py``, and for ``FOUND`` there the lines are printed. Exit status: 0 done; 1 it cannot be written; 2
+bad request.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import ClassVar
 
 from steps.core import tiles
 from steps.core.problems import standard
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
-from tutorial_lib.passes import FORWARD
+from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Configuration, Found, Search, Searched, as_json
+from tutorial_lib.results import Configuration, Found, Search, Searched, as_json, folder_name
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
+SMALL_TILES = ((32, 64), (64, 32), (32, 128), (128, 32))  # backward, where a block holds two sums
 TOGETHER = ((None, None), (8, None), (None, 2))  # warps, cluster
 BLOCKS = (1, 2, 4)  # an SM, as a hint
 
 
-def space() -> list[Configuration]:
-    """Every combination; four blocks an SM are asked for where they are small."""
-    return [
-        Configuration(query=query, key=key, warps=warps, cluster=cluster, occupancy=occupancy)
-        for (query, key), (warps, cluster), occupancy in product(TILES, TOGETHER, BLOCKS)
-        if occupancy < 4 or (query == 64 and warps is None and cluster is None)
-    ]
-
-
-def problems(seq_len: int) -> list[Problem]:
-    return [standard(seq_len, head_dim, causal) for head_dim in (64, 128, 256) for causal in (True, False)]
-
-
-def configured(configuration: Configuration):
-    """Step approx_division with a configuration in its holes."""
-    from steps import get_step
-    from steps.cutile.skeleton import configured_as
-
-    return configured_as(get_step("approx_division"), as_table(configuration))
+def problems(seq_len: int, masks: Sequence[bool]) -> list[Problem]:
+    return [standard(seq_len, head_dim, causal) for head_dim in (64, 128, 256) for causal in masks]
 
 
 def as_table(c: Configuration) -> tiles.Found:
@@ -55,53 +44,145 @@ def as_table(c: Configuration) -> tiles.Found:
     return tiles.Found(tiles.Tile(c.query, c.key), warps=c.warps, cluster=c.cluster, occupancy=c.occupancy)
 
 
-def compile_one(configuration: Configuration, problem: Problem) -> dict | str:
+class AttentionKernel:
+    """Step approx_division's kernel."""
+
+    name, direction = None, "forward"
+    masks = (True, False)
+
+    def space(self) -> list[Configuration]:
+        """Every combination; four blocks an SM are asked for where they are small."""
+        return [
+            Configuration(query=query, key=key, warps=warps, cluster=cluster, occupancy=occupancy)
+            for (query, key), (warps, cluster), occupancy in product(TILES, TOGETHER, BLOCKS)
+            if occupancy < 4 or (query == 64 and warps is None and cluster is None)
+        ]
+
+    def configured(self, configuration: Configuration):
+        """The step with a configuration in its holes."""
+        from steps import get_step
+        from steps.cutile.skeleton import configured_as
+
+        return configured_as(get_step("approx_division"), as_table(configuration))
+
+    def compile(self, step, problem: Problem, arch: str):
+        return step.compile(problem, arch)
+
+    def prepared(self, step, problem: Problem, inputs: tuple, outputs: tuple, arch: str) -> tuple:
+        """(blocks, kernel, arguments), as a launch takes them."""
+        from steps.core.fused import grid
+
+        variant = step.variant(problem, arch)
+        kernel = step.compiled_when_launched(step.kernel_function(variant))
+        return grid(problem, variant.tile), kernel, (*inputs, *outputs, problem.effective_scale)
+
+
+@dataclass(frozen=True)
+class GradientKernel:
+    """One kernel of a backward step. kernel: whether its blocks own "keys" or "queries"."""
+
+    name: str
+    step: str
+    kernel: str
+    direction: ClassVar[str] = "backward"
+    masks: ClassVar[tuple] = (True,)  # without a mask the same loop runs for longer
+
+    def space(self) -> list[Configuration]:
+        """Every combination; eight warps only where tiles are not small, two blocks only where they are not large."""
+        return [
+            Configuration(query=query, key=key, warps=warps, cluster=None, occupancy=occupancy)
+            for (query, key), warps, occupancy in product((*SMALL_TILES, *TILES), (None, 8), (1, 2))
+            if (warps is None or min(query, key) > 32) and (occupancy == 1 or min(query, key) < 128)
+        ]
+
+    def configured(self, configuration: Configuration):
+        from steps import get_step
+
+        found = as_table(configuration)
+        return dataclasses.replace(get_step(self.step), keys=found, queries=found)
+
+    def compile(self, step, problem: Problem, arch: str):
+        return step.compile_one(self.kernel, problem, arch)
+
+    def prepared(self, step, problem: Problem, inputs: tuple, outputs: tuple, arch: str) -> tuple:
+        import torch
+
+        from steps.backward_cutile.skeleton import compiled_when_launched
+
+        q, k, v, _, lse, do = inputs
+        dq, dk, dv = outputs
+        written = [dq]
+        if self.kernel == "keys":
+            written = [torch.zeros(q.shape, dtype=torch.float32, device=q.device)] * step.adds + [dk, dv]
+        blocks, function, shape = step.kernel(self.kernel, problem)
+        # The log-sum-exp stands for the row sums, too: a kernel takes as long on any numbers of their kind.
+        arguments = (q, k, v, do, lse, lse, *written, problem.effective_scale)
+        return blocks, compiled_when_launched(function, shape), arguments
+
+
+SEARCHED = (
+    AttentionKernel(),
+    GradientKernel("keys, adding to dQ", "folded", "keys"),
+    GradientKernel("keys", "mask_loops", "keys"),
+    GradientKernel("queries", "mask_loops", "queries"),
+)
+
+
+def compile_one(kernel, configuration: Configuration, problem: Problem) -> dict | str:
     """What the compiler makes of a configuration, or why nothing; and cuTile's cache has the code from then on."""
+    import cuda.tile as ct
     import torch
 
     from steps.core.step import target_of
 
     try:
-        step = configured(configuration)
-        made = step.compile(problem, target_of(torch.device("cuda"))).as_dict()
-        FORWARD.call(step, problem, FORWARD.inputs(problem, 0, "cuda"))
+        step, arch = kernel.configured(configuration), target_of(torch.device("cuda"))
+        made = kernel.compile(step, problem, arch).as_dict()
+        inputs = PASSES[kernel.direction].inputs(dataclasses.replace(problem, batch=1), 0, "cuda")
+        outputs = PASSES[kernel.direction].poisoned(inputs)
+        _, function, arguments = kernel.prepared(step, problem, inputs, outputs, arch)
+        ct.launch(torch.cuda.current_stream(), (1, 1, 1), function, arguments)
         torch.cuda.synchronize()
     except Exception as error:  # whatever a compiler or a GPU may say: it is this configuration's result
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return made
 
 
-def compile_all(asked: Sequence[Problem]) -> list[dict]:
-    """For every problem: configuration -> what ``compile_one`` says, on all CPU cores at once."""
-    configurations = space()
-    jobs = [(configuration, problem) for problem in asked for configuration in configurations]
+def compile_all(asked: Sequence[tuple]) -> dict:
+    """(kernel's name, problem) -> configuration -> what ``compile_one`` says, on all CPU cores at once.
+
+    asked: pairs of a kernel and a problem.
+    """
+    jobs = [(kernel, c, problem) for kernel, problem in asked for c in kernel.space()]
+    made = {(kernel.name, problem): {} for kernel, problem in asked}
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        made = dict(zip(jobs, pool.map(compile_one, *zip(*jobs))))
-    return [{c: made[c, problem] for c in configurations} for problem in asked]
+        for (kernel, c, problem), said in zip(jobs, pool.map(compile_one, *zip(*jobs)), strict=True):
+            made[kernel.name, problem][c] = said
+    return made
 
 
-def search(problem: Problem, made: dict, console) -> Searched:
+def search(kernel, problem: Problem, made: dict, console) -> Searched:
     """Time every configuration on a problem. made: what ``compile_one`` said of each."""
     import cuda.tile as ct
     import torch
 
-    from steps.core.fused import grid
     from steps.core.step import target_of
 
     arch = target_of(torch.device("cuda"))
     failed = {c: reason for c, reason in made.items() if isinstance(reason, str)}
     if len(failed) == len(made):
         raise BadRequest(f"{problem.describe()}: no configuration runs; the first says {next(iter(failed.values()))}")
-    q, k, v = FORWARD.inputs(problem, 0, "cuda")
-    out = torch.empty_like(q)
-    steps = {c: configured(c) for c in made if c not in failed}
-    variants = {c: step.variant(problem, arch) for c, step in steps.items()}
+    inputs = PASSES[kernel.direction].inputs(problem, 0, "cuda")
+    outputs = PASSES[kernel.direction].poisoned(inputs)
+    prepared = {
+        c: kernel.prepared(kernel.configured(c), problem, inputs, outputs, arch) for c in made if c not in failed
+    }
     tuned = ct.tune.exhaustive_search(
-        list(steps),
+        list(prepared),
         torch.cuda.current_stream(),
-        lambda c: grid(problem, variants[c].tile),
-        lambda c: steps[c].compiled_when_launched(steps[c].kernel_function(variants[c])),
-        lambda c: (q, k, v, out, problem.effective_scale),
+        lambda c: prepared[c][0],
+        lambda c: prepared[c][1],
+        lambda c: prepared[c][2],
         quiet=True,
     )
     failed |= {c: f"{kind.__name__}: {message.splitlines()[0]}" for c, kind, message in tuned.failures}
@@ -111,19 +192,26 @@ def search(problem: Problem, made: dict, console) -> Searched:
             microseconds=m.mean_us,
             margin=m.error_margin_us,
             samples=m.num_samples,
-            tflops=FORWARD.operations(problem) / m.mean_us / 1e6,
+            tflops=PASSES[kernel.direction].operations(problem) / m.mean_us / 1e6,
             registers=made[m.config]["registers"],
             spill_instructions=made[m.config]["spill_instructions"],
             shared_bytes=made[m.config]["shared_bytes"],
         )
         for m in sorted(tuned.successes, key=lambda m: m.mean_us)
     ]
-    console.print(f"{problem.describe()}: {found[0].configuration.label}, {found[0].tflops:.0f} TFLOPS")
-    return Searched(problem=problem.as_dict(), found=found, failed={c.label: why for c, why in failed.items()})
+    told = f"{kernel.name}: " if kernel.name else ""
+    console.print(f"{told}{problem.describe()}: {found[0].configuration.label}, {found[0].tflops:.0f} TFLOPS")
+    return Searched(
+        problem=problem.as_dict(),
+        kernel=kernel.name,
+        found=found,
+        failed={c.label: why for c, why in failed.items()},
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.search", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--direction", default="forward", choices=PASSES, help="attention, or its gradients (forward)")
     parser.add_argument("--seq-len", default=4096, type=whole_number, metavar="N", help="(4096)")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     return parser
@@ -140,23 +228,25 @@ def run(options: argparse.Namespace) -> int:
         raise BadRequest("a search is timed, and PyTorch finds no CUDA GPU here: chapter 15 shows what is recorded")
     console = make_console()
     machine = describe_machine("cuda")
-    asked = problems(options.seq_len)
+    kernels = [kernel for kernel in SEARCHED if kernel.direction == options.direction]
+    asked = [(kernel, problem) for kernel in kernels for problem in problems(options.seq_len, kernel.masks)]
     with console.status("compiling"):
         made = compile_all(asked)
     with console.status("searching"):
-        searched = [search(problem, configurations, console) for problem, configurations in zip(asked, made)]
+        searched = [search(kernel, problem, made[kernel.name, problem], console) for kernel, problem in asked]
     record = Search(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),
         searched=searched,
     )
-    path = options.output_dir / machine["slug"] / "search.json"
+    path = options.output_dir / machine["slug"] / f"{folder_name('search', options.direction)}.json"
     write_whole(path, as_json(record))
     console.print(f"Written: {path}", soft_wrap=True)
-    console.print("For FOUND in steps/core/tiles.py:")
-    for key, found in table_of(record).items():
-        console.print(f"    {key}: {found},", soft_wrap=True, markup=False)
+    if options.direction == "forward":
+        console.print("For FOUND in steps/core/tiles.py:")
+        for key, found in table_of(record).items():
+            console.print(f"    {key}: {found},", soft_wrap=True, markup=False)
     return 0
 
 

@@ -323,9 +323,13 @@ class Found(_Record):
 
 
 class Searched(_Record):
-    """A search on one problem, the fastest first, and why the others failed."""
+    """A search on one problem, the fastest first, and why the others failed.
+
+    kernel: which of the step's kernels, where it has several.
+    """
 
     problem: dict
+    kernel: str | None = None
     found: list[Found]
     failed: dict[str, str]
 
@@ -543,6 +547,6 @@ def _readable(kind: type, paths: Iterable[Path]) -> list:
     return sorted(found, key=lambda record: record.date, reverse=True)
 
 
-def recorded_searches(folder: Path) -> list[Search]:
-    """Every readable search under ``folder`` (``<machine>/search.json``), newest first."""
-    return _readable(Search, Path(folder).glob("*/search.json"))
+def recorded_searches(folder: Path, direction: str = "forward") -> list[Search]:
+    """Every readable search of this pass under ``folder`` (``<machine>/search.json``), newest first."""
+    return _readable(Search, Path(folder).glob(f"*/{folder_name('search', direction)}.json"))

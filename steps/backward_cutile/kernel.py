@@ -77,41 +77,63 @@ def make_row_sums(variant):
 def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
     """dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its part of that."""
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
-    seq_len_kv = K.shape[2]
     k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
     v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
     d_key = ct.zeros((variant.tile.key, variant.head_dim), ct.float32)
     d_value = ct.zeros((variant.tile.key, variant.head_dim), ct.float32)
-    key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
     tiles = ct.cdiv(Q.shape[2], variant.tile.query)
     first = 0
     if variant.causal:
         first = min(tiles, (j * variant.tile.key) // variant.tile.query)
     for head in range(kv_head * variant.group_size, (kv_head + 1) * variant.group_size):
-        for i in range(first, tiles):
-            q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
-            do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
-            lse = load_lse(LSE, batch, head, i, variant.tile.query)
-            row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
-            query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
-            visible = seen(query_index[None, :], key_index[:, None], seq_len_kv, variant)
-            masked = (j + 1) * variant.tile.key > seq_len_kv
+        if variant.mask_loops:
+            cut = first  # what the mask cuts ends here
             if variant.causal:
-                masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
-            # [key, query], as dV and dK need them: of what is computed, only dS must be turned, for dQ
-            weights, d_scores = back_through_softmax(
-                k, q, v, do, lse[None, :], row_sum[None, :], visible, masked, scale, Q.dtype, variant
-            )
-            d_value = ct.mma(weights, do, d_value)
-            d_key = ct.mma(d_scores, q, d_key)
-            if variant.atomics:
-                none = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
-                d_query = ct.mma(ct.permute(d_scores, (1, 0)), k, none)
-                column = ct.arange(variant.head_dim, dtype=ct.int32)
-                place = (batch, head, query_index[:, None], column[None, :])
-                ct.atomic_add(DQ, place, d_query, memory_order=variant.atomics)
+                cut = min(tiles, ct.cdiv((j + 1) * variant.tile.key - 1, variant.tile.query))
+            if variant.ragged:
+                cut = tiles if (j + 1) * variant.tile.key > K.shape[2] else cut
+            for i in range(first, cut):
+                d_key, d_value = turn_of_keys(
+                    Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale, variant
+                )
+            for i in range(cut, tiles):
+                d_key, d_value = turn_of_keys(
+                    Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], False, scale, variant
+                )
+        else:
+            for i in range(first, tiles):
+                masked = (j + 1) * variant.tile.key > K.shape[2]
+                if variant.causal:
+                    masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
+                d_key, d_value = turn_of_keys(
+                    Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], masked, scale, variant
+                )
     store_rows(DK, batch, kv_head, j, d_key * scale)
     store_rows(DV, batch, kv_head, j, d_value)
+
+
+def turn_of_keys(Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale, variant):
+    """(d_key, d_value) with what the i-th tile of queries adds to them; and, with atomics, what the keys add to dQ."""
+    q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
+    do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
+    lse = load_lse(LSE, batch, head, i, variant.tile.query)
+    row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
+    query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
+    key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
+    visible = seen(query_index[None, :], key_index[:, None], seq_len_kv, variant)
+    # [key, query], as dV and dK need them: of what is computed, only dS must be turned, for dQ
+    weights, d_scores = back_through_softmax(
+        k, q, v, do, lse[None, :], row_sum[None, :], visible, masked, scale, Q.dtype, variant
+    )
+    d_value = ct.mma(weights, do, d_value)
+    d_key = ct.mma(d_scores, q, d_key)
+    if variant.atomics:
+        none = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+        d_query = ct.mma(ct.permute(d_scores, (1, 0)), k, none)
+        column = ct.arange(variant.head_dim, dtype=ct.int32)
+        place = (batch, head, query_index[:, None], column[None, :])
+        ct.atomic_add(DQ, place, d_query, memory_order=variant.atomics)
+    return d_key, d_value
 
 
 def make_gradients_of_keys(variant):
@@ -145,27 +167,51 @@ def make_gradients_of_queries(variant):
 
     def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
         i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        if variant.longest_first:
+            i = ct.num_blocks(0) - 1 - i  # under a causal mask later queries see more keys
         kv_head = head // variant.group_size
         seq_len_kv = K.shape[2]
         q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
         do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
         lse = load_lse(LSE, batch, head, i, variant.tile.query)[:, None]
         row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)[:, None]
-        query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
         d_query = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
         end = ct.cdiv(seq_len_kv, variant.tile.key)
         if variant.causal:
             end = min(end, ct.cdiv((i + 1) * variant.tile.query, variant.tile.key))
-        for j in range(end):
-            k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
-            v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
-            key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
-            visible = seen(query_index[:, None], key_index[None, :], seq_len_kv, variant)
-            masked = (j + 1) * variant.tile.key > seq_len_kv
+        if variant.mask_loops:
+            cut = end  # what the mask cuts begins here
             if variant.causal:
-                masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
-            _, d_scores = back_through_softmax(q, k, do, v, lse, row_sum, visible, masked, scale, Q.dtype, variant)
-            d_query = ct.mma(d_scores, k, d_query)
+                cut = min(cut, (i * variant.tile.query + 1) // variant.tile.key)
+            if variant.ragged:
+                cut = min(cut, seq_len_kv // variant.tile.key)
+            for j in range(cut):
+                d_query = turn_of_queries(
+                    K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale, variant
+                )
+            for j in range(cut, end):
+                d_query = turn_of_queries(
+                    K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale, variant
+                )
+        else:
+            for j in range(end):
+                masked = (j + 1) * variant.tile.key > seq_len_kv
+                if variant.causal:
+                    masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
+                d_query = turn_of_queries(
+                    K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant
+                )
         store_rows(DQ, batch, head, i, d_query * scale)
 
     return fmha_backward_queries
+
+
+def turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant):
+    """d_query with what the j-th tile of keys adds to it."""
+    k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
+    v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
+    query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
+    key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
+    visible = seen(query_index[:, None], key_index[None, :], K.shape[2], variant)
+    _, d_scores = back_through_softmax(q, k, do, v, lse, row_sum, visible, masked, scale, K.dtype, variant)
+    return ct.mma(d_scores, k, d_query)

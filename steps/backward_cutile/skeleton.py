@@ -16,10 +16,13 @@ from steps.backward_cutile.variant import Variant
 from steps.core.fused import FusedStep, grid, hole
 from steps.core.gradients import GradientStep
 from steps.core.step import Unsupported, target_of
-from steps.core.tiles import DEFAULT, Tile
+from steps.core.tiles import DEFAULT, Found, Tile
 from steps.cutile.skeleton import array
 from tutorial_lib.problem import Problem
 
+Kernel = Literal["keys", "queries"]  # which blocks own
+ROWS = DEFAULT  # of the small kernels, whose blocks take as many queries
+SMALL = Found(ROWS)
 OWN_KERNEL = "a kernel of its own"
 ORDERS = {"atomics": ct.MemoryOrder.ACQ_REL, "relaxed atomics": ct.MemoryOrder.RELAXED, OWN_KERNEL: None}
 
@@ -31,12 +34,17 @@ class CuTileGradients(GradientStep, FusedStep):
     weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp.
     d_query: who computes dQ. The blocks that own keys add their parts, by "atomics" as they are or by "relaxed
     atomics", which order no other access to memory; or "a kernel of its own" does.
-    tile: rows of queries and of keys that are taken together.
+    mask_loops: tiles that the mask cuts are computed in loops of their own.
+    longest_first: of the blocks that own queries, those begin first that see most keys.
+    keys, queries: tile, warps and blocks an SM of the kernel whose blocks own keys, and of the one for dQ.
     """
 
     weigh: Callable = hole()
     d_query: Literal["atomics", "relaxed atomics", "a kernel of its own"] = hole(default="atomics")
-    tile: Tile = hole(default=DEFAULT)
+    mask_loops: bool = hole(default=False)
+    longest_first: bool = hole(default=False)
+    keys: Found = hole(default=Found(DEFAULT))
+    queries: Found = hole(default=Found(DEFAULT))
 
     backend: ClassVar[str] = "cutile"
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
@@ -59,52 +67,76 @@ class CuTileGradients(GradientStep, FusedStep):
         """Whether blocks add to sums of others."""
         return self.d_query != OWN_KERNEL
 
-    def variant(self, problem: Problem) -> Variant:
+    def variant(self, problem: Problem, tile: Tile) -> Variant:
         return Variant(
             weigh=self.weigh,
             atomics=ORDERS[self.d_query],
-            tile=self.tile,
+            tile=tile,
             head_dim=problem.head_dim,
             group_size=problem.group_size,
             causal=problem.causal,
+            ragged=problem.seq_len_kv % tile.key != 0,
+            mask_loops=self.mask_loops,
+            longest_first=self.longest_first and problem.causal,
         )
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
-        return _functions(self.variant(problem))["keys"], {}
+        step = self.configured(problem, arch)
+        return _gradients_of_keys(step.variant(problem, step.keys.tile)), {}
 
     def make_ready(self, problem, tensors, out):
         import torch
 
         device, scale = tensors[0].device, problem.effective_scale
-        queries = grid(problem, self.tile)
-        keys = (-(-problem.seq_len_kv // self.tile.key), problem.kv_heads, problem.batch)
-        run = _runner(self.variant(problem), device)
+        step = self.configured(problem, target_of(device))
+        rows = grid(problem, ROWS)
+        row_sums = _runner(rows, _row_sums(step.variant(problem, ROWS)), SMALL, device)
+        keys = _runner(*step.kernel("keys", problem), device)
+        if step.adds:
+            scaled = _runner(rows, _scaled(step.variant(problem, ROWS)), SMALL, device)
+        else:
+            queries = _runner(*step.kernel("queries", problem), device)
 
         def launch(q, k, v, o, lse, do, out):
             dq, dk, dv = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
             row_sum = torch.empty(q.shape[:-1], dtype=torch.float32, device=device)
-            run("row_sums", queries, o, do, row_sum)
-            if self.adds:
+            row_sums(o, do, row_sum)
+            if step.adds:
                 sums = torch.zeros(q.shape, dtype=torch.float32, device=device)
-                run("keys", keys, q, k, v, do, lse, row_sum, sums, dk, dv, scale)
-                run("scaled", queries, sums, dq, scale)
+                keys(q, k, v, do, lse, row_sum, sums, dk, dv, scale)
+                scaled(sums, dq, scale)
             else:
-                run("keys", keys, q, k, v, do, lse, row_sum, dk, dv, scale)
-                run("queries", queries, q, k, v, do, lse, row_sum, dq, scale)
+                keys(q, k, v, do, lse, row_sum, dk, dv, scale)
+                queries(q, k, v, do, lse, row_sum, dq, scale)
             return dq, dk, dv
 
         return launch
 
+    def kernel(self, name: Kernel, problem: Problem) -> tuple[tuple[int, int, int], Callable, Found]:
+        """The kernel whose blocks own keys, or queries: how many blocks, the function, and how it is compiled."""
+        if name == "keys":
+            blocks = (-(-problem.seq_len_kv // self.keys.tile.key), problem.kv_heads, problem.batch)
+            return blocks, _gradients_of_keys(self.variant(problem, self.keys.tile)), self.keys
+        tile = self.queries.tile
+        return grid(problem, tile), _gradients_of_queries(self.variant(problem, tile)), self.queries
+
     def compile(self, problem, arch="sm_90"):
         """The kernel for keys. Where dQ has a kernel of its own it is one of two, and no model of the step."""
-        from tutorial_lib import compiler
-
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
-        variant = self.variant(problem)
-        function, parameters = ct.kernel(_functions(variant)["keys"]), signature(problem, self.adds)
-        compiled = compiler.compile_cutile(function, parameters, arch, self.tile.scores)
-        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, self.tile) if self.adds else None)
+        step = self.configured(problem, arch)
+        compiled = step.compile_one("keys", problem, arch)
+        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, step.keys.tile) if self.adds else None)
+
+    def compile_one(self, name: Kernel, problem: Problem, arch: str):
+        """The kernel whose blocks own keys, or queries, compiled."""
+        from tutorial_lib import compiler
+
+        _, function, shape = self.kernel(name, problem)
+        parameters = signature(name, problem, self.adds)
+        warps = shape.warps or compiler.COMPUTE_WARPS
+        kernel = compiled_when_launched(function, shape)
+        return compiler.compile_cutile(kernel, parameters, arch, shape.tile.scores, warps)
 
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:
@@ -115,41 +147,37 @@ def tiles_visited(problem: Problem, tile: Tile) -> int:
     return problem.batch * problem.heads * seen
 
 
-def signature(problem: Problem, atomics: bool) -> KernelSignature:
-    """The parameters of the kernel for keys, as a launch on contiguous tensors of ``problem`` would compile it for."""
-    dtype = getattr(ct, problem.dtype)
-    rows = (problem.batch, problem.heads, problem.seq_len_q)
+def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
+    """The parameters of a kernel, as a launch on contiguous tensors of ``problem`` would compile it for."""
+    dtype, rows = getattr(ct, problem.dtype), (problem.batch, problem.heads, problem.seq_len_q)
     queries = array((*rows, problem.head_dim), dtype)
     keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
     numbers = array(rows, ct.float32)
-    sums = [array((*rows, problem.head_dim), ct.float32)] if atomics else []
-    parameters = [queries, keys, keys, queries, numbers, numbers, *sums, keys, keys, ScalarConstraint(ct.float32)]
+    written = [queries]
+    if name == "keys":
+        written = [array((*rows, problem.head_dim), ct.float32)] * adds + [keys, keys]
+    parameters = [queries, keys, keys, queries, numbers, numbers, *written, ScalarConstraint(ct.float32)]
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_backward")
 
 
-def _runner(variant: Variant, device) -> Callable:
-    """``run(name, blocks, *arguments)`` launches one of the kernels; on the CPU, the interpreter."""
-    functions = _functions(variant)
+def _runner(blocks: tuple[int, int, int], function: Callable, shape: Found, device) -> Callable:
+    """``run(*arguments)`` launches a kernel function; on the CPU, the interpreter does."""
     if target_of(device) == "cpu":
         from tutorial_lib import interpreter
 
-        return lambda name, blocks, *arguments: interpreter.launch(blocks, functions[name], arguments)
+        return lambda *arguments: interpreter.launch(blocks, function, arguments)
     import torch
 
-    kernels = {name: _kernel(function) for name, function in functions.items()}
-    stream_of, index = torch._C._cuda_getCurrentRawStream, device.index
-    return lambda name, blocks, *arguments: ct.launch(stream_of(index), blocks, kernels[name], arguments)
+    kernel, stream_of, index = compiled_when_launched(function, shape), torch._C._cuda_getCurrentRawStream, device.index
+    return lambda *arguments: ct.launch(stream_of(index), blocks, kernel, arguments)
+
+
+_row_sums = cache(kernel.make_row_sums)
+_scaled = cache(kernel.make_scaled)
+_gradients_of_keys = cache(kernel.make_gradients_of_keys)
+_gradients_of_queries = cache(kernel.make_gradients_of_queries)
 
 
 @cache
-def _functions(variant: Variant) -> dict[str, Callable]:
-    """The kernels as plain Python functions, for the interpreter and the compiler."""
-    made = {"row_sums": kernel.make_row_sums(variant), "keys": kernel.make_gradients_of_keys(variant)}
-    if variant.atomics:
-        return made | {"scaled": kernel.make_scaled(variant)}
-    return made | {"queries": kernel.make_gradients_of_queries(variant)}
-
-
-@cache
-def _kernel(function) -> ct.kernel:
-    return ct.kernel(function)
+def compiled_when_launched(function: Callable, shape: Found) -> ct.kernel:
+    return ct.kernel(function, occupancy=shape.occupancy, num_worker_warps=shape.warps, num_ctas=shape.cluster)

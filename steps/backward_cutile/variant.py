@@ -13,7 +13,7 @@ from steps.core.tiles import Tile
 @dataclass(frozen=True)
 class Variant:
     """weigh: a hole of the step. atomics: what the additions to dQ by the blocks that own keys order beside themselves;
-    None: dQ has a kernel of its own.
+    None: dQ has a kernel of its own. mask_loops, longest_first: holes of the step, too.
     """
 
     weigh: Callable
@@ -22,3 +22,6 @@ class Variant:
     head_dim: int
     group_size: int
     causal: bool
+    ragged: bool  # the last tile of keys is not full
+    mask_loops: bool
+    longest_first: bool

@@ -39,12 +39,12 @@ MASK_LOOP_HEAD_DIM = 128  # where step mask_loop pays, and shared memory has no 
 
 @dataclass(frozen=True)
 class Found:
-    """How the fastest kernel of a search was compiled; None: left to the compiler."""
+    """How a cuTile kernel is compiled; None: left to the compiler."""
 
     tile: Tile
-    warps: int | None
-    cluster: int | None
-    occupancy: int | None
+    warps: int | None = None
+    cluster: int | None = None
+    occupancy: int | None = None
 
 
 # Architecture, head_dim and causal -> the fastest configuration of that search.

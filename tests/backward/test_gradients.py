@@ -192,7 +192,7 @@ def test_tiles_are_counted_as_the_kernel_visits_them(shape, monkeypatch):
     monkeypatch.setattr(kernel, "back_through_softmax", lambda *given: visits.append(1) or original(*given))
     step = get_step("folded")
     step.gradients(*BACKWARD.inputs(shape, 0), causal=shape.causal)
-    assert len(visits) == tiles_visited(shape, step.tile)
+    assert len(visits) == tiles_visited(shape, step.keys.tile)
 
 
 def test_a_kernel_from_a_file_is_refused(capsys, tmp_path):

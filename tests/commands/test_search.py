@@ -20,7 +20,7 @@ def text_of(page: Page) -> str:
 
 
 def test_the_space_holds_every_combination_once():
-    found = search.space()
+    found = search.AttentionKernel().space()
     assert len(set(found)) == len(found)
     assert {(c.query, c.key) for c in found} == set(search.TILES)
     assert {(c.warps, c.cluster) for c in found} == set(search.TOGETHER)
@@ -32,7 +32,7 @@ def test_a_recorded_search_is_of_the_whole_space_in_order(recorded):
         times = [found.microseconds for found in searched.found]
         assert times == sorted(times)
         asked = {found.configuration.label for found in searched.found} | set(searched.failed)
-        assert asked == {c.label for c in search.space()}
+        assert asked == {c.label for c in search.AttentionKernel().space()}
         for found in searched.found:
             assert found.tflops == pytest.approx(FORWARD.operations(searched.the_problem()) / found.microseconds / 1e6)
 
@@ -78,7 +78,11 @@ def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
     reason = "OutOfMemoryError: far too long"
-    monkeypatch.setattr(search, "compile_all", lambda asked: [dict.fromkeys(search.space(), reason) for _ in asked])
+    monkeypatch.setattr(
+        search,
+        "compile_all",
+        lambda asked: {(k.name, p): dict.fromkeys(k.space(), reason) for k, p in asked},
+    )
     monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine"})
     assert search.main(["--output-dir", str(tmp_path)]) == 2
     error = capsys.readouterr().err
