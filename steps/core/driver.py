@@ -36,15 +36,18 @@ def cuda() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def launcher(compiled: Any, blocks: tuple[int, int, int], arguments: tuple, device: Any) -> Callable[..., None]:
+def launcher(
+    compiled: Any, blocks: tuple[int, int, int], arguments: tuple, device: Any, moving: int = 4
+) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a compiled kernel in the current stream, on tensors of the kind of these arguments.
 
-    arguments: all that the kernel takes; of the first four only what does not change is kept: no tensor, no address.
+    arguments: all that the kernel takes; of the first ``moving``, which are ``run``'s, only what does not change is
+    kept: no tensor, no address.
     Several threads may call. Raises OtherParameters where the kernel's parameters are not as expected.
     """
     import torch
 
-    parameters = Parameters(compiled, arguments)
+    parameters = Parameters(compiled, arguments, moving)
     function, shared = ctypes.c_void_p(compiled.function), compiled.metadata.shared
     threads = 32 * compiled.metadata.num_warps
     wants = {name: getattr(compiled.metadata, name, 0) for name in SPECIAL}
@@ -54,9 +57,9 @@ def launcher(compiled: Any, blocks: tuple[int, int, int], arguments: tuple, devi
     launch = cuda().cuLaunchKernel
     packs: dict[tuple[int, ...], Packed] = {}
 
-    def run(q, k, v, o):
+    def run(*tensors):
         nonlocal packs
-        places = (q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr())
+        places = tuple([x.data_ptr() for x in tensors])
         if (packed := packs.get(places)) is None:
             if len(packs) >= PACKS:
                 packs = {}
@@ -82,19 +85,19 @@ class Packed:
 
 
 class Parameters:
-    """A kernel's parameters but the places of q, k, v and o: ``packed(places)`` has all.
+    """A kernel's parameters but the places of the tensors that change: ``packed(places)`` has all.
 
     compiled: what Triton compiled, with its signature. Raises OtherParameters where the machine code takes others.
     """
 
-    def __init__(self, compiled: Any, arguments: tuple):
+    def __init__(self, compiled: Any, arguments: tuple, moving: int = 4):
         self._maps = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
-        self._kept = arguments[4:]  # tensors among them must outlive the addresses that are written here
+        self._kept = arguments[moving:]  # tensors among them must outlive the addresses that are written here
         self._template, self._offsets, sizes = bytearray(), [], []
         self._places: list[Callable[[int, int], None]] = []  # (start of the parameters, pointer) writes it there
         signature = list(compiled.src.signature.values())
         for n, (kind, value) in enumerate(zip(signature, arguments, strict=True)):
-            for piece, size in self._pieces(kind, value, n < 4):
+            for piece, size in self._pieces(kind, value, n < moving):
                 alignment = MAP_ALIGNMENT if size == MAP_BYTES else 8
                 self._template += bytes(-len(self._template) % alignment)
                 self._offsets.append(len(self._template))
@@ -107,8 +110,8 @@ class Parameters:
             sizes.append(8)
         if sizes != (wanted := parameter_sizes(compiled.asm["ptx"])):
             raise OtherParameters(f"the kernel takes parameters of {wanted} bytes, not {sizes}")
-        if len(self._places) != 4:
-            raise OtherParameters(f"four tensors change from call to call, not {len(self._places)}")
+        if len(self._places) != moving:
+            raise OtherParameters(f"{moving} tensors change from call to call, not {len(self._places)}")
 
     def packed(self, places: tuple[int, ...]) -> Packed:
         """All parameters for tensors at these addresses."""

@@ -94,12 +94,12 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
 
 
 def gluon_launcher(
-    kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int, device: torch.device
+    kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int, device: torch.device, moving: int = 4
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
-    arguments: all that the kernel takes; the first four hold tensors of the kind that ``run`` will get, or describe
-    them for TMA. The simulator raises KernelError also for a race, which a GPU might not show.
+    arguments: all that the kernel takes; the first ``moving`` hold tensors of the kind that ``run`` will get, or
+    describe them for TMA. The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
         from tutorial_lib.simulator.run import simulate
@@ -114,12 +114,11 @@ def gluon_launcher(
             compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps)
             run = compiled[blocks]  # loads the code, too
         try:
-            return driver.launcher(compiled, blocks, arguments, device)
+            return driver.launcher(compiled, blocks, arguments, device, moving)
         except (driver.OtherParameters, AttributeError, LookupError, ValueError):  # another Triton: then it launches
             pass
-    at_q, at_k, at_v, at_o = (descriptions(x) for x in arguments[:4])
-    rest = arguments[4:]
-    return lambda q, k, v, o: run(at_q(q), at_k(k), at_v(v), at_o(o), *rest)
+    described, rest = [descriptions(x) for x in arguments[:moving]], arguments[moving:]
+    return lambda *tensors: run(*(at(x) for at, x in zip(described, tensors, strict=True)), *rest)
 
 
 def descriptions(like) -> Callable:

@@ -170,25 +170,36 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
     me.time += block.machine.issue
 
 
-@operation(("tma", "async_copy_shared_to_global"))
-def store(tensor_desc: Descriptor, coord, src: Memory):
+def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
+    """Let TMA read a place in shared memory and do something with the tile, ``do(tile)``, when it gets there."""
     me = state.role()
     me.point()
     block, pipe = me.block, me.stores
     pipe.begun += 1
     me.uses(reads=(src.buffer,))
-    block.touch(src, False, pipe.agent, pipe.begun, "async", f"TMA store asked for by {me}")
+    block.touch(src, False, pipe.agent, pipe.begun, "async", f"TMA {what} asked for by {me}")
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
     end = pipe.last_end = max(pipe.last_end, end + block.machine.store_latency)
-    block.draw("TMA", "store", line_of(place()), begin, end)
+    block.draw("TMA", what, line_of(place()), begin, end)
 
     def finish(time: float) -> None:
-        tensor_desc.store(coord, src.data.view(tensor_desc.block_shape))
+        do(src.data.view(tensor_desc.block_shape))
         pipe.ended += 1
         me.wake(time)
 
     block.later(end, finish)
     me.time += block.machine.issue
+
+
+@operation(("tma", "async_copy_shared_to_global"))
+def store(tensor_desc: Descriptor, coord, src: Memory):
+    _hand_over(tensor_desc, src, "store", lambda tile: tensor_desc.store(coord, tile))
+
+
+@operation("async_reduce_shared_to_global")
+def reduce(tensor_desc: Descriptor, coord, src: Memory):
+    """TMA adds the tile to what is there (``steps.backward_hopper.adding``)."""
+    _hand_over(tensor_desc, src, "reduction", lambda tile: tensor_desc.store(coord, tensor_desc.load(coord) + tile))
 
 
 @operation(("tma", "store_wait"))

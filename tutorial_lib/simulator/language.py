@@ -197,6 +197,15 @@ def store(pointer: Pointer, value, mask=None, **_):
     me.time += me.block.machine.issue
 
 
+@operation("atomic_add")
+def atomic_add(pointer: Pointer, value, mask=None, sem=None, scope=None):
+    """Added at once; what was there before is not given back, as no kernel asks for it."""
+    me = state.role()
+    me.point()
+    pointer.scatter(plain(value), plain(mask), add=True)
+    me.time += me.block.machine.issue
+
+
 # --- what is said to the compiler, or checked ---
 
 OPERATIONS["multiple_of"] = OPERATIONS["max_contiguous"] = lambda x, *_: x

@@ -194,11 +194,12 @@ class Pointer:
         self._inside(int(index.min()), int(index.max()))
         return torch.where(mask, self.flat[index], torch.tensor(other, dtype=self.flat.dtype))
 
-    def scatter(self, value, mask: torch.Tensor | bool | None = None) -> None:
+    def scatter(self, value, mask: torch.Tensor | bool | None = None, add: bool = False) -> None:
+        """Write the elements, or add to them, where the mask is true."""
         if not isinstance(self.offset, torch.Tensor):
             if mask is None or mask:
                 self._inside(self.offset, self.offset)
-                self.flat[self.offset] = value
+                self.flat[self.offset] = self.flat[self.offset] + value if add else value
             return
         index, value = torch.broadcast_tensors(self.offset, torch.as_tensor(value))
         if mask is not None:
@@ -206,7 +207,7 @@ class Pointer:
             index, value = index[mask], value[mask]
         if index.numel():
             self._inside(int(index.min()), int(index.max()))
-            self.flat[index] = value.to(self.flat.dtype)
+            self.flat.index_put_((index,), value.to(self.flat.dtype), accumulate=add)
 
     def _inside(self, low: int, high: int) -> None:
         if low < 0 or high >= len(self.flat):

@@ -1,0 +1,65 @@
+"""The skeleton of the Hopper steps of the backward pass: a block owns 128 keys, and tiles of queries pass by.
+
+As in the forward pass a producer warp asks TMA for tiles, and two warp groups compute (``steps/hopper/kernel.py``).
+What is multiplied from where follows FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608).
+
+``variant`` (``steps.backward_hopper.variant``) is constant when a kernel is compiled, so the compiler drops the
+branches that are not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from steps.backward_hopper.consumer import consume
+from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
+def fmha_backward(
+    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr
+):  # fmt: skip
+    STAGES: gl.constexpr = variant.stages
+    ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
+    KEYS: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
+    NUMBERS: gl.constexpr = [STAGES, 1, variant.tile.query]
+    SCORES: gl.constexpr = [2, variant.tile.key, variant.tile.query]
+    SUMS: gl.constexpr = [1, 1, variant.tile.query, variant.head_dim]
+    dtype: gl.constexpr = Q.dtype
+
+    # --- shared memory ---
+    key = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    value = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    query = gl.allocate_shared_memory(dtype, ROWS, variant.shared)
+    lse = gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers)
+    d_output = gl.allocate_shared_memory(dtype, ROWS, variant.shared)
+    row_sum = gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers)
+    d_scores = gl.allocate_shared_memory(dtype, SCORES, variant.shared_scores)
+    d_query = key
+    if variant.adding == "reduction":
+        d_query = gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums)
+    tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
+    barriers = Barriers(
+        barrier_ring(1),
+        barrier_ring(STAGES),
+        barrier_ring(STAGES),
+        barrier_ring(STAGES),
+        barrier_ring(STAGES),
+    )
+    fence_async_shared()  # TMA sees the barriers
+
+    # --- who does what ---
+    arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
+    work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
+    WORKERS: gl.constexpr = [1]
+    BUDGETS: gl.constexpr = variant.budgets
+    gl.warp_specialize(
+        [
+            (consume, (arrays, tiles, barriers, work, scale, padded, variant)),
+            (produce, (arrays, tiles, barriers, work, variant)),
+        ],
+        WORKERS,
+        BUDGETS,
+    )

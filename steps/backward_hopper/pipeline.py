@@ -1,0 +1,145 @@
+"""How tiles come to shared memory: a block keeps its K and V, and a producer warp fetches Q and dO, tile by tile.
+
+The instructions are in the PTX ISA under "cp.async.bulk.tensor" and "mbarrier".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+
+class Arrays(NamedTuple):
+    """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
+
+    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to.
+    """
+
+    query: object
+    key: object
+    value: object
+    d_output: object
+    numbers: object
+    sums: object
+    d_key: object
+    d_value: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
+
+    d_query: dQ of one tile, where TMA adds it.
+    """
+
+    key: object
+    value: object
+    query: object
+    lse: object
+    d_output: object
+    row_sum: object
+    d_scores: object
+    d_query: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers: complete when TMA has filled a place, and when it has been used."""
+
+    keys_ready: object
+    query_ready: object
+    query_free: object
+    d_output_ready: object
+    d_output_free: object
+
+
+class Work(NamedTuple):
+    """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
+
+    first: the first tile of queries that sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
+    """
+
+    key_row: object
+    kv_head: object
+    batch: object
+    heads: object
+    batches: object
+    seq_len_kv: object
+    first: object
+    a_head: object
+    cut: object
+
+
+@gluon.jit
+def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
+    """The work of this block."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    TILE_QUERY: gl.constexpr = variant.tile.query
+    j = gl.program_id(0)
+    tiles = gl.cdiv(seq_len_q, TILE_QUERY)
+    first = 0
+    cut = 0
+    if variant.causal:
+        first = gl.minimum(tiles, j * TILE_KEY // TILE_QUERY)
+        cut = gl.minimum(tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
+    if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
+        cut = tiles
+    return Work(j * TILE_KEY, gl.program_id(1), gl.program_id(2), heads, batches, seq_len_kv, first, tiles - first, cut)
+
+
+@gluon.jit
+def position(work, turn, variant: gl.constexpr):
+    """(head, index of the tile of queries) of a turn."""
+    return work.kv_head * variant.group_size + turn // work.a_head, work.first + turn % work.a_head
+
+
+@gluon.jit
+def barrier_ring(length: gl.constexpr):
+    """As many mbarriers, each complete after one arrival."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=1)
+    return barriers
+
+
+@gluon.jit
+def await_tile(ready, turn, stages: gl.constexpr):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+
+
+@gluon.jit
+def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line, variant: gl.constexpr):
+    """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
+    ROWS: gl.constexpr = variant.tile.query
+    mbarrier.expect(ready, ROWS * (variant.head_dim * place.dtype.primitive_bitwidth // 8 + 4))
+    tma.async_copy_global_to_shared(array, [batch, head, i * ROWS, 0], ready, place)
+    tma.async_copy_global_to_shared(numbers, [line, i * ROWS], ready, number_place)
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
+    STAGES: gl.constexpr = variant.stages
+    ready = barriers.keys_ready.index(0)
+    mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
+    tma.async_copy_global_to_shared(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
+    tma.async_copy_global_to_shared(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    for turn in range(variant.group_size * work.a_head):
+        head, i = position(work, turn, variant)
+        line = work.batch * work.heads + head
+        stage = turn % STAGES
+        used = turn // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_free.index(stage), used)
+        ready = barriers.query_ready.index(stage)
+        fetch_rows(
+            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), ready, head, work.batch, i,
+            line, variant,
+        )  # fmt: skip
+        mbarrier.wait(barriers.d_output_free.index(stage), used)
+        ready = barriers.d_output_ready.index(stage)
+        fetch_rows(
+            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), ready, head,
+            work.batch, i, work.batches * work.heads + line, variant,
+        )  # fmt: skip

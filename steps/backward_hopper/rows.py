@@ -1,0 +1,58 @@
+"""The small kernels around: what is made ready for every query, and what becomes of the sums for dQ."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded"])
+def prepare(Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, variant: gl.constexpr):
+    """For a tile of queries: the log-sum-exp in base 2 and D, the sum of dO O over head_dim; and zeros for dQ's sums.
+
+    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero.
+    """
+    ROWS: gl.constexpr = variant.tile.query
+    D: gl.constexpr = variant.head_dim
+    i, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    heads, batches = gl.num_programs(1), gl.num_programs(2)
+    row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
+    column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
+    there = row < seq_len_q
+    far = row.to(gl.int64)
+    line = batch.to(gl.int64) * heads + head
+
+    # --- D ---
+    o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
+    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]), mask=there[:, None], other=0.0)
+    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]), mask=there[:, None], other=0.0)
+    row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
+    gl.store(Numbers + (batches * heads + line) * padded + row, row_sum)
+
+    # --- log-sum-exp ---
+    INVERSE_LN2: gl.constexpr = 1.4426950408889634
+    NONE: gl.constexpr = float("-inf")
+    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
+    lse = gl.load(lse_rows + far * lse_strides[2], mask=there, other=NONE)
+    gl.store(Numbers + line * padded + row, gl.where(lse > NONE, lse * INVERSE_LN2, float("inf")))
+
+    # --- zeros ---
+    none = gl.full([ROWS, D], 0.0, gl.float32, variant.rows)
+    gl.store(Sums + line * padded * D + (far[:, None] * D + column[None, :]), none)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded"])
+def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, variant: gl.constexpr):
+    """dQ of a tile of queries: what has been added up, times the scale, rounded."""
+    ROWS: gl.constexpr = variant.tile.query
+    D: gl.constexpr = variant.head_dim
+    i, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
+    column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
+    far = row.to(gl.int64)
+    line = batch.to(gl.int64) * gl.num_programs(1) + head
+    sums = gl.load(Sums + line * padded * D + (far[:, None] * D + column[None, :]))
+    rows = DQ + batch.to(gl.int64) * dq_strides[0] + head.to(gl.int64) * dq_strides[1]
+    target = rows + (far[:, None] * dq_strides[2] + column[None, :])
+    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=(row < seq_len_q)[:, None])

@@ -1,0 +1,180 @@
+"""A backward step for Hopper: the holes of the skeleton, and how its kernels are launched and compiled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from steps.backward_cutile.skeleton import tiles_visited
+from steps.backward_hopper.kernel import fmha_backward
+from steps.backward_hopper.rows import prepare, scaled
+from steps.backward_hopper.variant import TILES, WARPS, Adding, Variant, make_variant
+from steps.core.fused import FusedStep, grid, hole, too_long_to_simulate
+from steps.core.gradients import GradientStep
+from steps.core.launch import gluon_launcher
+from steps.core.step import DEFAULT_ARCH, Unsupported
+from steps.gluon.tensors import contiguous_copy
+from steps.hopper.skeleton import describable
+from tutorial_lib import compiler
+from tutorial_lib.problem import Problem
+
+ROW_WARPS = 4  # of the small kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperGradients(GradientStep, FusedStep):
+    """Kernels for sm_90 in Gluon: ``steps.backward_hopper.kernel.fmha_backward`` with these holes filled.
+
+    under_way: products are under way while others are waited for.
+    adding: how a block adds its part of dQ: "pairs", two numbers of a lane at a time; "reduction", by TMA. None: not at
+    all, and dQ is then wrong; it shows what the adding costs.
+    """
+
+    under_way: bool = hole(default=False)
+    adding: Adding | None = hole(default="pairs")
+
+    backend: ClassVar[str] = "hopper"
+    shown: ClassVar[str] = (
+        "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
+    )
+    head_dims: ClassVar[tuple[int, ...]] = tuple(TILES)
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target not in ("sm_90", "cpu"):
+            return f"made of wgmma, which sm_90 alone has, not {target}"
+        return None
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        """Two numbers for each query, and dQ in float32 where it is added up."""
+        rows = problem.batch * problem.heads * self.padded(problem)
+        return 4 * rows * (2 + problem.head_dim)
+
+    def padded(self, problem: Problem) -> int:
+        """Queries of a head, to the end of the last tile."""
+        tile = TILES[problem.head_dim].query
+        return -(-problem.seq_len_q // tile) * tile
+
+    def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
+        """The constants that ``problem`` is compiled with."""
+        return make_variant(self.under_way, self.adding, problem)
+
+    def too_long_on_cpu(self, problem: Problem) -> str | None:
+        return too_long_to_simulate(problem, self.variant(problem).tile)
+
+    def entry(self, problem: Problem, arch: str):
+        return fmha_backward, {"variant": self.variant(problem)}
+
+    def make_ready(self, problem, tensors, out):
+        import torch
+
+        device, variant, padded = tensors[0].device, self.variant(problem), self.padded(problem)
+        fits = [describable(x) for x in tensors[:4]]
+        fits += [describable(tensors[5])]
+        into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
+
+        def fitted(q, k, v, o, do):
+            """The tensors as TMA takes them, or copies."""
+            if all(fits):
+                return q, k, v, o, do
+            return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
+
+        def places(q, k, v, out):
+            """Where dQ, dK and dV are written."""
+            like = (q, k, v)
+            return [
+                out[n] if into[n] else torch.empty_like(like[n], memory_format=torch.contiguous_format)
+                for n in range(3)
+            ]
+
+        def scratch():
+            """Numbers of each query, and sums for dQ."""
+            heads = problem.batch * problem.heads
+            numbers = torch.empty((2 * heads, padded), dtype=torch.float32, device=device)
+            shape = (problem.batch, problem.heads, padded, problem.head_dim)
+            return numbers, torch.empty(shape, dtype=torch.float32, device=device)
+
+        q, k, v, o, do = fitted(*tensors[:4], tensors[5])
+        lse = tensors[4]
+        dq, dk, dv = places(q, k, v, out)
+        numbers, sums = scratch()
+        scale = problem.effective_scale
+        rows = grid(problem, variant.tile)
+        strides = (o.stride()[:3], do.stride()[:3], lse.stride())
+        preparing = gluon_launcher(
+            prepare,
+            rows,
+            (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant),
+            ROW_WARPS,
+            device,
+            moving=5,
+        )
+        blocks = (-(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch)
+        passed = arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant)
+        multiplying = gluon_launcher(fmha_backward, blocks, (*passed, variant), WARPS, device, moving=8)
+        passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
+        scaling = gluon_launcher(scaled, rows, passed, ROW_WARPS, device, moving=2)
+
+        def launch(q, k, v, o, lse, do, out):
+            q, k, v, o, do = fitted(q, k, v, o, do)
+            dq, dk, dv = made = places(q, k, v, out)
+            numbers, sums = scratch()
+            preparing(o, do, lse, numbers, sums)
+            multiplying(q, k, v, do, numbers, sums, dk, dv)
+            scaling(sums, dq)
+            if out is None:
+                return tuple(made)
+            return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
+
+        return launch
+
+    def compile(self, problem, arch="sm_90"):
+        """The kernel whose blocks own keys."""
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant, padded = self.variant(problem), self.padded(problem)
+        queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
+        keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
+        q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
+        numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
+        sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
+        compiled = compiler.compile_gluon(
+            fmha_backward,
+            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), variant),
+            WARPS,
+            arch,
+            variant.tile.scores,
+            compute_warps=WARPS,
+        )
+        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+
+
+def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:
+    """What a launch passes to ``fmha_backward`` in front of the variant; the scale is in base 2."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    tile, head_dim = variant.tile, problem.head_dim
+
+    def described(x, rows: int, layout=variant.shared):
+        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+        strides = [stride if n > 1 else head_dim for stride, n in zip(x.stride()[:3], x.shape)]
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, head_dim], layout)
+
+    return (
+        described(q, tile.query),
+        described(k, tile.key),
+        described(v, tile.key),
+        described(do, tile.query),
+        TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, tile.query], variant.shared_numbers),
+        described(sums, tile.query, variant.shared_sums) if variant.adding == "reduction" else sums,
+        described(dk, tile.key),
+        described(dv, tile.key),
+        problem.effective_scale / math.log(2),
+        problem.seq_len_q,
+        problem.seq_len_kv,
+        problem.heads,
+        problem.batch,
+        padded,
+    )

@@ -1,0 +1,105 @@
+"""What a Hopper kernel of the backward pass can be made of, and the constants and layouts that it is compiled with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from triton.experimental.gluon import language as gl
+
+from steps.core.tiles import Tile
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+WARPS = 8  # that compute: two warp groups
+PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
+STAGES = 2  # places of tiles of Q, and of dO
+TILES = {32: Tile(64, 128), 64: Tile(64, 128), 128: Tile(64, 128)}  # by head_dim
+
+Adding = Literal["pairs", "fours", "reduction"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, and the layouts that follow: all of it is constant in the compiled code.
+
+    Tiles of scores lie on their side, [key, query], as dV and dK need the weights and dS for their first factor.
+    """
+
+    tile: Tile
+    head_dim: int
+    group_size: int
+    causal: bool
+    ragged: bool  # the last tile of keys is not full
+    under_way: bool
+    adding: Adding | None
+
+    @property
+    def stages(self) -> int:
+        """Places of tiles of Q, and of dO."""
+        return STAGES
+
+    @property
+    def budgets(self) -> list[int]:
+        """Registers of a thread of the producer; those that compute get what is left."""
+        return [PRODUCER_REGISTERS]
+
+    @cached_property
+    def scores(self) -> gl.NVMMADistributedLayout:
+        """Scores, weights, their gradients and dS [key, query], as wgmma leaves them: a warp has 16 keys."""
+        return gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, self.tile.query, 16])
+
+    @cached_property
+    def sums(self) -> gl.NVMMADistributedLayout:
+        """dK and dV [key, head_dim]."""
+        return gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, self.head_dim, 16])
+
+    @cached_property
+    def factor(self) -> gl.DotOperandLayout:
+        """Weights and dS as the first factor of dV and dK, from registers."""
+        return gl.DotOperandLayout(0, self.sums, 2)
+
+    @cached_property
+    def query_sums(self) -> gl.NVMMADistributedLayout:
+        """dQ [query, head_dim]: each of the two warp groups has half of the columns."""
+        return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, self.head_dim // 2, 16])
+
+    @cached_property
+    def shared(self) -> gl.NVMMASharedLayout:
+        """Tiles of Q, K, V, dO, dK and dV in shared memory."""
+        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+
+    @cached_property
+    def shared_scores(self) -> gl.NVMMASharedLayout:
+        """dS [key, query] in shared memory, for dQ."""
+        return gl.NVMMASharedLayout(128, 8 * BYTES_PER_ELEMENT, rank=2)
+
+    @cached_property
+    def shared_sums(self) -> gl.NVMMASharedLayout:
+        """dQ in shared memory in float32, for TMA to add."""
+        return gl.NVMMASharedLayout(128, 32, rank=4)
+
+    @cached_property
+    def shared_numbers(self) -> gl.NVMMASharedLayout:
+        """A number for each query [1, query]."""
+        return gl.NVMMASharedLayout(0, 32, rank=2)
+
+    @cached_property
+    def rows(self) -> gl.BlockedLayout:
+        """A tile of queries in the small kernels [query, head_dim]: a lane has 8 columns."""
+        lanes = self.head_dim // 8
+        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
+def make_variant(under_way: bool, adding: Adding | None, problem: Problem) -> Variant:
+    """The constants that a kernel is compiled with for ``problem``."""
+    tile = TILES[problem.head_dim]
+    return Variant(
+        tile=tile,
+        head_dim=problem.head_dim,
+        group_size=problem.group_size,
+        causal=problem.causal,
+        ragged=problem.seq_len_kv % tile.key != 0,
+        under_way=under_way,
+        adding=adding,
+    )
