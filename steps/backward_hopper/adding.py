@@ -34,6 +34,16 @@ def add_to_query(d_query, arrays, tiles, turn, work, padded, variant: gl.constex
         column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, variant.query_sums))
         place = (arrays.sums + first * variant.head_dim) + (row[:, None] * variant.head_dim + column[None, :])
         gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
+    elif variant.adding == "fours":
+        # Of 16 columns a lane has two, and two that lie 8 further. The sums hold these four side by side.
+        D: gl.constexpr = variant.head_dim
+        d_query = d_query.reshape([ROWS, D // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
+        d_query = gl.convert_layout(d_query, variant.query_fours, assert_trivial=True)
+        first = (work.batch.to(gl.int64) * work.heads + head) * padded + i * ROWS
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, variant.query_fours))
+        column = gl.arange(0, D, gl.SliceLayout(0, variant.query_fours))
+        place = (arrays.sums + first * D) + (row[:, None] * D + column[None, :])
+        gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
     elif variant.adding == "reduction":
         tma.store_wait(0)
         tiles.d_query.reshape([ROWS, variant.head_dim]).store(d_query)

@@ -65,6 +65,20 @@ class Variant:
         return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, self.head_dim // 2, 16])
 
     @cached_property
+    def query_fours(self) -> gl.DistributedLinearLayout:
+        """dQ with columns in the order in which sums hold them, four of a lane side by side: see adding.py."""
+        half, tens = self.head_dim // 2, 16
+        more = [[0, tens << n] for n in range((half // tens).bit_length() - 1)]
+        more += [[64, 0]] if self.tile.query == 128 else []
+        return gl.DistributedLinearLayout(
+            reg_bases=[[0, 1], [0, 2], [8, 0], *more],
+            lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+            warp_bases=[[16, 0], [32, 0], [0, half]],
+            block_bases=[],
+            shape=[self.tile.query, self.head_dim],
+        )
+
+    @cached_property
     def shared(self) -> gl.NVMMASharedLayout:
         """Tiles of Q, K, V, dO, dK and dV in shared memory."""
         return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)

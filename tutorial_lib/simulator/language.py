@@ -150,7 +150,7 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
 def convert_layout(value, layout, assert_trivial=False):
     """Other lanes hold the numbers: by way of shared memory, unless the lanes are the same."""
     data = plain(value)
-    stays = value.layout == layout or data.ndim == 1 or isinstance(layout, gl.DotOperandLayout)
+    stays = assert_trivial or value.layout == layout or data.ndim == 1 or isinstance(layout, gl.DotOperandLayout)
     if not stays:
         state.spend("smem", 2 * data.numel() * data.itemsize)
     return Tensor(data, layout)
