@@ -23,7 +23,7 @@ def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
 
 
 @gluon.jit
-def add_to_query(d_query, arrays, tiles, turn, work, padded, variant: gl.constexpr):
+def add_to_query(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
     """Add dQ [query, head_dim] of a turn's tile of queries to the sums."""
     ROWS: gl.constexpr = variant.tile.query
     head, i = position(work, turn, variant)
@@ -45,7 +45,10 @@ def add_to_query(d_query, arrays, tiles, turn, work, padded, variant: gl.constex
         place = (arrays.sums + first * D) + (row[:, None] * D + column[None, :])
         gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
     elif variant.adding == "reduction":
+        row = i * ROWS + (part * variant.query_rows if variant.rows_apart else 0)
+        column = 0 if variant.rows_apart else part * variant.query_columns
+        place = tiles.d_query.index(part)
         tma.store_wait(0)
-        tiles.d_query.reshape([ROWS, variant.head_dim]).store(d_query)
+        place.reshape([variant.query_rows, variant.query_columns]).store(d_query)
         fence_async_shared()
-        async_reduce_shared_to_global(arrays.sums, [work.batch, head, i * ROWS, 0], tiles.d_query)
+        async_reduce_shared_to_global(arrays.sums, [work.batch, head, row, column], place)

@@ -44,24 +44,24 @@ def number_of(ring, turn, variant: gl.constexpr):
 @gluon.jit
 def issue_side(keys, rows, variant: gl.constexpr):
     """Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO."""
-    none = gl.full([variant.tile.key, variant.tile.query], 0.0, gl.float32, variant.scores)
+    none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
     return warpgroup_mma(keys, rows.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def issue_d_query(d_scores, keys, variant: gl.constexpr):
     """Begin dQ [query, head_dim] of a tile: dS, turned, times K."""
-    none = gl.full([variant.tile.query, variant.head_dim], 0.0, gl.float32, variant.query_sums)
+    none = gl.full([variant.query_rows, variant.query_columns], 0.0, gl.float32, variant.query_sums)
     return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def weigh(scores, lse, i, scale, work, variant: gl.constexpr):
+def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
     """The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides."""
     weights = exp2(scores * scale - lse)
     if variant.causal or variant.ragged:  # noqa: SIM102
         if i < work.cut:
-            key = work.key_row + gl.arange(0, variant.tile.key, gl.SliceLayout(1, variant.scores))
+            key = first_key + gl.arange(0, variant.keys, gl.SliceLayout(1, variant.scores))
             query = i * variant.tile.query + gl.arange(0, variant.tile.query, gl.SliceLayout(0, variant.scores))
             if variant.causal:
                 weights = gl.where(key[:, None] <= query[None, :], weights, 0.0)
@@ -95,7 +95,7 @@ def one_by_one(arrays, tiles, barriers, work, scale, padded, variant: gl.constex
         # --- the weights again, and dV ---
         await_tile(barriers.query_ready, turn, variant.stages)
         scores = warpgroup_mma_wait(0, deps=[issue_side(keys, query, variant)])
-        weights = weigh(scores, number_of(tiles.lse, turn, variant), i, scale, work, variant)
+        weights = weigh(scores, number_of(tiles.lse, turn, variant), work.key_row, i, scale, work, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
         factor = gl.convert_layout(weights.to(dtype), variant.factor)
         d_value = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, d_output, d_value, is_async=True)])
@@ -109,7 +109,7 @@ def one_by_one(arrays, tiles, barriers, work, scale, padded, variant: gl.constex
         d_key = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, query, d_key, is_async=True)])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
         d_query = warpgroup_mma_wait(0, deps=[issue_d_query(shared, keys, variant)])
-        add_to_query(d_query, arrays, tiles, turn, work, padded, variant)
+        add_to_query(d_query, arrays, tiles, turn, work, padded, 0, variant)
     return d_key, d_value
 
 
@@ -134,13 +134,13 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
         # --- scores, and dQ of the turn before ---
         await_tile(barriers.query_ready, turn, variant.stages)
         scores = issue_side(keys, query, variant)
-        add_to_query(d_query, arrays, tiles, gl.maximum(turn - 1, 0), work, padded, variant)
+        add_to_query(d_query, arrays, tiles, gl.maximum(turn - 1, 0), work, padded, 0, variant)
 
         # --- the weights again, and dV ---
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
-        weights = weigh(scores, number_of(tiles.lse, turn, variant), i, scale, work, variant)
+        weights = weigh(scores, number_of(tiles.lse, turn, variant), work.key_row, i, scale, work, variant)
         factor = gl.convert_layout(weights.to(dtype), variant.factor)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
 
@@ -156,7 +156,7 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
         barrier()  # dK's product began before all warps last met: the compiler takes it for over
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
     if turns > 0:
-        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, variant)
+        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, 0, variant)
     return d_key, d_value
 
 

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from steps.backward_hopper.apart import consume_apart
 from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
 
@@ -26,7 +27,8 @@ def fmha_backward(
     KEYS: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
     NUMBERS: gl.constexpr = [STAGES, 1, variant.tile.query]
     SCORES: gl.constexpr = [2, variant.tile.key, variant.tile.query]
-    SUMS: gl.constexpr = [1, 1, variant.tile.query, variant.head_dim]
+    PARTS: gl.constexpr = variant.parts
+    SUMS: gl.constexpr = [PARTS, 1, 1, variant.query_rows, variant.query_columns]
     dtype: gl.constexpr = Q.dtype
 
     # --- shared memory ---
@@ -42,24 +44,38 @@ def fmha_backward(
         d_query = gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums)
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
     barriers = Barriers(
-        barrier_ring(1),
-        barrier_ring(STAGES),
-        barrier_ring(STAGES),
-        barrier_ring(STAGES),
-        barrier_ring(STAGES),
+        barrier_ring(1, 1),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(2, PARTS),
+        barrier_ring(2, PARTS),
+        barrier_ring(2, PARTS),
     )
     fence_async_shared()  # TMA sees the barriers
 
     # --- who does what ---
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
-    WORKERS: gl.constexpr = [1]
+    WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
-    gl.warp_specialize(
-        [
-            (consume, (arrays, tiles, barriers, work, scale, padded, variant)),
-            (produce, (arrays, tiles, barriers, work, variant)),
-        ],
-        WORKERS,
-        BUDGETS,
-    )
+    if variant.parts == 1:
+        gl.warp_specialize(
+            [
+                (consume, (arrays, tiles, barriers, work, scale, padded, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, 0, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )

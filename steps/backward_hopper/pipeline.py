@@ -31,7 +31,7 @@ class Arrays(NamedTuple):
 class Tiles(NamedTuple):
     """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
 
-    d_query: dQ of one tile, where TMA adds it.
+    d_query: every part's dQ of one tile, where TMA adds it.
     """
 
     key: object
@@ -45,13 +45,20 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers: complete when TMA has filled a place, and when it has been used."""
+    """mbarriers: complete when TMA has filled a place, and when all parts have used it.
+
+    d_scores_ready, d_scores_free: between parts, when all have written their dS, and when all have multiplied it.
+    done: when all parts have read K for the last time, and when all have written dK and dV.
+    """
 
     keys_ready: object
     query_ready: object
     query_free: object
     d_output_ready: object
     d_output_free: object
+    d_scores_ready: object
+    d_scores_free: object
+    done: object
 
 
 class Work(NamedTuple):
@@ -95,11 +102,11 @@ def position(work, turn, variant: gl.constexpr):
 
 
 @gluon.jit
-def barrier_ring(length: gl.constexpr):
-    """As many mbarriers, each complete after one arrival."""
+def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
+    """As many mbarriers, each complete after so many arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(length):
-        mbarrier.init(barriers.index(n), count=1)
+        mbarrier.init(barriers.index(n), count=arrivals)
     return barriers
 
 

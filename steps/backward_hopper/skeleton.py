@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from steps.backward_cutile.skeleton import tiles_visited
 from steps.backward_hopper.kernel import fmha_backward
@@ -29,10 +29,12 @@ class HopperGradients(GradientStep, FusedStep):
     under_way: products are under way while others are waited for.
     adding: how a block adds its part of dQ: "pairs", two numbers of a lane at a time; "reduction", by TMA. None: not at
     all, and dQ is then wrong; it shows what the adding costs.
+    parts: whether the two warp groups compute together, or each for itself.
     """
 
     under_way: bool = hole(default=False)
     adding: Adding | None = hole(default="pairs")
+    parts: Literal[1, 2] = hole(default=1)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -54,12 +56,12 @@ class HopperGradients(GradientStep, FusedStep):
 
     def padded(self, problem: Problem) -> int:
         """Queries of a head, to the end of the last tile."""
-        tile = TILES[problem.head_dim].query
+        tile = self.variant(problem).tile.query
         return -(-problem.seq_len_q // tile) * tile
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        return make_variant(self.under_way, self.adding, problem)
+        return make_variant(self.under_way, self.adding, self.parts, problem)
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
@@ -113,7 +115,7 @@ class HopperGradients(GradientStep, FusedStep):
         )
         blocks = (-(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch)
         passed = arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant)
-        multiplying = gluon_launcher(fmha_backward, blocks, (*passed, variant), WARPS, device, moving=8)
+        multiplying = gluon_launcher(fmha_backward, blocks, (*passed, variant), variant.warps, device, moving=8)
         passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
         scaling = gluon_launcher(scaled, rows, passed, ROW_WARPS, device, moving=2)
 
@@ -143,7 +145,7 @@ class HopperGradients(GradientStep, FusedStep):
         compiled = compiler.compile_gluon(
             fmha_backward,
             (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), variant),
-            WARPS,
+            variant.warps,
             arch,
             variant.tile.scores,
             compute_warps=WARPS,
@@ -157,10 +159,13 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
 
     tile, head_dim = variant.tile, problem.head_dim
 
-    def described(x, rows: int, layout=variant.shared):
+    def described(x, rows: int, columns: int = head_dim, layout=variant.shared):
         # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
         strides = [stride if n > 1 else head_dim for stride, n in zip(x.stride()[:3], x.shape)]
-        return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, head_dim], layout)
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+
+    if variant.adding == "reduction":
+        sums = described(sums, variant.query_rows, variant.query_columns, variant.shared_sums)
 
     return (
         described(q, tile.query),
@@ -168,7 +173,7 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
         described(v, tile.key),
         described(do, tile.query),
         TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, tile.query], variant.shared_numbers),
-        described(sums, tile.query, variant.shared_sums) if variant.adding == "reduction" else sums,
+        sums,
         described(dk, tile.key),
         described(dv, tile.key),
         problem.effective_scale / math.log(2),

@@ -12,5 +12,5 @@ STEP = step51_under_way.STEP.evolve(
     name="reduction",
     title="dQ added by TMA",
     change="dQ goes through shared memory, and TMA adds it to the sums in place of the warps.",
-    adding="fours",
+    adding="reduction",
 )

@@ -12,9 +12,11 @@ from steps.core.tiles import Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 WARPS = 8  # that compute: two warp groups
-PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
+ROWS = 64  # that a warp group multiplies at a time: wgmma's M
+REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 TILES = {32: Tile(64, 128), 64: Tile(64, 128), 128: Tile(64, 128)}  # by head_dim
+TILES_APART = {32: Tile(128, 128), 64: Tile(128, 128), 128: Tile(64, 128)}
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -33,6 +35,32 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     under_way: bool
     adding: Adding | None
+    parts: int  # that compute for themselves, of WARPS / parts warps each
+
+    @property
+    def warps(self) -> int:
+        """Warps of a part."""
+        return WARPS // self.parts
+
+    @property
+    def keys(self) -> int:
+        """Keys of a part."""
+        return self.tile.key // self.parts
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether parts share dQ by queries; if not, by columns, as wgmma takes no fewer than 64 rows."""
+        return self.parts > 1 and self.tile.query > ROWS
+
+    @property
+    def query_rows(self) -> int:
+        """Queries of which a part computes dQ."""
+        return self.tile.query // self.parts if self.rows_apart else self.tile.query
+
+    @property
+    def query_columns(self) -> int:
+        """Columns of dQ that a part computes."""
+        return self.head_dim // self.parts if not self.rows_apart else self.head_dim
 
     @property
     def stages(self) -> int:
@@ -41,18 +69,23 @@ class Variant:
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of the producer; those that compute get what is left."""
-        return [PRODUCER_REGISTERS]
+        """Registers of a thread of every part but the first, which gets what is left, and of the producer."""
+        return [REGISTERS] * (self.parts - 1) + [PRODUCER_REGISTERS]
+
+    @property
+    def workers(self) -> list[int]:
+        """Warps of every part but the first, and of the producer."""
+        return [self.warps] * (self.parts - 1) + [1]
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:
         """Scores, weights, their gradients and dS [key, query], as wgmma leaves them: a warp has 16 keys."""
-        return gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, self.tile.query, 16])
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.tile.query, 16])
 
     @cached_property
     def sums(self) -> gl.NVMMADistributedLayout:
         """dK and dV [key, head_dim]."""
-        return gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, self.head_dim, 16])
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
 
     @cached_property
     def factor(self) -> gl.DotOperandLayout:
@@ -61,8 +94,9 @@ class Variant:
 
     @cached_property
     def query_sums(self) -> gl.NVMMADistributedLayout:
-        """dQ [query, head_dim]: each of the two warp groups has half of the columns."""
-        return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, self.head_dim // 2, 16])
+        """A part's dQ [query, head_dim]; two warp groups of one part have half of the columns each."""
+        groups = self.warps // 4
+        return gl.NVMMADistributedLayout([3, 0], [4, groups], [16, self.query_columns // groups, 16])
 
     @cached_property
     def query_fours(self) -> gl.DistributedLinearLayout:
@@ -90,8 +124,8 @@ class Variant:
 
     @cached_property
     def shared_sums(self) -> gl.NVMMASharedLayout:
-        """dQ in shared memory in float32, for TMA to add."""
-        return gl.NVMMASharedLayout(128, 32, rank=4)
+        """A part's dQ in shared memory in float32, for TMA to add."""
+        return gl.NVMMASharedLayout(min(128, 4 * self.query_columns), 32, rank=4)
 
     @cached_property
     def shared_numbers(self) -> gl.NVMMASharedLayout:
@@ -105,9 +139,9 @@ class Variant:
         return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
-def make_variant(under_way: bool, adding: Adding | None, problem: Problem) -> Variant:
+def make_variant(under_way: bool, adding: Adding | None, parts: int, problem: Problem) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
-    tile = TILES[problem.head_dim]
+    tile = (TILES_APART if parts > 1 else TILES)[problem.head_dim]
     return Variant(
         tile=tile,
         head_dim=problem.head_dim,
@@ -116,4 +150,5 @@ def make_variant(under_way: bool, adding: Adding | None, problem: Problem) -> Va
         ragged=problem.seq_len_kv % tile.key != 0,
         under_way=under_way,
         adding=adding,
+        parts=parts,
     )

@@ -1,0 +1,101 @@
+"""Two warp groups that compute each for itself: 64 keys, and half of dQ, for which they exchange dS.
+
+A part computes dQ of a turn in its next turn. It then needs what the other part has computed a turn ago, and the two
+may be up to a turn apart: while one takes exponentials, the other's products keep the tensor cores busy.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from steps.backward_hopper.adding import add_to_query
+from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, weigh
+from steps.backward_hopper.pipeline import await_tile, position
+
+
+@gluon.jit
+def issue_part_of_d_query(tiles, turn, part: gl.constexpr, variant: gl.constexpr):
+    """Begin this part's share of a turn's dQ: its queries, or its columns."""
+    d_scores = tiles.d_scores.index(turn & 1)
+    keys = keys_of(tiles.key, variant)
+    if variant.rows_apart:
+        d_scores = d_scores.slice(part * variant.query_rows, variant.query_rows, 1)
+    else:
+        keys = keys.slice(part * variant.query_columns, variant.query_columns, 1)
+    return issue_d_query(d_scores, keys, variant)
+
+
+@gluon.jit
+def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
+    """A part: dK and dV of its keys, and its share of what the block adds to dQ."""
+    dtype: gl.constexpr = tiles.key.dtype
+    KEYS: gl.constexpr = variant.keys
+    keys = keys_of(tiles.key, variant).slice(part * KEYS, KEYS, 0)
+    values = keys_of(tiles.value, variant).slice(part * KEYS, KEYS, 0)
+    first_key = work.key_row + part * KEYS
+    d_key = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
+    d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
+    turns = variant.group_size * work.a_head
+    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    for turn in range(turns):
+        _, i = position(work, turn, variant)
+        query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+
+        # --- scores, and dQ of the turn before; of the first turn's, which nobody needs, nothing is added ---
+        await_tile(barriers.query_ready, turn, variant.stages)
+        scores = issue_side(keys, query, variant)
+        mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
+        d_query = issue_part_of_d_query(tiles, turn + 1, part, variant)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        weights = weigh(scores, number_of(tiles.lse, turn, variant), first_key, i, scale, work, variant)
+        factor = gl.convert_layout(weights.to(dtype), variant.factor)
+        d_query = warpgroup_mma_wait(0, deps=[d_query])
+        mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1, pred=turn > 0)
+        if turn > 0:
+            add_to_query(d_query, arrays, tiles, turn - 1, work, padded, part, variant)
+
+        # --- dV, and dS under it ---
+        await_tile(barriers.d_output_ready, turn, variant.stages)
+        d_weights = issue_side(values, d_output, variant)
+        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+        d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
+        mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn // 2 & 1 ^ 1)
+        tiles.d_scores.index(turn & 1).slice(part * KEYS, KEYS, 0).store(d_scores)
+        fence_async_shared()
+        mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+
+        # --- dK ---
+        d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
+        d_value = warpgroup_mma_wait(1, deps=[d_value])
+        mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
+        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+
+    # --- dQ of the last turn ---
+    if turns > 0:
+        mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
+        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, part, variant)
+
+    # --- dK and dV leave by way of the places of K and V, when both parts have read these ---
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
+    values.store(d_value.to(dtype))
+    mbarrier.arrive(barriers.done.index(0), count=1)
+    mbarrier.wait(barriers.done.index(0), 0)
+    keys.store((d_key * (scale * LN2)).to(dtype))
+    fence_async_shared()
+    mbarrier.arrive(barriers.done.index(1), count=1)
+    if part == 0:
+        mbarrier.wait(barriers.done.index(1), 0)
+        tma.async_copy_shared_to_global(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
+        tma.async_copy_shared_to_global(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+    tma.store_wait(0)
