@@ -24,31 +24,40 @@ def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
 
 @gluon.jit
 def add_to_query(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Add dQ [query, head_dim] of a turn's tile of queries to the sums."""
-    ROWS: gl.constexpr = variant.tile.query
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
+    ROWS: gl.constexpr = variant.query_rows
+    COLUMNS: gl.constexpr = variant.query_columns
     head, i = position(work, turn, variant)
-    if variant.adding == "pairs":
-        # As wgmma leaves it a lane has two neighbouring columns, which are added together.
-        first = (work.batch.to(gl.int64) * work.heads + head) * padded + i * ROWS
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, variant.query_sums))
-        column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, variant.query_sums))
-        place = (arrays.sums + first * variant.head_dim) + (row[:, None] * variant.head_dim + column[None, :])
-        gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
-    elif variant.adding == "fours":
-        # Of 16 columns a lane has two, and two that lie 8 further. The sums hold these four side by side.
-        D: gl.constexpr = variant.head_dim
-        d_query = d_query.reshape([ROWS, D // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
-        d_query = gl.convert_layout(d_query, variant.query_fours, assert_trivial=True)
-        first = (work.batch.to(gl.int64) * work.heads + head) * padded + i * ROWS
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, variant.query_fours))
-        column = gl.arange(0, D, gl.SliceLayout(0, variant.query_fours))
-        place = (arrays.sums + first * D) + (row[:, None] * D + column[None, :])
-        gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
-    elif variant.adding == "reduction":
-        row = i * ROWS + (part * variant.query_rows if variant.rows_apart else 0)
-        column = 0 if variant.rows_apart else part * variant.query_columns
+    first_row = i * variant.tile.query + (part * ROWS if variant.rows_apart else 0)
+    first_column = 0 if variant.rows_apart else part * COLUMNS
+    if variant.adding == "reduction":
         place = tiles.d_query.index(part)
         tma.store_wait(0)
-        place.reshape([variant.query_rows, variant.query_columns]).store(d_query)
+        place.reshape([ROWS, COLUMNS]).store(d_query)
         fence_async_shared()
-        async_reduce_shared_to_global(arrays.sums, [work.batch, head, row, column], place)
+        async_reduce_shared_to_global(arrays.sums, [work.batch, head, first_row, first_column], place)
+    else:
+        if variant.adding == "fours":
+            d_query = fours_together(d_query, variant)
+            LAYOUT: gl.constexpr = variant.query_fours
+        else:  # as wgmma leaves it, a lane has pairs of neighbouring columns
+            LAYOUT: gl.constexpr = variant.query_sums
+        D: gl.constexpr = variant.head_dim
+        start = ((work.batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+        column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+        place = (arrays.sums + start) + (row[:, None] * D + column[None, :])
+        if variant.adding is None:
+            never = row < -work.seq_len_kv  # which no compiler knows: it computes the product all the same
+            gl.store(place, d_query, mask=never[:, None])
+        else:
+            gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
+
+
+@gluon.jit
+def fours_together(d_query, variant: gl.constexpr):
+    """dQ with other columns beside each other: of 16, a lane has two, and two that lie 8 further. No number moves."""
+    ROWS: gl.constexpr = variant.query_rows
+    COLUMNS: gl.constexpr = variant.query_columns
+    d_query = d_query.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
+    return gl.convert_layout(d_query, variant.query_fours, assert_trivial=True)

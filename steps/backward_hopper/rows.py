@@ -53,8 +53,9 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, variant: gl.constexpr
     far = row.to(gl.int64)
     line = batch.to(gl.int64) * gl.num_programs(1) + head
     sums = gl.load(Sums + line * padded * D + (far[:, None] * D + column[None, :]))
+    if variant.adding == "fours":  # columns back to their places: see adding.py
+        sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
+        sums = gl.convert_layout(sums, variant.rows)
     rows = DQ + batch.to(gl.int64) * dq_strides[0] + head.to(gl.int64) * dq_strides[1]
-    if variant.adding == "fours":  # where a column's sums are: see adding.py
-        column = column // 16 * 16 + column % 4 // 2 * 8 + column % 16 // 4 * 2 + column % 2
     target = rows + (far[:, None] * dq_strides[2] + column[None, :])
     gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=(row < seq_len_q)[:, None])

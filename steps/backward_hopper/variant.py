@@ -100,16 +100,16 @@ class Variant:
 
     @cached_property
     def query_fours(self) -> gl.DistributedLinearLayout:
-        """dQ with columns in the order in which sums hold them, four of a lane side by side: see adding.py."""
-        half, tens = self.head_dim // 2, 16
-        more = [[0, tens << n] for n in range((half // tens).bit_length() - 1)]
-        more += [[64, 0]] if self.tile.query == 128 else []
+        """A part's dQ with columns in the order in which sums hold them, four of a lane side by side: see adding.py."""
+        groups = self.warps // 4
+        columns = self.query_columns // groups
+        more = [[0, 16 << n] for n in range((columns // 16).bit_length() - 1)]
         return gl.DistributedLinearLayout(
-            reg_bases=[[0, 1], [0, 2], [8, 0], *more],
+            reg_bases=[[0, 1], [0, 2], [8, 0], *more, *([[64, 0]] if self.query_rows == 128 else [])],
             lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-            warp_bases=[[16, 0], [32, 0], [0, half]],
+            warp_bases=[[16, 0], [32, 0], *([[0, columns]] if groups == 2 else [])],
             block_bases=[],
-            shape=[self.tile.query, self.head_dim],
+            shape=[self.query_rows, self.query_columns],
         )
 
     @cached_property
