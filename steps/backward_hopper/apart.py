@@ -43,44 +43,48 @@ def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constex
     first_key = work.key_row + part * KEYS
     d_key = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
+    d_query = gl.full([variant.query_rows, variant.query_columns], 0.0, gl.float32, variant.query_sums)
     turns = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_ready.index(0), 0)
     for turn in range(turns):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
-        # --- scores, and dQ of the turn before; of the first turn's, which nobody needs, nothing is added ---
+        # --- scores; under them dQ of two turns ago is added ---
         await_tile(barriers.query_ready, turn, variant.stages)
         scores = issue_side(keys, query, variant)
-        mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
-        d_query = issue_part_of_d_query(tiles, turn + 1, part, variant)
+        if turn > 1:
+            add_to_query(d_query, arrays, tiles, turn - 2, work, padded, part, variant)
+        await_tile(barriers.d_output_ready, turn, variant.stages)
+        d_weights = issue_side(values, d_output, variant)
+
+        # --- the weights again, and dV ---
         scores = warpgroup_mma_wait(1, deps=[scores])
         weights = weigh(scores, number_of(tiles.lse, turn, variant), first_key, i, scale, work, variant)
         factor = gl.convert_layout(weights.to(dtype), variant.factor)
-        d_query = warpgroup_mma_wait(0, deps=[d_query])
-        mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1, pred=turn > 0)
-        if turn > 0:
-            add_to_query(d_query, arrays, tiles, turn - 1, work, padded, part, variant)
-
-        # --- dV, and dS under it ---
-        await_tile(barriers.d_output_ready, turn, variant.stages)
-        d_weights = issue_side(values, d_output, variant)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+
+        # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
-        mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn // 2 & 1 ^ 1)
+        mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
         tiles.d_scores.index(turn & 1).slice(part * KEYS, KEYS, 0).store(d_scores)
         fence_async_shared()
         mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
 
-        # --- dK ---
+        # --- dK, and dQ of the turn before ---
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
-        d_value = warpgroup_mma_wait(1, deps=[d_value])
+        mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
+        d_query = issue_part_of_d_query(tiles, turn + 1, part, variant)
+        d_value = warpgroup_mma_wait(2, deps=[d_value])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
-        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        d_key, d_query = warpgroup_mma_wait(0, deps=[d_key, d_query])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+        mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
 
-    # --- dQ of the last turn ---
+    # --- dQ of the last turns ---
+    if turns > 1:
+        add_to_query(d_query, arrays, tiles, turns - 2, work, padded, part, variant)
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])

@@ -98,7 +98,10 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
 @gluon.jit
 def position(work, turn, variant: gl.constexpr):
     """(head, index of the tile of queries) of a turn."""
-    return work.kv_head * variant.group_size + turn // work.a_head, work.first + turn % work.a_head
+    if variant.group_size == 1:
+        return work.kv_head, work.first + turn
+    else:
+        return work.kv_head * variant.group_size + turn // work.a_head, work.first + turn % work.a_head
 
 
 @gluon.jit
