@@ -94,17 +94,18 @@ def select_steps(text: str, direction: str = "forward") -> list:
         raise BadRequest(f"argument --steps: {error}") from None
 
 
-def select_peers(text: str | None) -> list:
+def select_peers(text: str | None, direction: str = "forward") -> list:
     """The peers that ``all`` or ``sdpa_cudnn,flash_attn_4`` names, None for none; raises BadRequest."""
-    from steps.reference.peers import PEERS
+    from steps.reference.peers import peers_of
 
+    peers = peers_of(direction)
     if text in (None, "all"):
-        return list(PEERS if text else ())
+        return list(peers if text else ())
     names = [name.strip() for name in text.split(",")]
-    if unknown := set(names) - {peer.name for peer in PEERS}:
-        known = ", ".join(peer.name for peer in PEERS)
+    if unknown := set(names) - {peer.name for peer in peers}:
+        known = ", ".join(peer.name for peer in peers)
         raise BadRequest(f"argument --peers: must be all or some of {known}, got {min(unknown)!r}")
-    return [peer for peer in PEERS if peer.name in names]
+    return [peer for peer in peers if peer.name in names]
 
 
 def choose_best(problem, device: str):
@@ -317,13 +318,10 @@ def run(options: argparse.Namespace) -> int:
     from steps.core.recorded import find_recorded
     from tutorial_lib.report import write_length_plots
 
-    if options.direction == "backward" and (options.steps == "best" or options.peers):
-        raise BadRequest(
-            "argument --direction: backward takes neither --steps best nor --peers: nothing of it is recorded yet, "
-            "and the peers compute the forward pass"
-        )
+    if options.direction == "backward" and options.steps == "best":
+        raise BadRequest("argument --steps: best is chosen among forward steps, got it with --direction backward")
     steps = None if options.steps == "best" else select_steps(options.steps, options.direction)
-    peers = select_peers(options.peers)
+    peers = select_peers(options.peers, options.direction)
     device = choose_device(options.device)
     problems = make_problems(options, device)
     chosen = [steps if steps is not None else [choose_best(asked, device)] for _, asked in problems]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -95,32 +96,34 @@ def sdpa_error(
 
     A scale below zero is given to it as its opposite, with -q: PyTorch's CPU kernel returns NaN for it otherwise.
     """
-    from torch.nn.functional import scaled_dot_product_attention
-
     from tutorial_lib.accuracy import max_error
 
     q, k, v = inputs
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    q = q if sign == 1 else q * sign
-    grouped = q.shape[1] != k.shape[1]
-    return max_error(scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), exact)
+    return max_error(sdpa(q if sign == 1 else q * sign, k, v, causal, scale), exact)
 
 
 def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv) as PyTorch computes them for ``scaled_dot_product_attention`` in the inputs' dtype."""
     import torch
 
-    return torch.autograd.grad(*sdpa_with_graph(q, k, v, causal, scale), do)
+    return torch.autograd.grad(*with_graph(sdpa, q, k, v, causal, scale), do)
 
 
-def sdpa_with_graph(q, k, v, causal: bool, scale: float | None) -> tuple:
-    """(o, (q, k, v)) of PyTorch's forward pass, which autograd can be asked for gradients of."""
-    import torch
+def sdpa(q, k, v, causal: bool, scale: float):
+    """PyTorch's own attention, its choice of backend; scale must not be negative."""
     from torch.nn.functional import scaled_dot_product_attention
+
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None) -> tuple:
+    """(o, (q, k, v)) of the forward pass ``attention(q, k, v, causal, scale)``; autograd knows the gradients."""
+    import torch
 
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
     leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
     with torch.enable_grad():
         q, k, v = leaves
-        q, grouped = q if sign == 1 else q * sign, q.shape[1] != k.shape[1]
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), leaves
+        return attention(q if sign == 1 else q * sign, k, v, causal, scale), leaves

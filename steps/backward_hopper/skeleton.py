@@ -27,7 +27,7 @@ class HopperGradients(GradientStep, FusedStep):
     """Kernels for sm_90 in Gluon: ``steps.backward_hopper.kernel.fmha_backward`` with these holes filled.
 
     under_way: products are under way while others are waited for.
-    adding: how a block adds its part of dQ: "pairs", two numbers of a lane at a time; "reduction", by TMA. None: not at
+    adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction". None: not at
     all, and dQ is then wrong; it shows what the adding costs.
     parts: whether the two warp groups compute together, or each for itself.
     """

@@ -11,19 +11,18 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from steps.core.step import TorchStep
-from steps.reference.step00_sdpa import sdpa
+from steps.reference.autograd import AutogradGradients
 from steps.reference.step01_naive import quadratic_bytes
+from tutorial_lib.reference import sdpa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer(TorchStep):
-    """Somebody else's attention. requires: the module it needs; top_left: causal also where the lengths differ."""
+class _Elsewhere:
+    """What somebody else's code needs. requires: the module; top_left: causal also where the lengths differ."""
 
     requires: str | None = None
     install: str = ""
     top_left: bool = True
-
-    backend: ClassVar[str] = "peer"
 
     def unsupported(self, problem, target):
         if target == "cpu":
@@ -33,6 +32,20 @@ class Peer(TorchStep):
         if problem.causal and problem.seq_len_q != problem.seq_len_kv and not self.top_left:
             return "its causal mask lines up with the last key, not the first, where the lengths differ"
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer(_Elsewhere, TorchStep):
+    """Somebody else's attention."""
+
+    backend: ClassVar[str] = "peer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientPeer(_Elsewhere, AutogradGradients):
+    """Somebody else's gradients: those of a peer's attention."""
+
+    backend: ClassVar[str] = "peer"
 
 
 @cache
@@ -141,3 +154,22 @@ PEERS = (
         top_left=False,
     ),
 )
+
+
+def peers_of(direction: str) -> tuple:
+    """The peers that compute this pass. Of FlexAttention, PyTorch's math and TileGym the backward pass is not asked."""
+    if direction == "forward":
+        return PEERS
+    return tuple(
+        GradientPeer(
+            name=peer.name,
+            title=peer.title,
+            change=f"The backward pass of: {peer.change}",
+            function=peer.function,
+            requires=peer.requires,
+            install=peer.install,
+            top_left=peer.top_left,
+        )
+        for peer in PEERS
+        if peer.name in ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "flash_attn_4")
+    )

@@ -6,15 +6,7 @@ shape, dtype and hardware. We leave the choice to it and record which kernel it 
 
 from steps.core.problems import HEADLINE
 from steps.core.step import TorchStep
-
-
-def sdpa(q, k, v, causal, scale):
-    """PyTorch's own attention, its choice of backend; shapes as in ``Step.attention``."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
-
+from tutorial_lib.reference import sdpa
 
 STEP = TorchStep(
     number=0,

@@ -1,0 +1,68 @@
+"""Gradients as PyTorch's autograd computes them, of its own attention or of anybody's.
+
+A backward pass needs what its own forward pass kept, which may be laid out as no other forward pass would. So that is
+run once for a set of inputs, and what it left behind is kept for the calls that follow on the same tensors: timed is
+the backward pass alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from steps.core.gradients import GradientStep
+from tutorial_lib import reference
+from tutorial_lib.problem import BYTES_PER_ELEMENT
+
+KEPT = 8  # forward passes that are remembered; a measurement lets so many sets of inputs take turns
+
+
+class ForwardPasses:
+    """The last ``KEPT`` forward passes of one function, whose inputs stay alive."""
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._made: dict[tuple, tuple] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def find(self, q, k, v, problem) -> tuple:
+        """(output, inputs) for these tensors as they are now; computed again where one of them was written to."""
+        key = problem, tuple((x.data_ptr(), x.stride(), x._version) for x in (q, k, v))
+        with self._one_at_a_time:
+            if (made := self._made.get(key)) is None:
+                while len(self._made) >= KEPT:
+                    del self._made[next(iter(self._made))]
+                made = self._made[key] = reference.with_graph(self._function, q, k, v, problem.causal, problem.scale)
+        return made
+
+
+passes_of = cache(ForwardPasses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutogradGradients(GradientStep):
+    """Asks autograd for the gradients of the forward pass ``function(q, k, v, causal, scale)``."""
+
+    function: Callable
+
+    backend: ClassVar[str] = "torch"
+
+    def scratch_bytes(self, problem):
+        """The output and the log-sum-exp that the forward pass keeps for itself."""
+        rows = problem.batch * problem.heads * problem.seq_len_q
+        return rows * (problem.head_dim * BYTES_PER_ELEMENT + 4)
+
+    def make_ready(self, problem, tensors, out):
+        import torch
+
+        def launch(q, k, v, o, lse, do, out):
+            made = torch.autograd.grad(*passes_of(self.function).find(q, k, v, problem), do, retain_graph=True)
+            return made if out is None else tuple(place.copy_(x) for place, x in zip(out, made, strict=True))
+
+        return launch
