@@ -160,7 +160,7 @@ def test_a_direction_has_its_own_steps():
     assert {step.direction for step in STEPS} == {"forward"}
     assert {step.direction for step in GRADIENTS} == {"backward"}
     numbers = [step.number for step in GRADIENTS]
-    assert numbers == sorted(set(numbers)) and 40 <= numbers[0] and numbers[-1] < 60
+    assert numbers == sorted(set(numbers)) and numbers[0] >= 40 and numbers[-1] < 60
 
 
 def test_what_a_pass_costs():
