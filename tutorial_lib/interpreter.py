@@ -59,7 +59,7 @@ def launch(grid: tuple[int, ...], function, args: tuple) -> None:
     """Run ``function``, the body of a cuTile kernel, once for every block of ``grid``.
 
     grid: up to three block counts. args: CPU tensors (become arrays), floats (become float32 scalars, as a GPU
-    launch makes them) and integers or booleans (passed as they are).
+    launch makes them), integers or booleans (passed as they are), and tuples of these.
     """
     grid = tuple(grid) + (1,) * (3 - len(grid))
     args = tuple(_argument(a) for a in args)
@@ -77,6 +77,8 @@ def _argument(value):
         return Array(value)
     if isinstance(value, float):
         return Tile(torch.tensor(value, dtype=torch.float32))
+    if isinstance(value, tuple):
+        return tuple(map(_argument, value))
     return value
 
 

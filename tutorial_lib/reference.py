@@ -38,6 +38,16 @@ def attention_and_lse_float64(
     return out, lse
 
 
+def log_sum_exp(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+    """The log-sum-exp of the scaled scores ``[B, Hq, Sq]``: computed in float64, returned in float32."""
+    import torch
+
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    for b, h, _, rows, _, scores in _scores_float64(q, k, causal, scale):
+        lse[b, h, rows] = torch.logsumexp(scores, dim=-1).float()
+    return lse
+
+
 def gradients_float64(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -111,13 +111,13 @@ class HopperGradients(GradientStep, FusedStep):
             (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant),
             ROW_WARPS,
             device,
-            moving=5,
+            moving=range(5),
         )
         blocks = (-(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch)
         passed = arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant)
-        multiplying = gluon_launcher(fmha_backward, blocks, (*passed, variant), variant.warps, device, moving=8)
+        multiplying = gluon_launcher(fmha_backward, blocks, (*passed, variant), variant.warps, device, moving=range(8))
         passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
-        scaling = gluon_launcher(scaled, rows, passed, ROW_WARPS, device, moving=2)
+        scaling = gluon_launcher(scaled, rows, passed, ROW_WARPS, device, moving=range(2))
 
         def launch(q, k, v, o, lse, do, out):
             q, k, v, o, do = fitted(q, k, v, o, do)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,12 +37,12 @@ def cuda() -> ctypes.CDLL:
 
 
 def launcher(
-    compiled: Any, blocks: tuple[int, int, int], arguments: tuple, device: Any, moving: int = 4
+    compiled: Any, blocks: tuple[int, int, int], arguments: tuple, device: Any, moving: Sequence[int] = (0, 1, 2, 3)
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a compiled kernel in the current stream, on tensors of the kind of these arguments.
 
-    arguments: all that the kernel takes; of the first ``moving``, which are ``run``'s, only what does not change is
-    kept: no tensor, no address.
+    arguments: all that the kernel takes; of those at the positions ``moving``, which are ``run``'s, only what does
+    not change is kept: no tensor, no address.
     Several threads may call. Raises OtherParameters where the kernel's parameters are not as expected.
     """
     import torch
@@ -90,14 +90,16 @@ class Parameters:
     compiled: what Triton compiled, with its signature. Raises OtherParameters where the machine code takes others.
     """
 
-    def __init__(self, compiled: Any, arguments: tuple, moving: int = 4):
+    def __init__(self, compiled: Any, arguments: tuple, moving: Sequence[int] = (0, 1, 2, 3)):
         self._maps = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
-        self._kept = arguments[moving:]  # tensors among them must outlive the addresses that are written here
+        self._kept = [
+            x for n, x in enumerate(arguments) if n not in moving
+        ]  # tensors among them must outlive the addresses that are written here
         self._template, self._offsets, sizes = bytearray(), [], []
         self._places: list[Callable[[int, int], None]] = []  # (start of the parameters, pointer) writes it there
         signature = list(compiled.src.signature.values())
         for n, (kind, value) in enumerate(zip(signature, arguments, strict=True)):
-            for piece, size in self._pieces(kind, value, n < moving):
+            for piece, size in self._pieces(kind, value, n in moving):
                 alignment = MAP_ALIGNMENT if size == MAP_BYTES else 8
                 self._template += bytes(-len(self._template) % alignment)
                 self._offsets.append(len(self._template))
@@ -110,8 +112,8 @@ class Parameters:
             sizes.append(8)
         if sizes != (wanted := parameter_sizes(compiled.asm["ptx"])):
             raise OtherParameters(f"the kernel takes parameters of {wanted} bytes, not {sizes}")
-        if len(self._places) != moving:
-            raise OtherParameters(f"{moving} tensors change from call to call, not {len(self._places)}")
+        if len(self._places) != len(moving):
+            raise OtherParameters(f"{len(moving)} tensors change from call to call, not {len(self._places)}")
 
     def packed(self, places: tuple[int, ...]) -> Packed:
         """All parameters for tensors at these addresses."""

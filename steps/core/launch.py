@@ -8,7 +8,7 @@ never gets what was made for this one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -93,13 +93,25 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
     return there
 
 
+def empty_lse(q):
+    """A place for the log-sum-exp of every query, float32 [batch, heads, query]."""
+    import torch
+
+    return torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+
+
 def gluon_launcher(
-    kernel, blocks: tuple[int, int, int], arguments: tuple, warps: int, device: torch.device, moving: int = 4
+    kernel,
+    blocks: tuple[int, int, int],
+    arguments: tuple,
+    warps: int,
+    device: torch.device,
+    moving: Sequence[int] = (0, 1, 2, 3),
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
-    arguments: all that the kernel takes; the first ``moving`` hold tensors of the kind that ``run`` will get, or
-    describe them for TMA. The simulator raises KernelError also for a race, which a GPU might not show.
+    arguments: all that the kernel takes; those at the positions ``moving`` hold tensors of the kind that ``run`` will
+    get, or describe them for TMA. The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
         from tutorial_lib.simulator.run import simulate
@@ -117,8 +129,16 @@ def gluon_launcher(
             return driver.launcher(compiled, blocks, arguments, device, moving)
         except (driver.OtherParameters, AttributeError, LookupError, ValueError):  # another Triton: then it launches
             pass
-    described, rest = [descriptions(x) for x in arguments[:moving]], arguments[moving:]
-    return lambda *tensors: run(*(at(x) for at, x in zip(described, tensors, strict=True)), *rest)
+    described = [descriptions(arguments[n]) for n in moving]
+    kept = [None if n in moving else x for n, x in enumerate(arguments)]
+
+    def described_anew(*tensors):
+        passed = list(kept)
+        for n, describe, x in zip(moving, described, tensors, strict=True):
+            passed[n] = describe(x)
+        run(*passed)
+
+    return described_anew
 
 
 def descriptions(like) -> Callable:

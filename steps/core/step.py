@@ -75,19 +75,23 @@ class Step:
         scale: float | None = None,
         *,
         out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention: ``softmax(scale * q @ k^T, masked) @ v``.
 
         q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float16 or bfloat16, any strides, on a CUDA device (runs
         the kernel) or on the CPU (PyTorch, or the interpreter for a kernel). ``causal`` hides key j from query i
         where j > i, as ``scaled_dot_product_attention`` does; ``scale`` None means 1 / sqrt(D). Returns o
-        ``[B, Hq, Sq, D]``, written to ``out`` when that is given.
+        ``[B, Hq, Sq, D]``, written to ``out`` when that is given; with ``return_lse`` (o, lse), and lse ``[B, Hq, Sq]``
+        is the natural logarithm, in float32, of the sum of exp(scaled scores) over the keys that a query sees.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
-        return self.ready(q, k, v, causal, scale, out)(q, k, v, out)
+        return self.ready(q, k, v, causal, scale, out, return_lse)(q, k, v, out)
 
-    def ready(self, q, k, v, causal: bool = False, scale: float | None = None, out=None) -> Launch:
+    def ready(
+        self, q, k, v, causal: bool = False, scale: float | None = None, out=None, return_lse: bool = False
+    ) -> Launch:
         """``launch(q, k, v, out)`` for calls of this kind, made ready at the first; raises as ``attention`` does."""
         # What is compared below must be plain values: a tensor would be compared by what it holds only now.
         if type(causal) is not bool:
@@ -96,9 +100,11 @@ class Step:
             scale = float(scale)
         try:
             kind = kind_of(q, k, v, causal, scale, out)
+            if return_lse:
+                kind = kind, "lse"
         except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
             kind = None
-        return self.launches.find(kind) or self._made_ready(kind, q, k, v, causal, scale, out)
+        return self.launches.find(kind) or self._made_ready(kind, q, k, v, causal, scale, out, return_lse)
 
     @cached_property
     def launches(self) -> Launches:
@@ -109,7 +115,9 @@ class Step:
         """What goes to another process: the step, without launches, which belong to this one."""
         return {name: value for name, value in vars(self).items() if name != "launches"}
 
-    def _made_ready(self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out) -> Launch:
+    def _made_ready(
+        self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out, return_lse: bool
+    ) -> Launch:
         """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
         problem = Problem.of(q, k, v, causal, scale)
         if reason := self.unsupported(problem, target_of(q.device)):
@@ -120,7 +128,8 @@ class Step:
                 f"got ({tuple(out.shape)}, {out.dtype}, {out.device})"
             )
         with MAKING_READY:
-            launch = on_its_device(self.make_ready(problem, q, k, v, out), q.device)
+            ready = self.make_ready(problem, q, k, v, out, **({"return_lse": True} if return_lse else {}))
+            launch = on_its_device(ready, q.device)
         if kind is not None:
             self.launches.keep(kind, launch)
         return launch
@@ -140,11 +149,18 @@ class Step:
         return 0
 
     def make_ready(
-        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
+        self,
+        problem: Problem,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None,
+        return_lse: bool = False,
     ) -> Launch:
         """A function that computes ``problem``, which is checked, for tensors of the kind of these.
 
-        ``launch(q, k, v, out)`` returns ``out`` or, when that is None, a new tensor. It must not keep the tensors that
+        ``launch(q, k, v, out)`` returns ``out`` or, when that is None, a new tensor; with ``return_lse`` the
+        log-sum-exp behind it. It must not keep the tensors that
         are given here, nor anything that they hold.
         """
         raise NotImplementedError
@@ -174,11 +190,15 @@ class TorchStep(Step):
     def scratch_bytes(self, problem: Problem) -> int:
         return self.scratch(problem)
 
-    def make_ready(self, problem, q, k, v, out):
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
+        from tutorial_lib.reference import log_sum_exp
+
         function, causal, scale = self.function, problem.causal, problem.effective_scale
 
         def launch(q, k, v, out):
             o = function(q, k, v, causal, scale)
-            return o if out is None else out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy
+            if out is not None:
+                o = out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy
+            return (o, log_sum_exp(q, k, causal, scale)) if return_lse else o
 
         return launch

@@ -93,8 +93,29 @@ def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumu
     return row_max, row_sum, accumulator
 
 
+def with_maxima(row_sum, row_max, variant):
+    """The rows' sums, and where the log-sum-exp is asked for, too, their maxima."""
+    if variant.lse:
+        return row_sum, row_max
+    else:
+        return row_sum
+
+
+def log_sum_exp(row_max, row_sum, variant):
+    """The natural logarithm of the sum of exponentials of a row's scaled scores [query, 1]."""
+    if variant.base == 2:
+        return (row_max + ct.log2(row_sum)) * math.log(2)
+    else:
+        return row_max + ct.log(row_sum)
+
+
 def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
     """Normalise and store; rows past the end are dropped."""
+    if variant.lse:
+        Out, LSE = Out
+        row_sum, row_max = row_sum
+        lse = log_sum_exp(row_max, row_sum, variant)
+        ct.store(LSE, (batch, head, i), ct.reshape(lse, (1, 1, variant.tile.query)))
     o = ct.astype(variant.divide(accumulator, row_sum), Out.dtype)
     if variant.apart:
         half = (variant.tile.query, variant.head_dim // 2)
@@ -141,7 +162,7 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
             row_max, row_sum, accumulator = absorb(
                 scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
             )
-    finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant)
+    finish(Out, i, head, batch, q, with_maxima(row_sum, row_max, variant), accumulator, scale, variant)
 
 
 def attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant):
@@ -166,7 +187,7 @@ def attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant):
         )
         j += 1
         if j == end:
-            finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant)
+            finish(Out, i, head, batch, q, with_maxima(row_sum, row_max, variant), accumulator, scale, variant)
             n = min(n + 1, last)  # behind the last tile it is read once more, for nothing
             i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
             q = load_query(Q, i, head, batch, variant)

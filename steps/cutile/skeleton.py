@@ -13,6 +13,7 @@ import cuda.tile as ct
 from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint
 
 from steps.core.fused import FusedStep, grid, hole, tiles_visited
+from steps.core.launch import empty_lse
 from steps.core.order import NATURAL, Order
 from steps.core.step import Unsupported, target_of
 from steps.core.tiles import FOUND, MASK_LOOP_HEAD_DIM, Found, Tile, tile_for
@@ -104,6 +105,7 @@ class CuTileStep(FusedStep):
             mask_loop=mask_loop,
             apart=self.apart and mask_loop is None,  # with two loops there is no room for it
             counted=self.order.counts(problem),
+            base=getattr(self.softmax, "base", 2),
         )
 
     def kernel_function(self, variant: Variant):
@@ -118,12 +120,13 @@ class CuTileStep(FusedStep):
         step = self.configured(problem, arch)
         return step.kernel_function(step.variant(problem, arch)), {}
 
-    def make_ready(self, problem, q, k, v, out):
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
         target = target_of(q.device)
         step = self.configured(problem, target)
-        return step.make_kernel_ready(step.kernel_function(step.variant(problem, target)), problem, q, k, v, out)
+        variant = dataclasses.replace(step.variant(problem, target), lse=return_lse)
+        return step.make_kernel_ready(step.kernel_function(variant), problem, q, k, v, out, return_lse)
 
-    def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out):
+    def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a kernel function that is given."""
         import torch
 
@@ -151,8 +154,12 @@ class CuTileStep(FusedStep):
 
         def launch(q, k, v, out):
             o = empty() if out is None else out
-            run(q if sign == 1 else q * sign, k, v, o, scale, *lists)
-            return o
+            if not return_lse:
+                run(q if sign == 1 else q * sign, k, v, o, scale, *lists)
+                return o
+            lse = empty_lse(q)
+            run(q if sign == 1 else q * sign, k, v, (o, lse), scale, *lists)
+            return o, lse
 
         return launch
 

@@ -49,6 +49,8 @@ class Variant:
     mask_loop: MaskLoop | None
     apart: bool
     counted: bool
+    base: float = 2  # of the softmax's exponentials
+    lse: bool = False  # the log-sum-exp of every query is stored, too: Out is the output and an array for it
 
     @property
     def lists(self) -> int:

@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from steps.gluon.softmax import hide, softmax, sum_own, tiles_to_visit
+from steps.gluon.softmax import hide, softmax, store_lse, sum_own, tiles_to_visit
 
 # Where Triton 3.6 and 3.7 differ: what waits for all warps of a block.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -66,7 +66,21 @@ def copy_panels(panels, stage, pointer, stride, tile_index, limit, variant: gl.c
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
-def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv, variant: gl.constexpr):
+def fmha(
+    Q,
+    K,
+    V,
+    Out,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
+    scale,
+    seq_len_q,
+    seq_len_kv,
+    variant: gl.constexpr,
+    LSE=None,
+):
     TILE_QUERY: gl.constexpr = variant.tile.query
     TILE_KEY: gl.constexpr = variant.tile.key
     COLUMNS: gl.constexpr = variant.columns
@@ -184,6 +198,9 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     async_copy.wait_group(0)
     if variant.defer_sum:
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
+    if variant.lse:
+        line = gl.program_id(2).to(gl.int64) * gl.num_programs(1) + gl.program_id(1)
+        store_lse(LSE, row_max, row_sum, line, first_query, seq_len_q)
     for c in gl.static_range(PANELS):
         o = accumulators[c] * (1.0 / row_sum)[:, None]
         store_rows(Out + c * COLUMNS * o_strides[3], o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, grid, hole, tiles_visited, too_long_to_simulate
-from steps.core.launch import gluon_launcher
+from steps.core.launch import empty_lse, gluon_launcher
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
 from steps.gluon.kernel import fmha
@@ -142,13 +142,18 @@ class GluonStep(FusedStep):
         return self.schedule.function if self.cuts(problem) else fmha
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
-        return self.kernel(problem), {"variant": self.variant(problem)}
+        return self.kernel(problem), {"variant": self.variant(problem), "LSE": None}
 
-    def make_ready(self, problem, q, k, v, out):
-        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
+        variant = replace(self.variant(problem), lse=return_lse)
+        lse = empty_lse(q) if return_lse else None
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse)
 
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants):
-        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
+
+        If these end with a place for the log-sum-exp, launches return that, too.
+        """
         import torch
 
         variant = self.variant(problem)
@@ -163,19 +168,25 @@ class GluonStep(FusedStep):
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
-        run = gluon_launcher(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device)
+        with_lse = bool(constants) and constants[-1] is not None
+        moving = (0, 1, 2, 3, len(passed) - 1) if with_lse else (0, 1, 2, 3)
+        run = gluon_launcher(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device, moving)
 
         def launch(q, k, v, out):
             o = empty() if out is None else out
             if not as_they_are:
                 q, k, v = fit(q, k, v)
-            run(q, k, v, o)
-            return o
+            if not with_lse:
+                run(q, k, v, o)
+                return o
+            lse = empty_lse(q)
+            run(q, k, v, o, lse)
+            return o, lse
 
         return launch
 
     def compile(self, problem, arch="sm_90"):
-        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem), None)
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""

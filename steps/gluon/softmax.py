@@ -52,3 +52,24 @@ def sum_own(weights):
     """Sums [query, 4] of what each of the four lanes that share a row holds of it; no lane asks another."""
     eights = gl.reshape(weights, [weights.shape[0], weights.shape[1] // 8, 4, 2])  # of 8 columns a lane has 2
     return gl.sum(gl.sum(eights, 3), 1)
+
+
+@gluon.jit
+def with_maxima(row_sum, row_max, variant: gl.constexpr):
+    """The rows' sums, and where the log-sum-exp is asked for, too, their maxima."""
+    if variant.lse:
+        return row_sum, row_max
+    else:
+        return row_sum
+
+
+@gluon.jit
+def store_lse(LSE, row_max, row_sum, line, first_row, seq_len_q):
+    """Write the natural log-sum-exp of rows [query] from maxima and sums in base 2; rows past the end are dropped.
+
+    line: which of all heads of the batch.
+    """
+    LN2: gl.constexpr = 0.6931471805599453
+    row = first_row + gl.arange(0, row_sum.shape[0], row_sum.type.layout)
+    lse = (row_max + gl.log2(row_sum)) * LN2
+    gl.store(LSE + (line * seq_len_q + row), lse, mask=row < seq_len_q)

@@ -14,13 +14,25 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from steps.core.problems import few_heads
 from steps.gluon import step26_q_registers
 from steps.gluon.kernel import barrier, copy_rows, store_rows, to_head
-from steps.gluon.softmax import hide, softmax, tiles_to_visit
+from steps.gluon.softmax import hide, softmax, store_lse, tiles_to_visit
 from steps.gluon.variant import Schedule
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
 def fmha_pieces(
-    Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv, variant: gl.constexpr
+    Q,
+    K,
+    V,
+    Out,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
+    scale,
+    seq_len_q,
+    seq_len_kv,
+    variant: gl.constexpr,
+    LSE=None,
 ):
     TILE_QUERY: gl.constexpr = variant.tile.query
     TILE_KEY: gl.constexpr = variant.tile.key
@@ -111,6 +123,9 @@ def fmha_pieces(
 
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
+    if variant.lse:
+        line = gl.program_id(2).to(gl.int64) * gl.num_programs(1) + gl.program_id(1)
+        store_lse(LSE, row_max, row_sum, line, first_query, seq_len_q)
     for c in gl.static_range(PIECES):
         o = accumulators[c] * (1.0 / row_sum)[:, None]
         store_rows(Out + c * COLUMNS * o_strides[3], o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

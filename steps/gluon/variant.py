@@ -71,6 +71,7 @@ class Variant:
     query_in_registers: bool
     defer_sum: bool
     shared: gl.SwizzledSharedLayout
+    lse: bool = False  # the log-sum-exp of every query is stored, too
 
     @cached_property
     def accumulator(self) -> gl.NVMMADistributedLayout:

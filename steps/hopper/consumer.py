@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.gluon.kernel import barrier
-from steps.gluon.softmax import exp2, hide, softmax, sum_own, tiles_to_visit
+from steps.gluon.softmax import exp2, hide, softmax, store_lse, sum_own, tiles_to_visit, with_maxima
 from steps.hopper.pipeline import (
     Place,
     await_tile,
@@ -98,7 +98,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, part: gl.constexp
                 if j + STAGES < end:
                     fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES, variant)
             turn += 1
-    return accumulator, row_sum, turn
+    return accumulator, with_maxima(row_sum, row_max, variant), turn
 
 
 @gluon.jit
@@ -221,7 +221,7 @@ def attend_overlapped(
     # --- the last tile's output ---
     await_tile(barriers.value_ready, last_turn, STAGES)
     accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
-    return accumulator, row_sum, turn, last_turn
+    return accumulator, with_maxima(row_sum, row_max, variant), turn, last_turn
 
 
 @gluon.jit
@@ -252,7 +252,7 @@ def store(o, array, place, batch, head, row, column):
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: gl.constexpr):
+def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
     """Warps that compute: a part of every tile of queries that is this block's."""
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
@@ -304,10 +304,15 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr, variant: g
             turn += 1
 
         # --- normalise and store; TMA drops rows past the end ---
+        if variant.lse:
+            row_sum, row_max = row_sum
         if variant.lean_sum:
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
         o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
         row = place.row + part * variant.rows
+        if variant.lse:
+            line = batch.to(gl.int64) * work.heads + head
+            store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])
         if variant.half_output:
             left, right = o.reshape([variant.rows, 2, COLUMNS]).permute((0, 2, 1)).split()
             store(left, arrays.output, output, batch, head, row, 0)

@@ -21,7 +21,7 @@ from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, b
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
-def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr):
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
     PARTS: gl.constexpr = variant.parts
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
@@ -54,12 +54,12 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     if not variant.producer:
         begin(arrays, tiles, barriers, work, variant)
-        consume(arrays, tiles, barriers, work, scale, 0, variant)
+        consume(arrays, tiles, barriers, work, scale, LSE, 0, variant)
     elif variant.parts == 2:
         gl.warp_specialize(
             [
-                (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
             WORKERS,
@@ -68,9 +68,9 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     else:
         gl.warp_specialize(
             [
-                (consume, (arrays, tiles, barriers, work, scale, 0, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, 1, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, 2, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
+                (consume, (arrays, tiles, barriers, work, scale, LSE, 2, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
             WORKERS,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from steps.core.fused import FusedStep, hole, tiles_visited, too_long_to_simulate
-from steps.core.launch import gluon_launcher
+from steps.core.launch import empty_lse, gluon_launcher
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.core.tiles import HOPPER
 from steps.gluon.tensors import contiguous_copy, shapes
@@ -60,13 +60,18 @@ class HopperStep(FusedStep):
         return fmha
 
     def entry(self, problem: Problem, arch: str):
-        return self.kernel(problem), {"variant": self.variant(problem)}
+        return self.kernel(problem), {"variant": self.variant(problem), "LSE": None}
 
-    def make_ready(self, problem, q, k, v, out):
-        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, self.variant(problem))
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
+        variant = replace(self.variant(problem), lse=return_lse)
+        lse = empty_lse(q) if return_lse else None
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse)
 
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants):
-        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
+
+        If these end with a place for the log-sum-exp, launches return that, too.
+        """
         import torch
 
         variant = self.variant(problem)
@@ -82,19 +87,26 @@ class HopperStep(FusedStep):
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         blocks, order = order_of(self.roles).blocks(problem, variant.tile, q.device)
         passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
-        run = gluon_launcher(kernel, (blocks, 1, 1), (*passed, *constants), variant.warps, q.device)
+        passed = (*passed, *constants)
+        with_lse = bool(constants) and constants[-1] is not None
+        moving = (0, 1, 2, 3, len(passed) - 1) if with_lse else (0, 1, 2, 3)
+        run = gluon_launcher(kernel, (blocks, 1, 1), passed, variant.warps, q.device, moving)
 
         def launch(q, k, v, out):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
             o = out if into_out else empty()
-            run(q, k, v, o)
-            return o if out is None or o is out else out.copy_(o)
+            if not with_lse:
+                run(q, k, v, o)
+                return o if out is None or o is out else out.copy_(o)
+            lse = empty_lse(q)
+            run(q, k, v, o, lse)
+            return (o if out is None or o is out else out.copy_(o)), lse
 
         return launch
 
     def compile(self, problem, arch="sm_90"):
-        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem), None)
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""

@@ -123,6 +123,7 @@ class Variant:
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
     diagonal_first: bool
+    lse: bool = False  # the log-sum-exp of every query is stored, too
 
     @property
     def parts(self) -> int:

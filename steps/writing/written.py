@@ -117,7 +117,9 @@ class WrittenStep(Step):
             return f"written out for {self.written_for.describe()}, not for {problem.describe()}"
         return None
 
-    def make_ready(self, problem, q, k, v, out):
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
+        if return_lse:
+            raise Unsupported(f"step {self.label}: its text was written out without the log-sum-exp")
         return self.base.make_kernel_ready(kernel_in(self.text), problem, q, k, v, out)
 
     def compile(self, problem, arch=DEFAULT_ARCH):

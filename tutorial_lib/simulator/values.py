@@ -41,6 +41,21 @@ class Int(int):
         return Int(self)
 
 
+def _arithmetic() -> None:
+    """What is computed from integers of a kernel is one of those, too."""
+    for name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+        for method in (f"__{name}__", f"__r{name}__"):
+
+            def compute(self, other, plain=getattr(int, method)):
+                result = plain(self, other)
+                return result if result is NotImplemented else Int(result)
+
+            setattr(Int, method, compute)
+
+
+_arithmetic()
+
+
 class Type:
     """What ``x.type`` tells of a tile or of memory."""
 
