@@ -108,13 +108,13 @@ def select_peers(text: str | None, direction: str = "forward") -> list:
     return [peer for peer in peers if peer.name in names]
 
 
-def choose_best(problem, device: str):
+def choose_best(problem, device: str, direction: str = "forward"):
     """The fastest recorded step for the problem; says why. Raises BadRequest where none is recorded."""
     from steps.core.choice import best
     from steps.core.step import DEFAULT_ARCH, Unsupported
 
     try:
-        choice = best(problem, device if device == "cuda" else DEFAULT_ARCH)
+        choice = best(problem, device if device == "cuda" else DEFAULT_ARCH, direction=direction)
     except Unsupported as error:
         raise BadRequest(f"argument --steps best: {error}") from None
     make_console().print(choice.why, soft_wrap=True)
@@ -318,13 +318,11 @@ def run(options: argparse.Namespace) -> int:
     from steps.core.recorded import find_recorded
     from tutorial_lib.report import write_length_plots
 
-    if options.direction == "backward" and options.steps == "best":
-        raise BadRequest("argument --steps: best is chosen among forward steps, got it with --direction backward")
     steps = None if options.steps == "best" else select_steps(options.steps, options.direction)
     peers = select_peers(options.peers, options.direction)
     device = choose_device(options.device)
     problems = make_problems(options, device)
-    chosen = [steps if steps is not None else [choose_best(asked, device)] for _, asked in problems]
+    chosen = [steps if steps is not None else [choose_best(asked, device, options.direction)] for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
     check_memory([here for here, _ in problems], options.direction, options.check, device)
     from steps.core.ladder import asked_by_number, renumbered

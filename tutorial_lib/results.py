@@ -222,8 +222,11 @@ class Run(_Record):
         return [*self.steps, *self.inside, *self.peers]
 
     def by_speed(self) -> list[Measurement]:
-        """The steps that were timed and right, the fastest first; not step 0, which the others are compared with."""
-        return sorted((m for m in self.steps if m.number and m.tflops and m.correct), key=lambda m: -m.tflops)
+        """The steps that were timed and right, the fastest first; not PyTorch's own, with which they are compared."""
+        from tutorial_lib.passes import PASSES
+
+        others = [m for m in self.steps if m.name != PASSES[self.direction].baseline]
+        return sorted((m for m in others if m.tflops and m.correct), key=lambda m: -m.tflops)
 
     @property
     def day(self) -> str:

@@ -36,22 +36,23 @@ class Choice:
         return self.record.machine["arch"] == arch and faster is not None and faster.median >= 1
 
 
-def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS) -> Choice:
+def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS, direction: str = "forward") -> Choice:
     """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
 
     Of several that the rounds do not tell from the fastest, the earliest: the answer does not flip between kernels
     whose code is the same.
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
+    direction: "backward" for the fastest backward step.
     Of the recorded problems the nearest counts: same architecture before head_dim, mask, dtype, length and the number
     of heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
-    head_dim; of several records of one problem that with most steps counts. Step 0, which is SDPA, is no candidate: it
-    is what the choice is compared with.
+    head_dim; of several records of one problem that with most steps counts. PyTorch's own is no candidate: it is what
+    the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
     arch = _architecture(device)
-    runs = recorded_runs(results) if isinstance(results, Path) else list(results)
+    runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
     for run in sorted(runs, key=lambda run: (_distance(problem, arch, run), -len(run.by_speed()))):
         if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
             chosen = earliest_within_noise(run, able)
@@ -98,7 +99,9 @@ def _has_every_kind(run: Run) -> bool:
     """Whether of every skeleton that takes the run's problem there, some step was measured."""
     problem, arch = run.the_problem(), run.machine["arch"]
     kinds = {
-        step.backend for step in ladder.STEPS if step.backend != "torch" and step.unsupported(problem, arch) is None
+        step.backend
+        for step in ladder.steps_of(run.direction)
+        if step.backend != "torch" and step.unsupported(problem, arch) is None
     }
     return kinds <= {get_step(m.name).backend for m in run.by_speed()}
 

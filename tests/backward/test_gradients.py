@@ -232,5 +232,3 @@ def test_the_run_of_the_other_direction(capsys, tmp_path):
     assert not recorded_runs(tmp_path, "forward")
     assert main([*asked, "--steps", "linked"]) == 2
     assert "must be steps of the backward pass, got 35 linked" in capsys.readouterr().err
-    assert main([*asked, "--steps", "best"]) == 2
-    assert "best is chosen among forward steps" in capsys.readouterr().err

@@ -41,19 +41,19 @@ class Int(int):
         return Int(self)
 
 
-def _arithmetic() -> None:
-    """What is computed from integers of a kernel is one of those, too."""
-    for name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
-        for method in (f"__{name}__", f"__r{name}__"):
+def _as_int(function):
+    """A method of ``int`` whose result is one of those integers, too."""
 
-            def compute(self, other, plain=getattr(int, method)):
-                result = plain(self, other)
-                return result if result is NotImplemented else Int(result)
+    def compute(self, other):
+        result = function(self, other)
+        return result if result is NotImplemented else Int(result)
 
-            setattr(Int, method, compute)
+    return compute
 
 
-_arithmetic()
+for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(Int, _method, _as_int(getattr(int, _method)))
 
 
 class Type:

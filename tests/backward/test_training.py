@@ -1,0 +1,133 @@
+"""The front door with gradients: autograd, torch.compile, checkpointing, and a training that goes as with SDPA."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import steps
+from steps import get_step
+from steps.core import attention as front
+from steps.core import launch
+from tests.shapes import problem
+from tutorial_lib import reference
+from tutorial_lib.passes import BACKWARD, FORWARD
+
+PAIRS = [("at_maxima", "groups_apart"), ("counted", "longest_first"), (None, None)]
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: pair[0] or "PyTorch's own")
+def pair(request, monkeypatch):
+    """The steps that the front door uses for both passes."""
+    chosen = front.Training(*(name and get_step(name) for name in request.param))
+    monkeypatch.setattr(front, "_launches", launch.Launches())
+    monkeypatch.setattr(front, "_trains", lambda problem, target: chosen.forward is not None)
+    monkeypatch.setattr(front, "training", lambda problem, target: chosen)
+    return chosen
+
+
+def leaves(shape, seed=0):
+    return [x.requires_grad_() for x in FORWARD.inputs(shape, seed)]
+
+
+def gradients_of(attention, inputs, do):
+    return torch.autograd.grad(attention(*inputs), inputs, do)
+
+
+def assert_right(found, shape, inputs, do):
+    """By the rule of the backward steps."""
+    with torch.no_grad():
+        o, lse = reference.attention_and_lse_float64(*inputs, shape.causal, shape.scale)
+        given = (*inputs, o.to(do.dtype), lse.float(), do)
+        exact = BACKWARD.reference(shape, given)
+        made = type("Made", (), {"gradients": lambda *_, out, **__: [a.copy_(b) for a, b in zip(out, found)]})
+        accuracy = BACKWARD.check(made(), shape, given, exact, BACKWARD.yardstick(shape, given, exact))
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_autograd_gets_the_gradients(pair, causal):
+    shape = problem(seq_len_q=130, seq_len_kv=130, kv_heads=2, head_dim=64, causal=causal)
+    inputs = leaves(shape)
+    do = torch.randn_like(inputs[0])
+    assert_right(gradients_of(lambda *x: steps.attention(*x, causal=causal), inputs, do), shape, inputs, do)
+
+
+def test_a_gradient_that_is_the_same_everywhere(pair):
+    """``sum`` hands back one number that is expanded: strides of 0."""
+    shape = problem(seq_len_q=70, seq_len_kv=70, head_dim=64)
+    inputs = leaves(shape)
+    steps.attention(*inputs, causal=True).sum().backward()
+    assert_right([x.grad for x in inputs], shape, inputs, torch.ones_like(inputs[0]))
+
+
+def test_the_output_is_that_of_the_step(pair):
+    shape = problem(seq_len_q=70, seq_len_kv=70, head_dim=64)
+    inputs = leaves(shape)
+    o = steps.attention(*inputs, causal=True)
+    step = pair.forward or get_step("sdpa")
+    assert o.is_contiguous() and torch.equal(o, step.attention(*(x.detach() for x in inputs), causal=True))
+
+
+def test_one_input_alone_may_require_gradients(pair):
+    q, k, v = FORWARD.inputs(problem(seq_len_q=70, seq_len_kv=70, head_dim=64), 0)
+    steps.attention(q, k.requires_grad_(), v).sum().backward()
+    assert k.grad is not None and q.grad is None
+
+
+@pytest.mark.parametrize("pair", PAIRS[:-1], indirect=True, ids=lambda pair: pair[0])
+def test_pytorchs_own_test_of_operators(pair):
+    inputs = leaves(problem(batch=1, heads=2, seq_len_q=70, seq_len_kv=70, head_dim=64))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(front.attention_with_lse, (*inputs, True, None), test_utils=checks)
+
+
+@pytest.mark.filterwarnings("error")
+def test_torch_compile_takes_a_training_step_whole(pair):
+    def loss(q, k, v):
+        return (steps.attention(2 * q, k, v, causal=True) ** 2).mean()
+
+    torch.compiler.reset()  # of the same loss with other steps
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for length in (70, 33, 50):
+        inputs = leaves(problem(seq_len_q=length, seq_len_kv=length, head_dim=64))
+        expected = torch.autograd.grad(loss(*inputs), inputs)
+        for mine, its in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+def test_a_forward_pass_may_be_computed_again(pair):
+    """Activation checkpointing."""
+    inputs = leaves(problem(seq_len_q=70, seq_len_kv=70, head_dim=64))
+    do = torch.randn_like(inputs[0])
+    plain = gradients_of(steps.attention, inputs, do)
+    again = gradients_of(lambda *x: checkpoint(steps.attention, *x, use_reentrant=False), inputs, do)
+    for mine, its in zip(again, plain, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+def test_the_ladder_trains_where_both_passes_are_recorded_to_be_as_fast(monkeypatch):
+    fast = {"forward": True, "backward": True}
+    asked = []
+
+    def best(problem, target, runs, direction):
+        asked.append(problem)
+        return type("Choice", (), {"beats_sdpa": lambda self, target: fast[direction]})()
+
+    monkeypatch.setattr(front, "best", best)
+    for backward in (True, False):
+        fast["backward"] = backward
+        front._trains.cache_clear()
+        assert front.trains(64, "torch.bfloat16", torch.device("cpu"), True) is backward
+    front._trains.cache_clear()
+    assert asked[0].head_dim == 64 and asked[0].dtype == "bfloat16" and asked[0].causal
+
+
+def test_elsewhere_pytorch_trains():
+    assert not front.trains(128, "torch.float16", torch.device("cpu"), True)
+    assert not front.trains(48, "torch.float16", torch.device("cpu"), True)
+
+
+def test_what_trains_is_the_fastest_recorded():
+    shape = problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128)
+    assert front.training(shape, "sm_90").forward is steps.best(shape, "sm_90").step
+    assert front.training(shape, "sm_90").backward is steps.best(shape, "sm_90", direction="backward").step
