@@ -14,7 +14,7 @@ from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarCons
 from steps.backward_cutile import kernel
 from steps.backward_cutile.variant import Variant
 from steps.core.fused import FusedStep, grid, hole
-from steps.core.gradients import GradientStep
+from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.step import Unsupported, target_of
 from steps.core.tiles import DEFAULT, Found, Tile
 from steps.cutile.skeleton import array
@@ -137,14 +137,6 @@ class CuTileGradients(GradientStep, FusedStep):
         warps = shape.warps or compiler.COMPUTE_WARPS
         kernel = compiled_when_launched(function, shape)
         return compiler.compile_cutile(kernel, parameters, arch, shape.tile.scores, warps)
-
-
-def tiles_visited(problem: Problem, tile: Tile) -> int:
-    """Tiles of scores that the blocks which own keys compute together."""
-    rows = -(-problem.seq_len_q // tile.query)
-    columns = range(-(-problem.seq_len_kv // tile.key))
-    seen = sum(rows - (min(rows, j * tile.key // tile.query) if problem.causal else 0) for j in columns)
-    return problem.batch * problem.heads * seen
 
 
 def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:

@@ -90,12 +90,30 @@ def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constex
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
         add_to_query(d_query, arrays, tiles, turns - 1, work, padded, part, variant)
 
-    # --- dK and dV leave by way of the places of K and V, when both parts have read these ---
+    store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
+
+
+@gluon.jit
+def store_both(
+    d_key,
+    d_value,
+    own_keys,
+    own_values,
+    arrays,
+    tiles,
+    barriers,
+    work,
+    scale,
+    part: gl.constexpr,
+    variant: gl.constexpr,
+):
+    """dK and dV leave by way of the places of K and V, a part's by its own, when both parts have read these."""
+    dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
-    values.store(d_value.to(dtype))
     mbarrier.arrive(barriers.done.index(0), count=1)
     mbarrier.wait(barriers.done.index(0), 0)
-    keys.store((d_key * (scale * LN2)).to(dtype))
+    own_keys.store((d_key * (scale * LN2)).to(dtype))
+    own_values.store(d_value.to(dtype))
     fence_async_shared()
     mbarrier.arrive(barriers.done.index(1), count=1)
     if part == 0:

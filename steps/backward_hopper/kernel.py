@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.backward_hopper.apart import consume_apart
+from steps.backward_hopper.columns import consume_columns
 from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
 
@@ -64,6 +65,16 @@ def fmha_backward(
         gl.warp_specialize(
             [
                 (consume, (arrays, tiles, barriers, work, scale, padded, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    elif variant.columns_apart:
+        gl.warp_specialize(
+            [
+                (consume_columns, (arrays, tiles, barriers, work, scale, padded, 0, variant)),
+                (consume_columns, (arrays, tiles, barriers, work, scale, padded, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
             WORKERS,

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from steps.backward_cutile.skeleton import tiles_visited
 from steps.backward_hopper.kernel import fmha_backward
 from steps.backward_hopper.rows import prepare, scaled
-from steps.backward_hopper.variant import TILES, WARPS, Adding, Variant, make_variant
+from steps.backward_hopper.variant import TILES, TILES_APART, WARPS, Adding, Variant, make_variant
 from steps.core.fused import FusedStep, grid, hole, too_long_to_simulate
-from steps.core.gradients import GradientStep
+from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.gluon.tensors import contiguous_copy
@@ -40,13 +39,15 @@ class HopperGradients(GradientStep, FusedStep):
     shown: ClassVar[str] = (
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
-    head_dims: ClassVar[tuple[int, ...]] = tuple(TILES)
+    head_dims: ClassVar[tuple[int, ...]] = tuple(TILES_APART)
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
         if target not in ("sm_90", "cpu"):
             return f"made of wgmma, which sm_90 alone has, not {target}"
+        if self.parts == 1 and problem.head_dim not in TILES:
+            return f"head_dim must be one of {', '.join(map(str, TILES))}, got {problem.head_dim}"
         return None
 
     def scratch_bytes(self, problem: Problem) -> int:

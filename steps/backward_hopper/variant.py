@@ -16,7 +16,7 @@ ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 TILES = {32: Tile(64, 128), 64: Tile(64, 128), 128: Tile(64, 128)}  # by head_dim
-TILES_APART = {32: Tile(128, 128), 64: Tile(128, 128), 128: Tile(64, 128)}
+TILES_APART = {32: Tile(128, 128), 64: Tile(128, 128), 128: Tile(64, 128), 256: Tile(64, 64)}
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -45,7 +45,12 @@ class Variant:
     @property
     def keys(self) -> int:
         """Keys of a part."""
-        return self.tile.key // self.parts
+        return self.tile.key if self.columns_apart else self.tile.key // self.parts
+
+    @property
+    def columns_apart(self) -> bool:
+        """Whether parts share dK and dV by columns; if not, by keys."""
+        return self.parts > 1 and self.tile.key == ROWS
 
     @property
     def rows_apart(self) -> bool:
@@ -84,8 +89,9 @@ class Variant:
 
     @cached_property
     def sums(self) -> gl.NVMMADistributedLayout:
-        """dK and dV [key, head_dim]."""
-        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
+        """A part's dK and dV [key, head_dim]."""
+        columns = self.query_columns if self.columns_apart else self.head_dim
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16])
 
     @cached_property
     def factor(self) -> gl.DotOperandLayout:
@@ -142,6 +148,8 @@ class Variant:
 def make_variant(under_way: bool, adding: Adding | None, parts: int, problem: Problem) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = (TILES_APART if parts > 1 else TILES)[problem.head_dim]
+    if problem.head_dim == 256 and adding == "reduction":
+        adding = "fours"  # shared memory has no room for dQ
     return Variant(
         tile=tile,
         head_dim=problem.head_dim,

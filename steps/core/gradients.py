@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import ALIGNED, MAKING_READY, on_its_device
 from steps.core.step import Step, Unsupported, no_scratch, target_of
+from steps.core.tiles import Tile
 from tutorial_lib.problem import Problem
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ class TorchGradients(GradientStep):
             return made if out is None else tuple(place.copy_(x) for place, x in zip(out, made, strict=True))
 
         return launch
+
+
+def tiles_visited(problem: Problem, tile: Tile) -> int:
+    """Tiles of scores that the blocks which own keys compute together."""
+    rows = -(-problem.seq_len_q // tile.query)
+    columns = range(-(-problem.seq_len_kv // tile.key))
+    seen = sum(rows - (min(rows, j * tile.key // tile.query) if problem.causal else 0) for j in columns)
+    return problem.batch * problem.heads * seen
 
 
 def _kind(x) -> tuple:

@@ -189,7 +189,7 @@ def test_a_step_compiles(step, arch):
 def test_tiles_are_counted_as_the_kernel_visits_them(shape, monkeypatch):
     """By the interpreter, tile by tile. With more keys than queries, some tiles of keys are seen by nobody."""
     from steps.backward_cutile import kernel
-    from steps.backward_cutile.skeleton import tiles_visited
+    from steps.core.gradients import tiles_visited
 
     visits, original = [], kernel.back_through_softmax
     monkeypatch.setattr(kernel, "back_through_softmax", lambda *given: visits.append(1) or original(*given))

@@ -11,6 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from steps.backward_hopper.adding import async_reduce_shared_to_global
+
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 OF_EIGHT_WARPS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 16]))  # of eight warps: two warp groups
@@ -85,7 +87,7 @@ def outside(source, target):
 @gluon.jit
 def unknown(target):
     """Uses what the simulator does not have."""
-    gl.atomic_add(target, 1.0)
+    gl.atomic_xchg(target, 1.0)
 
 
 @gluon.jit
@@ -204,3 +206,30 @@ def waits_for_ever():
     mbarrier.init(ready, count=2)
     mbarrier.arrive(ready, count=1)
     mbarrier.wait(ready, 0)
+
+
+@gluon.jit
+def add_atomically(target):
+    """Every block adds 1 to the first 64 numbers, of which the last are left out."""
+    at = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    gl.atomic_add(target + at, gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LAYOUT)), mask=at < 60, sem="relaxed")
+
+
+@gluon.jit
+def reduce(target, fences: gl.constexpr, waits: gl.constexpr):
+    """TMA adds a tile of ones twice; the place is written again in between."""
+    place = gl.allocate_shared_memory(gl.float16, target.block_shape, target.layout)
+    for _ in range(2):
+        place.store(gl.full([16, 64], 1.0, gl.float16, LAYOUT))
+        if fences:
+            fence_async_shared()
+        async_reduce_shared_to_global(target, [0, 0], place)
+        if waits:
+            tma.store_wait(0)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def older_barrier():
+    gl.thread_barrier()
+    gl.barrier()

@@ -67,6 +67,26 @@ def test_tma_brings_bytes_and_wants_a_fence():
         launch(kernels.by_tma, (1,), (*pair, True, True, size + 2), 4)
 
 
+def test_blocks_add_atomically():
+    target = torch.zeros(64)
+    launch(kernels.add_atomically, (3,), (target,), 4)
+    assert (target[:60] == 3).all() and not target[60:].any()
+
+
+def test_tma_adds_and_wants_a_fence_and_a_wait():
+    target = torch.ones(16, 64).half()
+    assert not launch(kernels.reduce, (2,), (described(target), True, True), 4).found
+    assert (target == 5).all()
+    [told] = launch(kernels.reduce, (1,), (described(target), False, True), 4).found.values()
+    assert told.startswith("no fence") and "TMA reduction asked for by" in told
+    [told] = launch(kernels.reduce, (1,), (described(target), True, False), 4).found.values()
+    assert told.startswith("race") and "after: TMA reduction asked for by" in told
+
+
+def test_the_barrier_has_the_name_of_every_version_of_triton():
+    assert not launch(kernels.older_barrier, (1,), (), 4).found
+
+
 def test_a_barrier_that_one_of_two_copies_completes_orders_that_one_alone():
     """Half of the bytes announced: the second part's queries are read, and nobody has waited for them."""
     from steps.writing.written import edited, write_step
@@ -137,7 +157,7 @@ def test_nobody_able_to_go_on_is_told_with_what_is_missing():
         (kernels.mixed_layouts, 1, KernelError, r"tiles of different layouts.*kernels.py:\d+ mixed_layouts"),
         (kernels.outside, 2, KernelError, r"elements 1000 to 1000 of a tensor that has 4, at kernels.py:\d+ outside"),
         (kernels.too_much, 1, KernelError, "262144 bytes of shared memory, of 232448"),
-        (kernels.unknown, 1, Unknown, "the simulator has no .*atomic_add, at kernels.py"),
+        (kernels.unknown, 1, Unknown, "the simulator has no .*atomic_xchg, at kernels.py"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(kernel, arguments, kind, told):

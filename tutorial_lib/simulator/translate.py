@@ -61,6 +61,8 @@ class _Module:
         self._module = module
 
     def __getattr__(self, name: str):
+        if name in OPERATIONS and not hasattr(self._module, name):  # an older Triton has it under another name
+            return OPERATIONS[name]
         value = translated(getattr(self._module, name))
         setattr(self, name, value)
         return value
