@@ -98,6 +98,7 @@ class Parameters:
         self._template, self._offsets, sizes = bytearray(), [], []
         self._places: list[Callable[[int, int], None]] = []  # (start of the parameters, pointer) writes it there
         signature = list(compiled.src.signature.values())
+        arguments = (*arguments, *[None] * (len(signature) - len(arguments)))  # which parameters have by default
         for n, (kind, value) in enumerate(zip(signature, arguments, strict=True)):
             for piece, size in self._pieces(kind, value, n in moving):
                 alignment = MAP_ALIGNMENT if size == MAP_BYTES else 8

@@ -262,7 +262,10 @@ class Program:
                 if (alias.asname or alias.name) != name:
                     continue
                 if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OWN_PACKAGES:
-                    return self.imported(node.module, alias.name)
+                    if self.imported(node.module, alias.name):
+                        return True
+                    if own(getattr(sys.modules[node.module], alias.name)):
+                        return False  # its source is part of the text
                 renamed = f" as {alias.asname}" if alias.asname else ""
                 origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
                 self.imports[name] = f"{origin}import {alias.name}{renamed}"

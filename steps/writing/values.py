@@ -15,7 +15,12 @@ class CannotFlatten(Exception):
 
 
 def own(thing: object) -> bool:
-    """Whether a module, function or class is the project's, and its source therefore part of the text."""
+    """Whether a module, function or class is the project's, and its source therefore part of the text.
+
+    What makes an instruction is not: Triton's compiler runs it, and it is no part of a kernel.
+    """
+    if getattr(thing, "__triton_builtin__", False):
+        return False
     module = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None) or ""
     return module.split(".")[0] in OWN_PACKAGES
 

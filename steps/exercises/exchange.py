@@ -1,0 +1,70 @@
+"""Two warp groups that exchange dS through two places: for which phase a place is waited for. Step groups_apart."""
+
+from tutorial_lib.exercises import Plain, Wrong
+
+TURNS = 12
+
+
+def judge(function, chance):
+    for turn in range(TURNS + chance.randrange(4)):
+        found = function(turn)
+        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, int) for x in found)):
+            return f"`before_writing({turn})` must be two whole numbers, (place, parity), and yours gives {found!r}."
+        place, parity = found
+        if place != turn % 2:
+            return f"In turn {turn} dS goes to place {turn % 2}, and yours waits for place {place}."
+        if parity not in (0, 1):
+            return f"A parity is 0 or 1, and `before_writing({turn})` asks for {parity}."
+        releases = sum((earlier - 1) % 2 == place for earlier in range(turn))
+        if parity == (releases + 1) % 2:
+            continue
+        if not releases:
+            return (
+                f"In turn {turn} it waits for ever: nobody releases place {place} before it was written, and a fresh "
+                "barrier lets a wait for parity 1 pass, not one for parity 0."
+            )
+        return (
+            f"Before turn {turn} writes, place {place} must have been released {_times(releases)}. A wait for parity "
+            f"{parity} passes when it was released {_times(releases - 1)}: the other part may "
+            f"still be multiplying what lies "
+            f"there. And when it was released {_times(releases)}, the wait does not pass any more."
+        )
+    return None
+
+
+def _times(number: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+EXERCISE = Plain(
+    name="exchange",
+    function="before_writing",
+    by=judge,
+    hints=(
+        "dS of turn n goes to place n % 2. What lay there was dS of turn n - 2, which both parts "
+        "multiply in turn n - 1. "
+        "So the release to wait for is that at the end of turn n - 1.",
+        "Count the releases of a place: place 1 is released at the end of turns 0, 2, 4 and so "
+        "on, place 0 at the end of "
+        "turns 1, 3, 5. Before turn n writes, its place has been released (n + 1) // 2 times.",
+        "After r releases r phases are over, and a wait passes for the parity of the last of "
+        "them, which is number r - 1: "
+        "(r - 1) % 2, also for r = 0, where that is 1.",
+    ),
+    solution="""
+def before_writing(turn):
+    released = (turn + 1) // 2
+    return turn % 2, (released - 1) % 2
+""",
+    wrong=(
+        Wrong("turn 0 releases nothing", "must have been released once", old="(turn + 1) // 2", new="turn // 2"),
+        Wrong("the phase that comes, not the one that is over", "waits for ever", old="(released - 1)", new="released"),
+        Wrong("never waits", "released never", old="(released - 1) % 2", new="1"),
+        Wrong("always the same", "waits for ever", old="(released - 1) % 2", new="0"),
+        Wrong("the other place", "yours waits for place", old="turn % 2,", new="(turn + 1) % 2,"),
+        Wrong("every turn is a phase", "must have been released", old="(turn + 1) // 2", new="turn"),
+    ),
+    debrief="The simulator judges such counting, too: with a parity that passes too early it finds the "
+    "race, whatever the "
+    "schedule of a single run.",
+)
