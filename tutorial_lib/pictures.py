@@ -277,7 +277,7 @@ SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
     "smem": ("#CC79A7", "shared memory"),
     "load": ("#009E73", "loads"),
     "store": ("#56B4E9", "stores"),
-    "reduction": ("#56B4E9", "additions"),
+    "reduction": ("#F0E442", "additions"),
     "wait": ("white", "waiting"),
 }
 MACHINERY = ("tensor cores", "TMA", "copies")  # lanes that stand below those of the roles

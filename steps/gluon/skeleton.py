@@ -147,12 +147,12 @@ class GluonStep(FusedStep):
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         variant = replace(self.variant(problem), lse=return_lse)
         lse = empty_lse(q) if return_lse else None
-        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse)
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse=lse)
 
-    def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants):
+    def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
 
-        If these end with a place for the log-sum-exp, launches return that, too.
+        lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
         """
         import torch
 
@@ -168,8 +168,9 @@ class GluonStep(FusedStep):
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
-        with_lse = bool(constants) and constants[-1] is not None
-        moving = (0, 1, 2, 3, len(passed) - 1) if with_lse else (0, 1, 2, 3)
+        moving, with_lse = (0, 1, 2, 3), lse is not None
+        if with_lse:
+            moving, passed = (*moving, len(passed)), (*passed, lse)
         run = gluon_launcher(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device, moving)
 
         def launch(q, k, v, out):
@@ -186,7 +187,7 @@ class GluonStep(FusedStep):
         return launch
 
     def compile(self, problem, arch="sm_90"):
-        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem), None)
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""

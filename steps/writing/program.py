@@ -264,8 +264,9 @@ class Program:
                 if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OWN_PACKAGES:
                     if self.imported(node.module, alias.name):
                         return True
-                    if own(getattr(sys.modules[node.module], alias.name)):
-                        return False  # its source is part of the text
+                    thing = getattr(sys.modules[node.module], alias.name)
+                    if own(thing) or thing.__module__ != node.module:
+                        return False  # its source is part of the text, or another package has it
                 renamed = f" as {alias.asname}" if alias.asname else ""
                 origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
                 self.imports[name] = f"{origin}import {alias.name}{renamed}"

@@ -141,7 +141,7 @@ def test_recorded_figures_follow_from_the_recorded_rounds(r):
             (m.latency_ms.median, m.latency_ms.low, m.latency_ms.high)
         )
         assert m.tflops == pytest.approx(PASSES[r.direction].operations(r.the_problem()) / latency.median / 1e9)
-        ratio = timing.speedup([x.latency_ms["sdpa"] for x in r.rounds], mine)
+        ratio = timing.speedup([x.latency_ms[PASSES[r.direction].baseline] for x in r.rounds], mine)
         assert ratio.median == pytest.approx(m.speedup_vs_baseline.median)
         assert timing.verdict(ratio) == m.speedup_vs_baseline.verdict
         if m.speedup_vs_previous:
