@@ -29,7 +29,8 @@ RECORDED = sorted((run for run in map(read, PATHS) if run.timed), key=lambda run
 
 def recorded(slug: str = HEADLINE, machine: str | None = None) -> Run:
     """The recorded run of a problem: on the machine with most records, unless one is named."""
-    runs = RECORDED if machine else of_one_machine(RECORDED)
+    forward = [run for run in RECORDED if run.direction == "forward"]
+    runs = forward if machine else of_one_machine(forward)
     return next(run for run in runs if run.the_problem().slug == slug and machine in (None, run.machine["slug"]))
 
 
