@@ -79,6 +79,7 @@ class Compiled:
     sass: str | None = field(repr=False)  # None where the disassembler does not know the architecture
     ptx: str | None = field(default=None, repr=False)  # tileiras makes none
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
+    other_kernels: tuple[str, ...] = ()  # fingerprints of those that the step launches, too
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
@@ -169,10 +170,11 @@ class Compiled:
 
     @cached_property
     def code(self) -> str | None:
-        """A fingerprint of the instructions: kernels with the same one are the same code."""
+        """A fingerprint of the instructions, of all kernels of a step: with the same one they are the same code."""
         if not self.sass:
             return None
-        return hashlib.sha256("\n".join(sass_reader.without_addresses(self.sass)).encode()).hexdigest()[:16]
+        texts = [*sass_reader.without_addresses(self.sass), *self.other_kernels]
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
     def same_code(self, other: Compiled) -> bool:
         """Whether both are the same instructions."""

@@ -126,7 +126,9 @@ class CuTileGradients(GradientStep, FusedStep):
             raise Unsupported(f"step {self.label}: {reason}")
         step = self.configured(problem, arch)
         compiled = step.compile_one("keys", problem, arch)
-        return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, step.keys.tile) if self.adds else None)
+        if self.adds:
+            return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, step.keys.tile))
+        return dataclasses.replace(compiled, other_kernels=(step.compile_one("queries", problem, arch).code,))
 
     def compile_one(self, name: Kernel, problem: Problem, arch: str):
         """The kernel whose blocks own keys, or queries, compiled."""

@@ -11,13 +11,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from steps.backward_hopper.adding import add_to_query
-from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, weigh
+from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
 from steps.backward_hopper.pipeline import await_tile, position
 
 
@@ -91,33 +90,3 @@ def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constex
         add_to_query(d_query, arrays, tiles, turns - 1, work, padded, part, variant)
 
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
-
-
-@gluon.jit
-def store_both(
-    d_key,
-    d_value,
-    own_keys,
-    own_values,
-    arrays,
-    tiles,
-    barriers,
-    work,
-    scale,
-    part: gl.constexpr,
-    variant: gl.constexpr,
-):
-    """dK and dV leave by way of the places of K and V, a part's by its own, when both parts have read these."""
-    dtype: gl.constexpr = tiles.key.dtype
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
-    mbarrier.arrive(barriers.done.index(0), count=1)
-    mbarrier.wait(barriers.done.index(0), 0)
-    own_keys.store((d_key * (scale * LN2)).to(dtype))
-    own_values.store(d_value.to(dtype))
-    fence_async_shared()
-    mbarrier.arrive(barriers.done.index(1), count=1)
-    if part == 0:
-        mbarrier.wait(barriers.done.index(1), 0)
-        tma.async_copy_shared_to_global(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
-        tma.async_copy_shared_to_global(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
-    tma.store_wait(0)

@@ -17,8 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_query
-from steps.backward_hopper.apart import store_both
-from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, weigh
+from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
 from steps.backward_hopper.pipeline import await_tile, position
 from steps.gluon.kernel import barrier
 

@@ -161,20 +161,49 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
 
 
 @gluon.jit
+def all_parts(barriers, n: gl.constexpr, variant: gl.constexpr):
+    """Wait until all parts are here, for the n-th time."""
+    if variant.parts == 1:
+        barrier()
+    else:
+        mbarrier.arrive(barriers.done.index(n), count=1)
+        mbarrier.wait(barriers.done.index(n), 0)
+
+
+@gluon.jit
+def store_both(
+    d_key,
+    d_value,
+    own_keys,
+    own_values,
+    arrays,
+    tiles,
+    barriers,
+    work,
+    scale,
+    part: gl.constexpr,
+    variant: gl.constexpr,
+):
+    """dK and dV leave by way of the places of K and V, a part's by its own, when all parts have read these."""
+    dtype: gl.constexpr = tiles.key.dtype
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
+    all_parts(barriers, 0, variant)
+    own_keys.store((d_key * (scale * LN2)).to(dtype))
+    own_values.store(d_value.to(dtype))
+    fence_async_shared()
+    all_parts(barriers, 1, variant)
+    if part == 0:
+        tma.async_copy_shared_to_global(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
+        tma.async_copy_shared_to_global(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+    tma.store_wait(0)
+
+
+@gluon.jit
 def consume(arrays, tiles, barriers, work, scale, padded, variant: gl.constexpr):
     """The warps that compute: dK and dV of the block's keys; what they add to dQ they add on the way."""
-    dtype: gl.constexpr = tiles.key.dtype
     if variant.under_way:
         d_key, d_value = under_way(arrays, tiles, barriers, work, scale, padded, variant)
     else:
         d_key, d_value = one_by_one(arrays, tiles, barriers, work, scale, padded, variant)
-
-    # --- dK and dV leave by way of the places of K and V ---
-    barrier()  # all warps have read these
-    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
-    keys_of(tiles.key, variant).store((d_key * (scale * LN2)).to(dtype))
-    keys_of(tiles.value, variant).store(d_value.to(dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
-    tma.async_copy_shared_to_global(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
-    tma.store_wait(0)
+    keys, values = keys_of(tiles.key, variant), keys_of(tiles.value, variant)
+    store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, 0, variant)

@@ -26,13 +26,13 @@ class HopperGradients(GradientStep, FusedStep):
     """Kernels for sm_90 in Gluon: ``steps.backward_hopper.kernel.fmha_backward`` with these holes filled.
 
     under_way: products are under way while others are waited for.
-    adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction". None: not at
-    all, and dQ is then wrong; it shows what the adding costs.
+    adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction". At head_dim
+    256 shared memory has no room for dQ, and it is added by fours in place of a reduction.
     parts: whether the two warp groups compute together, or each for itself.
     """
 
     under_way: bool = hole(default=False)
-    adding: Adding | None = hole(default="pairs")
+    adding: Adding = hole(default="pairs")
     parts: Literal[1, 2] = hole(default=1)
 
     backend: ClassVar[str] = "hopper"
@@ -74,8 +74,7 @@ class HopperGradients(GradientStep, FusedStep):
         import torch
 
         device, variant, padded = tensors[0].device, self.variant(problem), self.padded(problem)
-        fits = [describable(x) for x in tensors[:4]]
-        fits += [describable(tensors[5])]
+        fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
 
         def fitted(q, k, v, o, do):

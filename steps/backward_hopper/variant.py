@@ -34,7 +34,7 @@ class Variant:
     causal: bool
     ragged: bool  # the last tile of keys is not full
     under_way: bool
-    adding: Adding | None
+    adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
 
     @property
@@ -145,7 +145,7 @@ class Variant:
         return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
-def make_variant(under_way: bool, adding: Adding | None, parts: int, problem: Problem) -> Variant:
+def make_variant(under_way: bool, adding: Adding, parts: int, problem: Problem) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = (TILES_APART if parts > 1 else TILES)[problem.head_dim]
     if problem.head_dim == 256 and adding == "reduction":

@@ -198,7 +198,7 @@ def store(tensor_desc: Descriptor, coord, src: Memory):
 
 @operation("async_reduce_shared_to_global")
 def reduce(tensor_desc: Descriptor, coord, src: Memory):
-    """TMA adds the tile to what is there (``steps.backward_hopper.adding``)."""
+    """TMA adds the tile to what is there (``steps.backward_hopper.instruction``)."""
     _hand_over(tensor_desc, src, "reduction", lambda tile: tensor_desc.store(coord, tensor_desc.load(coord) + tile))
 
 
