@@ -259,7 +259,8 @@ def _kept(identity: bytes, make) -> Compiled:
 
 def from_fields(fields: dict) -> Compiled:
     """A ``Compiled`` from what ``dataclasses.asdict`` made of it and JSON kept; raises TypeError for other fields."""
-    return Compiled(**{**fields, "remarks": tuple(Remark(**remark) for remark in fields["remarks"])})
+    remarks = tuple(Remark(**remark) for remark in fields["remarks"])
+    return Compiled(**{**fields, "remarks": remarks, "other_kernels": tuple(fields["other_kernels"])})
 
 
 def _place(identity: bytes) -> Path:
