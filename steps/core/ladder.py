@@ -19,12 +19,16 @@ FILE = re.compile(r"step(?P<number>\d\d)_(?P<name>\w+)")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the course. numbers: of its steps; folders: where they stand."""
+    """A part of the course. numbers: of its steps; folders: where they stand.
+
+    timed: whether its steps were timed. If not, no GPU for them was at hand: they are compiled, and simulated.
+    """
 
     name: str
     title: str
     numbers: range
     folders: tuple[str, ...]
+    timed: bool = True
 
 
 # 60 to 79 are kept for other GPUs.

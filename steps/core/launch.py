@@ -107,16 +107,19 @@ def gluon_launcher(
     warps: int,
     device: torch.device,
     moving: Sequence[int] = (0, 1, 2, 3),
+    simulated: str = "sm_90",
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
     arguments: all that the kernel takes; those at the positions ``moving`` hold tensors of the kind that ``run`` will
-    get, or describe them for TMA. The simulator raises KernelError also for a race, which a GPU might not show.
+    get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of.
+    The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
+        from tutorial_lib.simulator.machine import MACHINES
         from tutorial_lib.simulator.run import simulate
 
-        run = partial(simulate, kernel, blocks, warps)
+        run = partial(simulate, kernel, blocks, warps, machine=MACHINES[simulated])
     else:
         import torch
 

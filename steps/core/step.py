@@ -56,6 +56,7 @@ class Step:
     direction: ClassVar[str] = "forward"  # which pass it computes: see ``tutorial_lib.passes``
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
+    made_for: ClassVar[str] = DEFAULT_ARCH  # compiled for where no architecture is named
 
     @property
     def label(self) -> str:

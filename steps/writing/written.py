@@ -30,11 +30,13 @@ ORIGIN = re.compile(r"^Written out from: (\{.*\})", re.MULTILINE)
 
 
 @cache
-def written_out(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH) -> str:
+def written_out(step: FusedStep, problem: Problem, arch: str | None = None) -> str:
     """The kernel that ``step`` runs for ``problem`` on ``arch``, as a Python module of its own.
 
-    Raises Unsupported for a step without a kernel, and for a problem that the step does not take.
+    arch: None for what the step is made for. Raises Unsupported for a step without a kernel, and for a problem that the
+    step does not take.
     """
+    arch = arch or step.made_for
     if not isinstance(step, FusedStep):
         raise Unsupported(f"step {step.label} has no kernel of its own to show: it calls PyTorch")
     if reason := step.unsupported(problem, arch):
@@ -122,17 +124,20 @@ class WrittenStep(Step):
             raise Unsupported(f"step {self.label}: its text was written out without the log-sum-exp")
         return self.base.make_kernel_ready(kernel_in(self.text), problem, q, k, v, out)
 
-    def compile(self, problem, arch=DEFAULT_ARCH):
+    def compile(self, problem, arch=None):
+        arch = arch or self.base.made_for
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         return self.base.compile_kernel(kernel_in(self.text), problem, arch)
 
 
-def write_step(step: FusedStep, problem: Problem, arch: str = DEFAULT_ARCH, **changes: str) -> WrittenStep:
+def write_step(step: FusedStep, problem: Problem, arch: str | None = None, **changes: str) -> WrittenStep:
     """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below.
 
+    arch: None for what the step is made for.
     Raises Unsupported for a step that cannot run another kernel in place of its own.
     """
+    arch = arch or step.made_for
     if not hasattr(step, "make_kernel_ready"):
         raise Unsupported(f"step {step.label}: its kernel can be shown, and not be run or compiled from a text yet")
     return WrittenStep(

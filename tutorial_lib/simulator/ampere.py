@@ -66,7 +66,7 @@ def mma(a, b, acc, input_precision=None):
         if acc.layout is not None and not fits:
             raise KernelError(at(f"factor {number} of a product has layout {its}"))
     result = product(plain(a), plain(b), plain(acc))
-    me.use("tensor cores", operations(a, b) / me.block.machine.mma, "mma")
+    me.use("tensor cores", operations(a, b) / rate("mma"), "mma")
     return Tensor(result, acc.layout)
 
 
@@ -76,6 +76,14 @@ def product(a, b, acc):
 
     a, b = a.float(), b.float()
     return a @ b if acc is None else torch.addmm(acc, a, b)
+
+
+def rate(kind: str) -> float:
+    """Operations a clock of this machine's tensor cores, asked by "mma", "wgmma" or "tcgen05"; raises KernelError."""
+    machine = state.role().block.machine
+    if not (found := getattr(machine, kind)):
+        raise KernelError(at(f"{machine.name} has no {kind}, or its rate is not known"))
+    return found
 
 
 def operations(a, b) -> int:

@@ -115,6 +115,7 @@ class Role:
         self.read: set[Buffer] = set()  # since then
         self.written: set[Buffer] = set()
         self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
+        self.tcgen05: dict[tuple, Pipe] = {}  # products that go into the same accumulator
         self.group: list = []  # of cp.async, not committed yet
         self._fiber = greenlet.greenlet(lambda: self._run(function))
 
@@ -132,6 +133,7 @@ class Role:
             raise KernelError(f"{type(error).__name__}: {error}, at {told(where)}") from error
         if self.stores.ended < self.stores.begun:
             raise KernelError(f"{self} ends while TMA still reads its shared memory: a store_wait(0) is missing")
+        self.block.check_end(self)
         self.state = DONE
         self.release()
         for role in self.block.roles:
@@ -230,7 +232,7 @@ class Block:
         self.units, self.later = processor.units, processor.later
         self.roles: list[Role] = []
         self.barriers: dict = {}
-        self.shared_bytes = 0
+        self.shared_bytes = self.tensor_columns = 0
         self.began = self.ended = 0.0
 
     def draw(self, lane: str, kind: str, label: str, begin: float, end: float) -> None:
@@ -248,6 +250,11 @@ class Block:
         """Start with one role, all warps."""
         self.began = time
         self.start("all warps", self.kernel, self.warps).time = time
+
+    def check_end(self, role: Role) -> None:
+        """Raises KernelError where the block's first role, which ends last, ends under a product: its columns go."""
+        if role is self.roles[0] and any(p.ended < p.begun for other in self.roles for p in other.tcgen05.values()):
+            raise KernelError("the block ends while a product of tcgen05 goes on: nobody has waited for it")
 
     def end(self) -> bool:
         """Whether all roles have ended; then the SM forgets them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
-from tutorial_lib.simulator.ampere import operations, product
+from tutorial_lib.simulator.ampere import operations, product, rate
 from tutorial_lib.simulator.block import KernelError, Role, at, line_of, place
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer, Clock, join
@@ -70,7 +70,8 @@ class MBarrier:
         return f"{self.block.name_of(self.buffer, self.index)} with parity {parity} ({told})"
 
 
-def _barrier(view: Memory, made: bool = True) -> MBarrier:
+def barrier_at(view: Memory, made: bool = True) -> MBarrier:
+    """The mbarrier of a place in shared memory. made: raise KernelError where it was not initialised."""
     block = state.block()
     key = view.buffer, view.data.storage_offset()
     if key not in block.barriers:
@@ -82,7 +83,7 @@ def _barrier(view: Memory, made: bool = True) -> MBarrier:
 
 @operation(("mbarrier", "init"))
 def init(mbarrier, count):
-    _barrier(mbarrier, made=False).init(count, state.role())
+    barrier_at(mbarrier, made=False).init(count, state.role())
 
 
 OPERATIONS[("mbarrier", "invalidate")] = lambda mbarrier: None
@@ -94,7 +95,7 @@ def expect(mbarrier, bytes_per_cta=None, pred=True):
     if pred:
         me = state.role()
         me.point()
-        barrier = _barrier(mbarrier)
+        barrier = barrier_at(mbarrier)
         me.uses(writes=(barrier.buffer,))
         barrier.bytes += bytes_per_cta
         barrier.arrive(1, me.release(), me.time)
@@ -108,7 +109,7 @@ def arrive(mbarrier, count=1, pred=True):
         me.point()
         if me.read or me.written:  # the compiler lets one thread arrive, once all warps have done what stands in front
             me.meet()
-        _barrier(mbarrier).arrive(count, me.release(), me.time)
+        barrier_at(mbarrier).arrive(count, me.release(), me.time)
         me.time += me.block.machine.issue
 
 
@@ -116,7 +117,7 @@ def arrive(mbarrier, count=1, pred=True):
 def wait(mbarrier, phase, pred=True, deps=()):
     if not pred:
         return
-    me, barrier, parity = state.role(), _barrier(mbarrier), int(phase)
+    me, barrier, parity = state.role(), barrier_at(mbarrier), int(phase)
 
     def ready() -> bool:
         if barrier.passed(parity):
@@ -145,7 +146,7 @@ def fence_async_shared(cluster=False):
 def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, multicast=False):
     if not pred:
         return
-    me, full = state.role(), _barrier(barrier)
+    me, full = state.role(), barrier_at(barrier)
     me.point()
     block = me.block
     full.copies += 1  # counted one by one: who waits for a phase that ends before its last copy knows nothing of that
@@ -239,7 +240,7 @@ def warpgroup_mma(
         held = plain(a).clone()
         if not (isinstance(a.layout, gl.DotOperandLayout) and a.layout.operand_index == 0):
             raise KernelError(at(f"the first factor of a product has layout {a.layout}"))
-    clocks = operations(a, b) / block.machine.wgmma
+    clocks = operations(a, b) / rate("wgmma")
     begin, end = block.units["tensor cores"].take(max(me.time, pipe.last_end), clocks)
     pipe.last_end = end
     block.draw("tensor cores", "wgmma", str(me), begin, end)

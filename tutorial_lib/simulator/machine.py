@@ -11,26 +11,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """wgmma, mma: operations a clock; mma.sync at two thirds of wgmma's rate, as the counters in chapter 30 have it.
+    """wgmma, mma, tcgen05: operations a clock of the tensor cores, by how they are asked; 0: not so, or not known.
 
-    mufu, fp32: results; smem, tma: bytes. The rest are clocks, or bytes a block.
+    mma.sync has two thirds of wgmma's rate, as the counters in chapter 30 have it, and tcgen05 the rate that
+    ``tutorial_lib.architectures`` gives with its source. mufu, fp32: results; smem, tmem, tma: bytes; tensor memory's
+    are 4 for each of its 128 lanes, which no source states. tensor_columns: of tensor memory. The rest are clocks, or
+    bytes a block.
     """
 
     name: str
     wgmma: float = 4096
     mma: float = 2731
+    tcgen05: float = 0
     mufu: float = 16
     fp32: float = 128
     smem: float = 128
+    tmem: float = 512
     tma: float = 32
     memory_latency: float = 650
     store_latency: float = 200
     wait: float = 25  # a barrier that is complete already
     issue: float = 20  # asking for something that then happens by itself
     shared_bytes: int = 232448
+    tensor_columns: int = 0
 
 
 H100 = Machine("H100")
+B200 = Machine("B200", wgmma=0, mma=0, tcgen05=8192, tensor_columns=512)
+MACHINES = {"sm_90": H100, "sm_100": B200}  # by the architecture that a step is for
 
 
 class Unit:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from tutorial_lib.simulator.block import DONE, READY, WAITING, Block, Deadlock, Role, told
 from tutorial_lib.simulator.machine import Unit
 
-UNITS = ("tensor cores", "mufu", "alu", "smem", "tma")
+UNITS = ("tensor cores", "mufu", "alu", "smem", "tmem", "tma")
 
 
 class Processor:

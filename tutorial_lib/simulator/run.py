@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tutorial_lib.simulator import ampere, hopper, language, state  # noqa: F401  they enter what they do
+from tutorial_lib.simulator import ampere, blackwell, hopper, language, state  # noqa: F401  they enter what they do
 from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
 from tutorial_lib.simulator.processor import Processor
@@ -124,11 +124,11 @@ def watched(seed: int | None = None, trace: bool = False, **how) -> Iterator[Wat
             _watch = before
 
 
-def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments) -> None:
+def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments, machine: Machine = H100) -> None:
     """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too."""
     if _watch is None:
-        if found := launch(kernel, grid, arguments, warps).found:
+        if found := launch(kernel, grid, arguments, warps, machine=machine).found:
             raise KernelError("\n".join(found.values()))
     else:
         how = {name: value for name, value in vars(_watch).items() if name != "runs"}
-        _watch.runs.append(launch(kernel, grid, arguments, warps, **how))
+        _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, **how))

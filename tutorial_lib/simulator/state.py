@@ -22,5 +22,6 @@ def role() -> Role:
 def spend(unit: str, amount: float, label: str = "") -> None:
     """Keep a unit busy with so many operations, results or bytes, at its rate."""
     me = role()
-    rate = {"alu": me.block.machine.fp32, "mufu": me.block.machine.mufu, "smem": me.block.machine.smem}[unit]
+    machine = me.block.machine
+    rate = {"alu": machine.fp32, "mufu": machine.mufu, "smem": machine.smem, "tmem": machine.tmem}[unit]
     me.use(unit, amount / rate, label)

@@ -1,0 +1,190 @@
+"""Blackwell's operations: tensor memory, and ``tcgen05``, the matrix products that accumulate in it.
+
+Source: PTX ISA, "TensorCore 5th Generation Family Instructions". Tensor memory has 512 columns of 128 lanes of 32 bits,
+and a warp reaches the 32 lanes of its place in its warp group. One thread begins a product, and all of them are
+asynchronous. Two that one thread began are promised to run in this order only where accumulator, shape and kind are
+the same ("tcgen05 Memory Consistency Model", pipelined instructions). ``tcgen05.commit`` arrives at an mbarrier when
+all that its thread began before has ended.
+
+mbarriers, TMA and the fence between the proxies are Hopper's: see ``hopper``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tutorial_lib.simulator import state
+from tutorial_lib.simulator.ampere import operations, product, rate
+from tutorial_lib.simulator.block import GROUP_WARPS, KernelError, Pipe, Role, Unknown, at, line_of, place
+from tutorial_lib.simulator.hopper import barrier_at
+from tutorial_lib.simulator.memory import Memory
+from tutorial_lib.simulator.order import Buffer
+from tutorial_lib.simulator.translate import operation
+from tutorial_lib.simulator.values import Tensor, plain, torch_dtype
+
+LANES, COLUMN_BYTES = 128, 4  # of tensor memory: a column has 32 bits in every lane
+LEAST_DEPTH, MOST_COLUMNS = 16, 256  # of a product of 16-bit numbers: what it takes of K at a time, and its N at most
+
+# --- tensor memory ---
+
+
+class TensorMemory(Memory):
+    """A view of columns: data [..., lane, column]. Places that ``index`` chooses from lie side by side, in columns."""
+
+    def slice(self, start, length, dim: int | None = None) -> TensorMemory:
+        """Some of the columns."""
+        self._inside(int(start), int(length), self.data.shape[-1])
+        return self._view(self.data.narrow(-1, int(start), int(length)))
+
+    def _view(self, data: torch.Tensor) -> TensorMemory:
+        return TensorMemory(self.buffer, data, self.layout)
+
+    def _inside(self, start: int, length: int, there: int) -> None:
+        if start < 0 or start + length > there:
+            raise KernelError(at(f"columns {start} to {start + length - 1} of a place that has {there}"))
+
+    def _reinterpret(self, dtype, shape, layout) -> TensorMemory:
+        """The same columns from the first one on, as numbers of another dtype: every lane keeps its own."""
+        new, (lanes, elements) = torch_dtype(dtype), (int(n) for n in shape)
+        _packed(layout)
+        if lanes != self.data.shape[0]:
+            raise KernelError(at(f"{lanes} lanes in place of {self.data.shape[0]}"))
+        self._inside(0, elements * new.itemsize, self.data.shape[1] * self.data.itemsize)
+        offset, stride = self.data.storage_offset(), self.data.stride(0)
+        offset, stride = (n * self.data.itemsize // new.itemsize for n in (offset, stride))
+        data = torch.as_strided(self.buffer.bytes.view(new), (lanes, elements), (stride, 1), offset)
+        return TensorMemory(self.buffer, data, layout)
+
+    def load(self, layout=None) -> Tensor:
+        """Into registers; the warps wait for it, as the compiler sets ``tcgen05.wait::ld`` behind it."""
+        me = self._role()
+        me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
+        state.spend("tmem", self.data.numel() * self.data.itemsize, "load")
+        return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
+
+    def store(self, value: Tensor, pred=True) -> None:
+        """From registers. All warps of the role meet behind it: the compiler sets the barrier by itself."""
+        if not pred:
+            return
+        me, data = self._role(), plain(value)
+        if list(data.shape) != self.shape or data.dtype != self.data.dtype:
+            theirs, ours = f"{list(data.shape)} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
+            raise KernelError(at(f"a tile {theirs} for a place {ours}"))
+        me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
+        state.spend("tmem", self.data.numel() * self.data.itemsize, "store")
+        self.data.copy_(data)
+        me.meet()
+
+    def load_min(self, *_, **__):
+        raise Unknown(at("the simulator has no tensor memory.load_min"))
+
+    def load_max(self, *_, **__):
+        raise Unknown(at("the simulator has no tensor memory.load_max"))
+
+    def _role(self) -> Role:
+        """The role whose turn it is; raises KernelError where its warps do not reach all lanes."""
+        me = state.role()
+        if me.warps % GROUP_WARPS:
+            raise KernelError(at(f"{me.warps} warps for all lanes of tensor memory, of which a warp reaches 32"))
+        me.point()
+        return me
+
+
+def _packed(layout) -> None:
+    if layout.col_stride != 1 or layout.two_ctas or layout.block[0] != LANES:
+        raise Unknown(at(f"the simulator has no tensor memory laid out as {layout}"))
+
+
+@operation("allocate_tensor_memory")
+def allocate_tensor_memory(element_ty, shape, layout, value: Tensor | None = None) -> TensorMemory:
+    block, kind, shape = state.block(), torch_dtype(element_ty), tuple(int(n) for n in shape)
+    _packed(layout)
+    if shape[-2] != LANES:
+        raise KernelError(at(f"a place with {shape[-2]} lanes in tensor memory, which has {LANES}"))
+    block.tensor_columns += math.prod(shape[:-2]) * shape[-1] * kind.itemsize // COLUMN_BYTES
+    if block.tensor_columns > block.machine.tensor_columns:
+        told = f"{block.tensor_columns} columns of tensor memory, of {block.machine.tensor_columns}"
+        raise KernelError(at(told))
+    buffer = Buffer(line_of(place()), math.prod(shape) * kind.itemsize, "tensor")
+    memory = TensorMemory(buffer, buffer.bytes.view(kind).view(shape), layout)
+    if value is not None:
+        memory.store(value)
+    return memory
+
+
+# --- products ---
+
+
+@operation("tcgen05_mma")
+def tcgen05_mma(
+    a, b: Memory, acc: TensorMemory, use_acc=True, pred=True, multicast=False, mbarriers=None, mbarrier_preds=None
+):
+    """acc = a @ b, and what was there if ``use_acc``. Without mbarriers the role waits for it."""
+    if not pred:
+        return
+    _fit(a, b, acc)
+    me = state.role()
+    me.point()
+    block, pipe = me.block, _pipe(me, a, b, acc)
+    pipe.begun += 1
+    me.uses(reads=tuple(factor.buffer for factor in (a, b) if not isinstance(factor, TensorMemory)))
+    for factor in (a, b):
+        block.touch(factor, False, pipe.agent, pipe.begun, "async", f"read by tcgen05.mma of {me}", in_order=True)
+    block.touch(acc, True, pipe.agent, pipe.begun, "async", f"written by tcgen05.mma of {me}", in_order=True)
+    begin, end = block.units["tensor cores"].take(me.time, operations(a, b) / rate("tcgen05"))
+    end = pipe.last_end = max(pipe.last_end, end)
+    block.draw("tensor cores", "tcgen05", str(me), begin, end)
+
+    def clear(time: float) -> None:
+        acc.poison()
+
+    def finish(time: float) -> None:
+        acc.data.copy_(product(a.data, b.data, acc.data.clone() if use_acc else None))
+        pipe.ended += 1
+        me.wake(time)
+
+    if not use_acc:
+        block.later(begin, clear)
+    block.later(end, finish)
+    me.time += block.machine.issue
+    if mbarriers is None:
+        number = pipe.begun
+        me.wait(lambda: pipe.ended >= number, "tcgen05", lambda: f"its product {number}")
+        me.learn(pipe, number)
+    for n, barrier in enumerate(mbarriers or ()):
+        tcgen05_commit(barrier, True if mbarrier_preds is None else mbarrier_preds[n])
+
+
+def _fit(a, b, acc) -> None:
+    """Raises KernelError for factors that no product takes."""
+    if not isinstance(acc, TensorMemory) or acc.data.dtype != torch.float32 or isinstance(b, TensorMemory):
+        raise KernelError(at("a product goes into float32 in tensor memory, and its second factor is in shared memory"))
+    if not isinstance(a, Memory) or a.data.dtype != b.data.dtype or a.data.itemsize != 2:
+        raise KernelError(at(f"factors of {a.dtype} and {b.dtype}: both must be in memory, of the same 16-bit dtype"))
+    (m, k), (depth, n) = a.shape, b.shape
+    if k != depth or [m, n] != acc.shape or m != LANES or k % LEAST_DEPTH or n % LEAST_DEPTH or n > MOST_COLUMNS:
+        raise KernelError(at(f"a product {a.shape} times {b.shape} into {acc.shape}"))
+
+
+def _pipe(me: Role, a, b, acc: TensorMemory) -> Pipe:
+    """The products that run in the order in which they were begun: same accumulator, shape and kind."""
+    key = acc.buffer, acc.data.storage_offset(), (*a.shape, b.shape[1]), a.data.dtype
+    if key not in me.tcgen05:
+        me.tcgen05[key] = Pipe("tcgen05", me, key)
+    return me.tcgen05[key]
+
+
+@operation("tcgen05_commit")
+def tcgen05_commit(barrier, pred=True, descs=()):
+    """An arrival when all products that the role has begun have ended."""
+    if not pred:
+        return
+    me, bar = state.role(), barrier_at(barrier)
+    me.point()
+    pipes = me.tcgen05.values()
+    known = {**me.known, **{pipe.agent: pipe.begun for pipe in pipes}}, dict(me.fenced)
+    me.known[me] += 1
+    me.block.later(max([me.time, *(pipe.last_end for pipe in pipes)]), lambda time: bar.arrive(1, known, time))
+    me.time += me.block.machine.issue
