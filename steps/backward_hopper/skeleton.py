@@ -14,7 +14,7 @@ from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
 from steps.core.step import DEFAULT_ARCH, Unsupported
 from steps.gluon.tensors import contiguous_copy
-from steps.hopper.skeleton import describable
+from steps.hopper.launching import describable
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem
 

@@ -53,7 +53,7 @@ def compiled_step(step, shape):
         warps = variant.warps.number
     else:
         from steps.gluon.tensors import shapes
-        from steps.hopper.skeleton import arguments
+        from steps.hopper.launching import arguments
 
         variant = step.variant(shape)
         warps, lists = variant.warps, ([compiler.Placeholder((1,), "int32")] * 2, variant)

@@ -104,7 +104,7 @@ def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
 
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
 def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
-    from steps.hopper.skeleton import arguments
+    from steps.hopper.launching import arguments
     from steps.hopper.variant import order_of
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4, head_dim=128)

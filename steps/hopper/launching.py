@@ -1,0 +1,150 @@
+"""How a kernel that TMA brings tiles to is launched and compiled: what Hopper's and Blackwell's steps share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+from steps.core.fused import FusedStep, tiles_visited, too_long_to_simulate
+from steps.core.launch import empty_lse, gluon_launcher
+from steps.core.order import NATURAL, Order
+from steps.core.step import Unsupported
+from steps.gluon.tensors import contiguous_copy, shapes
+from tutorial_lib import compiler
+from tutorial_lib.problem import Problem, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaStep(FusedStep):
+    """A fused kernel in Gluon that takes Q, K, V and the output as TMA describes them: ``arguments``.
+
+    Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
+    part), ``parts``, ``warps`` (that a block begins with), ``output_columns``, ``shared`` and ``lse``.
+    """
+
+    @property
+    def order(self) -> Order:
+        """Which block computes which tiles of queries."""
+        return NATURAL
+
+    def kernel(self, problem: Problem):
+        """The function that is launched."""
+        raise NotImplementedError
+
+    def compute_warps(self, variant) -> int:
+        """Of a block, the warps that compute."""
+        raise NotImplementedError
+
+    def shared_clocks(self, problem: Problem) -> float | None:
+        """Clocks a K/V tile that shared memory is busy at least; None where that is not known."""
+        return None
+
+    def too_long_on_cpu(self, problem: Problem) -> str | None:
+        return too_long_to_simulate(problem, self.variant(problem).tile)
+
+    def entry(self, problem: Problem, arch: str):
+        return self.kernel(problem), {"variant": self.variant(problem), "LSE": None}
+
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
+        variant = replace(self.variant(problem), lse=return_lse)
+        lse = empty_lse(q) if return_lse else None
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse=lse)
+
+    def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
+
+        lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
+        """
+        import torch
+
+        variant = self.variant(problem)
+        sign, scale = positive(problem.effective_scale)
+        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        into_out = out is not None and describable(out)
+
+        def fit(q, k, v):
+            """The tensors as TMA takes them, or copies."""
+            return [x if describable(x) else contiguous_copy(x) for x in (q if sign == 1 else q * sign, k, v)]
+
+        fitted = fit(q, k, v)
+        as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
+        blocks, order = self.order.blocks(problem, variant.tile, q.device)
+        passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
+        passed = (*passed, *constants)
+        moving, with_lse = (0, 1, 2, 3), lse is not None
+        if with_lse:
+            moving, passed = (*moving, len(passed)), (*passed, lse)
+        run = gluon_launcher(kernel, (blocks, 1, 1), passed, variant.warps, q.device, moving, self.made_for)
+
+        def launch(q, k, v, out):
+            if not as_they_are:
+                q, k, v = fit(q, k, v)
+            o = out if into_out else empty()
+            if not with_lse:
+                run(q, k, v, o)
+                return o if out is None or o is out else out.copy_(o)
+            lse = empty_lse(q)
+            run(q, k, v, o, lse)
+            return (o if out is None or o is out else out.copy_(o)), lse
+
+        return launch
+
+    def compile(self, problem, arch=None):
+        arch = arch or self.made_for
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
+
+    def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
+        """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem)
+        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
+        order = [compiler.Placeholder((1,), "int32")] * 2
+        compiled = compiler.compile_gluon(
+            kernel,
+            (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants),
+            variant.warps,
+            arch,
+            variant.tile.scores,
+            compute_warps=self.compute_warps(variant),
+        )
+        return replace(
+            compiled,
+            kv_tiles=tiles_visited(problem, variant.tile),
+            compute_groups=variant.parts,
+            shared_clocks=self.shared_clocks(problem),
+        )
+
+
+def describable(x) -> bool:
+    """Whether TMA can describe the tensor: rows of 16-byte pieces, every stride a multiple of 16 bytes."""
+    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    return even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+
+
+def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tuple:
+    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, as the hardware's is.
+
+    order: order and starts, see ``steps.core.order``; what follows them is not read here.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    def described(x, rows: int, columns: int = problem.head_dim):
+        # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+        strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
+        box = [1, 1, rows, columns]
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, variant.shared)
+
+    keys, queries = variant.tile.key, variant.rows
+    return (
+        described(q, queries),
+        described(k, keys),
+        described(v, keys),
+        described(o, queries, variant.output_columns),
+        *order[:2],
+        scale / math.log(2),
+        problem.seq_len_kv,
+        problem.heads,
+        -(-problem.seq_len_q // variant.tile.query),
+    )
