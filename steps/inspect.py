@@ -20,12 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
-from tutorial_lib.compiler import CUTILE_ARCHITECTURES, Compiled, CompilerError, from_fields, keep, read_kept
+from tutorial_lib.compiler import (
+    AMD_ARCHITECTURES,
+    CUTILE_ARCHITECTURES,
+    Compiled,
+    CompilerError,
+    from_fields,
+    keep,
+    read_kept,
+)
 from tutorial_lib.problem import Problem
 
 if TYPE_CHECKING:
     from steps.core.step import Step
 
+DEFAULT = "sm_90"  # of all steps together
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")  # whose versions decide what a kernel becomes
 
@@ -34,7 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.inspect", description=__doc__.split("\n\n")[0])
     parser.add_argument("step", help="number or name of a step, a file that steps.show wrote, or all")
     parser.add_argument("--against", metavar="STEP", help="compare with this step")
-    parser.add_argument("--arch", default="sm_90", help="architectures, such as sm_90,sm_121, or all (sm_90)")
+    parser.add_argument(
+        "--arch", metavar="ARCHS", help="such as sm_90,sm_121 or gfx950; all: NVIDIA's (the step's own, such as sm_90)"
+    )
     parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help="(4096; a file: its own)")
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="(as --seq-len)")
     parser.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="(128)")
@@ -62,10 +73,12 @@ class Examined:
 
 
 def run(options: argparse.Namespace) -> int:
-    architectures = CUTILE_ARCHITECTURES if options.arch == "all" else options.arch.split(",")
+    known = (*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES)
+    asked_for = options.arch.split(",") if options.arch is not None else []
+    architectures = CUTILE_ARCHITECTURES if options.arch == "all" else asked_for  # none: the step's own
     for arch in architectures:
-        if arch not in CUTILE_ARCHITECTURES:
-            raise BadRequest(f"argument --arch: must be all or some of {', '.join(CUTILE_ARCHITECTURES)}, got {arch!r}")
+        if arch not in known:
+            raise BadRequest(f"argument --arch: must be all or some of {', '.join(known)}, got {arch!r}")
     if options.step == "all" and (options.against or options.text):
         raise BadRequest("arguments --against and --text: go with a single step, not with all")
     if options.output and options.step != "all":
@@ -74,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         check_writable("--output", options.output)
     console = make_console()
     if options.step == "all":
-        steps, _, problem = asked(options, architectures)
+        steps, _, problem = asked(options, architectures := architectures or [DEFAULT])
         return survey(console, steps, architectures, problem, options.output)
     examined = remembered(options) or examine(options, architectures)
     console.print(f"{examined.label}: {examined.change} Compiled for {examined.problem.describe()}.")
@@ -96,7 +109,7 @@ def asked(options: argparse.Namespace, architectures: Sequence[str]) -> tuple[li
     from tutorial_lib.compiler import compiler_version
 
     try:
-        steps = [s for s in STEPS if s.backend != "torch"] if options.step == "all" else [find(options.step)]
+        steps = surveyed(STEPS, architectures) if options.step == "all" else [find(options.step)]
         other = find(options.against) if options.against else None
         written = [step.written_for for step in steps if hasattr(step, "written_for")]
         problem = written[0] if written else asked_problem(options)
@@ -119,6 +132,10 @@ def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examin
     """Compile, or find on disk; what nothing went wrong with is kept for ``remembered``."""
     from steps import Unsupported
 
+    try:
+        architectures = architectures or [find(options.step).made_for]
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
     [step], other, problem = asked(options, architectures)
     compiled = {}
     for arch in architectures:
@@ -163,6 +180,12 @@ def asked_problem(options: argparse.Namespace):
     return replace(
         problem, heads=32, kv_heads=32, dtype=options.dtype, seq_len_kv=options.seq_len_kv or options.seq_len
     )
+
+
+def surveyed(steps: Sequence[Step], architectures: Sequence[str]) -> list[Step]:
+    """The steps with a kernel of their own, but for those made for AMD where only NVIDIA's are asked for, and back."""
+    wanted = {arch.startswith("gfx") for arch in architectures}
+    return [step for step in steps if step.backend != "torch" and step.made_for.startswith("gfx") in wanted]
 
 
 def find(name: str):
@@ -239,10 +262,11 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
 
 
 def show_text(compiled, which: str) -> None:
+    unread = f"The disassembler in Triton's wheel does not know {compiled.arch}."
     texts = {
         "tile-ir": compiled.tile_ir,
         "ptx": compiled.ptx or "There is no PTX: the compiler goes from Tile IR to machine code without it.",
-        "sass": compiled.sass or f"The disassembler in Triton's wheel does not know {compiled.arch}.",
+        "sass": compiled.assembly or compiled.sass or unread,
     }
     pydoc.pager(texts[which])
 
@@ -269,7 +293,7 @@ def show(console, examined: Examined, compiled: Compiled, before: Compiled | Non
         if any(cell not in ("0", "–", "") for cell in cells[: len(columns)]):
             table.add_row(name, *cells)
     console.print(table)
-    if not compiled.sass:
+    if compiled.instructions is None:
         console.print(
             f"The disassembler in Triton's wheel does not know {compiled.arch}: its instructions are not shown."
         )
@@ -282,9 +306,18 @@ def show(console, examined: Examined, compiled: Compiled, before: Compiled | Non
         console.print(f"      {remark.text}", soft_wrap=True, markup=False)
 
 
+OF_AMD = {
+    "  of the registers, AGPRs": "agprs",
+    "scalar registers a wave": "sgprs",
+    "vector registers spilled": "spilled_vgprs",
+    "scalar registers spilled": "spilled_sgprs",
+    "waves a SIMD, as registers allow": "occupancy",
+}
+
+
 def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
     """(name, one value for each) of everything that is compared."""
-    from tutorial_lib.sass import ALL_KINDS
+    every_kind = list(dict.fromkeys(kind for c in compiled for kind in c.all_kinds))
 
     def each(name, get):
         return name, [get(c) for c in compiled]
@@ -297,11 +330,12 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
         each("blocks an SM", lambda c: c.occupancy and c.occupancy[0]),
         each("occupancy, % of the warps an SM holds", lambda c: c.occupancy_percent),
         each("limited by", lambda c: c.occupancy and c.occupancy[1]),
+        *(each(name, lambda c, field=field: c.amd and getattr(c.amd, field)) for name, field in OF_AMD.items()),
         each("instructions, whole kernel", lambda c: c.instructions),
     ]
-    rows += [each(f"  {kind}", lambda c, kind=kind: c.kinds and c.kinds[kind]) for kind in ALL_KINDS]
+    rows += [each(f"  {kind}", lambda c, kind=kind: c.kinds and c.kinds.get(kind)) for kind in every_kind]
     rows.append(each("instructions a K/V tile, hot loop", lambda c: c.hot_loop_instructions))
-    rows += [each(f"  {kind} ", lambda c, kind=kind: c.hot_loop and c.hot_loop[kind]) for kind in ALL_KINDS]
+    rows += [each(f"  {kind} ", lambda c, kind=kind: c.hot_loop and c.hot_loop.get(kind)) for kind in every_kind]
     return rows
 
 
@@ -319,10 +353,10 @@ def difference(before, now) -> str:
 
 
 def show_limit(console, compiled, problem) -> None:
-    from tutorial_lib.architectures import REFERENCE_GPUS
+    from tutorial_lib.architectures import AMD_GPUS, REFERENCE_GPUS
     from tutorial_lib.limits import floor, limit
 
-    gpu = REFERENCE_GPUS.get(compiled.arch)
+    gpu = (REFERENCE_GPUS | AMD_GPUS).get(compiled.arch)
     if gpu is None:
         console.print(f"Limit: no source states the rates of {compiled.arch}.")
         return

@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="key and value length (as --seq-len)")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"))
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
-    parser.add_argument("--arch", default="sm_90", help="architecture (sm_90)")
+    parser.add_argument("--arch", help="architecture (the step's own, such as sm_90)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the kernel's module here")
     return parser
 

@@ -18,6 +18,17 @@ Sources
   [rates]  Measured by `python -m steps.physics` on an H200: mma.sync reaches 98 % of two thirds of wgmma's rate.
   [5090]   NVIDIA RTX Blackwell GPU Architecture, 2025: RTX 5090, 209.5 TFLOPS FP16 with FP32 accumulation, 170 SMs,
            2407 MHz, 1792 GB/s.
+  [ROCm]   AMD GPU specifications, https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html: a compute unit has 160
+           KiB of LDS (gfx950) or 64 KiB (gfx942), and 512 KiB of vector registers; waves have 64 lanes.
+  [LLVM]   User Guide for AMDGPU Backend, and the occupancy that LLVM writes into its assembly: vector registers are
+           given out in units of 8, and a SIMD, of which a compute unit has four, holds at most 8 waves (gfx90a on).
+  [MI355X] AMD Instinct MI355X data sheet, 2025: 2.5166 PFLOPS dense FP16 on 256 compute units at 2400 MHz, 157.3 TFLOPS
+           FP32 (vector), 8 TB/s: 4096 and 256 operations a clock and compute unit.
+  [MI300X] AMD Instinct MI300X data sheet, 2023: 1307.4 TFLOPS dense FP16 on 304 compute units at 2100 MHz, 163.4 TFLOPS
+           FP32 (vector), 5.3 TB/s: 2048 and 256 operations a clock and compute unit.
+
+AMD has other words: a compute unit is an SM, a wave is a warp, LDS is shared memory. How many exponentials a compute
+unit does in a clock none of these sources says.
 """
 
 from __future__ import annotations
@@ -25,7 +36,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ISSUE = 4  # warp instructions a clock and SM: four schedulers, one each [guide]
-REGISTERS = 65536  # a SM, for every architecture here [guide]
+REGISTERS = 65536  # a SM, for every one of NVIDIA's architectures here [guide]
+REGISTER_UNIT = 8  # of a lane: registers are given out so many at a time [guide], [LLVM]
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,8 @@ class Architecture:
     """Limits of one SM, and its rates a clock.
 
     tensor_flops: FP16 or BF16 operations, FP32 accumulation, dense; mma_sync_flops: those of ``mma.sync``, where other
-    instructions are faster.
+    instructions are faster. lanes: of a warp; registers: of 32 bits, of all its lanes; reserved_bytes: shared memory of
+    every block that is the system's.
     """
 
     name: str
@@ -45,6 +58,9 @@ class Architecture:
     tensor_flops: int | None = None
     mma_sync_flops: int | None = None
     source: str = "[guide]"
+    lanes: int = 32
+    registers: int = REGISTERS
+    reserved_bytes: int = 1024
 
 
 def _known(*entries: Architecture) -> dict[str, Architecture]:
@@ -52,6 +68,13 @@ def _known(*entries: Architecture) -> dict[str, Architecture]:
 
 
 KIB = 1024
+
+
+def _cdna(name: str, lds: int, flops: int, source: str) -> Architecture:
+    """A compute unit: 32 waves of 64 lanes, 512 KiB of registers; 128 FP32 results, two a lane, if packed."""
+    limits = {"lanes": 64, "registers": 512 * KIB // 4, "reserved_bytes": 0, "source": f"[ROCm], [LLVM], {source}"}
+    return Architecture(name, 32, None, lds, mufu=None, tensor_flops=flops, **limits)
+
 
 ARCHITECTURES = _known(
     Architecture("sm_80", 64, 32, 164 * KIB, fp32=64, tensor_flops=2048, source="[guide], [A100]"),
@@ -66,6 +89,8 @@ ARCHITECTURES = _known(
     Architecture("sm_110", None, None, None, mufu=None, fp32=None, source="not checked in [guide]"),
     Architecture("sm_120", 48, 24, 100 * KIB, tensor_flops=512, source="[guide], [5090]"),
     Architecture("sm_121", 48, 24, 100 * KIB),
+    _cdna("gfx942", 64 * KIB, 2048, "[MI300X]"),
+    _cdna("gfx950", 160 * KIB, 4096, "[MI355X]"),
 )
 
 
@@ -90,23 +115,29 @@ REFERENCE_GPUS = {
     "sm_120": Gpu("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12),
 }
 
+# AMD's, apart from those above, which the figures of the course draw.
+AMD_GPUS = {
+    "gfx942": Gpu("MI300X", "gfx942", 304, 2.1e9, 5.3e12),
+    "gfx950": Gpu("MI355X", "gfx950", 256, 2.4e9, 8.0e12),
+}
+
 
 def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared_bytes: int) -> tuple[int, str] | None:
     """(blocks that fit on an SM, what limits their number), or None where the architecture's limits are not known.
 
-    Registers are given out to warps in units of 256, and every block takes 1 KiB of shared memory for the system
-    (CUDA C++ Programming Guide, and the occupancy calculator of Nsight Compute).
+    Registers are given out to warps in units of 8 a lane, and on NVIDIA's every block takes 1 KiB of shared memory for
+    the system (CUDA C++ Programming Guide, and the occupancy calculator of Nsight Compute).
     """
     limits = ARCHITECTURES.get(arch)
     if limits is None or limits.max_warps is None:
         return None
-    warps = -(-threads // 32)
-    per_warp = -(-registers * 32 // 256) * 256
+    warps = -(-threads // limits.lanes)
+    per_warp = -(-registers // REGISTER_UNIT) * REGISTER_UNIT * limits.lanes
     fits = {
-        "registers": REGISTERS // (per_warp * warps),
-        "shared memory": limits.shared_bytes // (shared_bytes + KIB),
+        "registers": limits.registers // (per_warp * warps),
+        "shared memory": limits.shared_bytes // max(1, shared_bytes + limits.reserved_bytes),
         "warps": limits.max_warps // warps,
-        "blocks": limits.max_blocks,
+        "blocks": limits.max_blocks or limits.max_warps,
     }
     limiter = min(fits, key=fits.get)
     return fits[limiter], limiter

@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tutorial_lib import amdgcn
 from tutorial_lib import sass as sass_reader
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 
@@ -34,6 +35,10 @@ CUTILE_ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 10
 
 # What Triton 3.7 makes machine code for: on sm_88 its ptxas stops, on sm_107 LLVM ends the process.
 GLUON_ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if arch not in ("sm_88", "sm_107"))
+
+# AMD's that the steps of part cdna are for; Triton knows more.
+AMD_ARCHITECTURES = ("gfx942", "gfx950")
+AMD_LANES = 64  # of their waves
 
 OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
 
@@ -83,23 +88,46 @@ class Compiled:
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
+    assembly: str | None = field(default=None, repr=False)  # AMD's, in place of SASS
+
+    @property
+    def _reader(self):
+        """What reads this code: it counts kinds of instructions, and names them all."""
+        return amdgcn if self.assembly else sass_reader
 
     @cached_property
-    def _instructions(self) -> list[sass_reader.Instruction]:
-        return sass_reader.parse(self.sass or "")
+    def _assembly(self) -> amdgcn.Code:
+        return amdgcn.parse(self.assembly)
 
     @cached_property
-    def _hot(self) -> dict[str, list[sass_reader.Instruction]]:
+    def _instructions(self) -> list[sass_reader.Instruction] | list[amdgcn.Instruction]:
+        return self._assembly.instructions if self.assembly else sass_reader.parse(self.sass or "")
+
+    @cached_property
+    def _hot(self) -> dict[str, list]:
+        if self.assembly:
+            body = amdgcn.hot_loop(self._assembly)
+            return {"compute": body} if body else {}
         return sass_reader.hot_loops(self._instructions)
+
+    @cached_property
+    def amd(self) -> amdgcn.Facts | None:
+        """Vector and scalar registers, spills and waves, where the code is AMD's."""
+        return amdgcn.facts(self.assembly) if self.assembly else None
+
+    @property
+    def all_kinds(self) -> tuple[str, ...]:
+        """The kinds of instructions that this architecture has."""
+        return self._reader.ALL_KINDS
 
     @property
     def instructions(self) -> int | None:
-        return len(self._instructions) if self.sass else None
+        return len(self._instructions) if self.sass or self.assembly else None
 
     @cached_property
     def kinds(self) -> dict[str, int] | None:
         """Instructions of the whole kernel by what they do."""
-        return sass_reader.count_kinds(self._instructions) if self.sass else None
+        return self._reader.count_kinds(self._instructions) if self.instructions is not None else None
 
     @property
     def spill_instructions(self) -> int | None:
@@ -115,9 +143,9 @@ class Compiled:
         if not self._hot:
             return None
         turns = self._tiles_per_turn(self._hot["compute"])
-        total = dict.fromkeys(sass_reader.ALL_KINDS, 0.0)
+        total = dict.fromkeys(self.all_kinds, 0.0)
         for body in self._hot.values():
-            for kind, count in sass_reader.count_kinds(body).items():
+            for kind, count in self._reader.count_kinds(body).items():
                 total[kind] += count / turns
         return total
 
@@ -134,7 +162,7 @@ class Compiled:
     @property
     def hot_order(self) -> list[tuple[str, int]]:
         """Products begun, waits, maxima and exponentials in a turn of the hot loop: ``sass.order_of_work``."""
-        return sass_reader.order_of_work(self._hot.get("compute", []))
+        return [] if self.assembly else sass_reader.order_of_work(self._hot.get("compute", []))
 
     @property
     def hot_loop_instructions(self) -> float | None:
@@ -145,7 +173,7 @@ class Compiled:
         """Instructions that a block issues for one K/V tile; one warp plays each role but computing."""
         if not self._hot:
             return None
-        warps = {"compute": self.compute_threads // 32}
+        warps = {"compute": self.compute_threads // (AMD_LANES if self.assembly else 32)}
         issued = sum(warps.get(role, 1) * len(body) for role, body in self._hot.items())
         return issued / self._tiles_per_turn(self._hot["compute"])
 
@@ -153,7 +181,10 @@ class Compiled:
         """One exponential is due for every score of a tile, so their number tells how many tiles a turn handles."""
         if not self.scores_per_tile:
             return 1
-        exponentials = sum(i.opcode == "MUFU" and i.operands.startswith(".EX2") for i in body)
+        if self.assembly:
+            exponentials = sum(i.opcode.startswith("v_exp_f32") for i in body)
+        else:
+            exponentials = sum(i.opcode == "MUFU" and i.operands.startswith(".EX2") for i in body)
         return max(1, round(exponentials * self.compute_threads / self.scores_per_tile))
 
     @property
@@ -166,14 +197,19 @@ class Compiled:
         """Warps on an SM of those that it can hold, in percent."""
         if self.occupancy is None:
             return None
-        return 100 * self.occupancy[0] * -(-self.threads // 32) / ARCHITECTURES[self.arch].max_warps
+        limits = ARCHITECTURES[self.arch]
+        return 100 * self.occupancy[0] * -(-self.threads // limits.lanes) / limits.max_warps
 
     @cached_property
     def code(self) -> str | None:
         """A fingerprint of the instructions, of all kernels of a step: with the same one they are the same code."""
-        if not self.sass:
+        if self.assembly:
+            own = [i.text for i in self._instructions]
+        elif self.sass:
+            own = sass_reader.without_addresses(self.sass)
+        else:
             return None
-        texts = [*sass_reader.without_addresses(self.sass), *self.other_kernels]
+        texts = [*own, *self.other_kernels]
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
     def same_code(self, other: Compiled) -> bool:
@@ -294,6 +330,10 @@ class Placeholder:
     def data_ptr(self) -> int:
         return 0  # aligned
 
+    def ptr_range(self) -> int:
+        """Bytes; of what is short enough, AMD's compiler gives offsets in 32 bits."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 def compile_gluon(
     kernel, arguments: tuple, num_warps: int, arch: str, scores_per_tile: int, compute_warps: int | None = None
@@ -309,12 +349,7 @@ def compile_gluon(
     compiler = f"Triton {triton.__version__}"
 
     def make() -> Compiled:
-        try:
-            compiled = triton.compile(source, **how)
-        except Exception as error:  # whatever its passes and ptxas raise
-            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            why = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0])
-            raise CompilerError(f"Triton failed for {arch}: {why.strip()}") from error
+        compiled = _by_triton(source, how, arch)
         with tempfile.TemporaryDirectory() as name:
             cubin = Path(name, "kernel.cubin")
             cubin.write_bytes(compiled.asm["cubin"])
@@ -338,26 +373,86 @@ def compile_gluon(
     return _kept(repr((FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())).encode(), make)
 
 
+def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile: int) -> Compiled:
+    """Compile a Triton or Gluon kernel for one of AMD's architectures ("gfx950"), or find it on disk.
+
+    waves: of a block. Needs no GPU: LLVM, which Triton brings along, writes AMD's code.
+    Raises ValueError for an architecture that is none, CompilerError when Triton fails, or when a block would have
+    more LDS than a compute unit has, which Triton does not check.
+    """
+    import triton
+
+    if arch not in AMD_ARCHITECTURES:
+        raise ValueError(f"arch must be one of {', '.join(AMD_ARCHITECTURES)}, got {arch!r}")
+    source, how = triton_source(kernel, arguments, waves, arch)
+    compiler = f"Triton {triton.__version__}"
+
+    def make() -> Compiled:
+        compiled = _by_triton(source, how, arch)
+        if compiled.metadata.shared > (holds := ARCHITECTURES[arch].shared_bytes):
+            raise CompilerError(f"{arch} has {holds} bytes of LDS; the kernel takes {compiled.metadata.shared}")
+        assembly = compiled.asm["amdgcn"]
+        found = amdgcn.facts(assembly)
+        threads = found.wave_lanes * compiled.metadata.num_warps
+        return Compiled(
+            arch=arch,
+            compiler=compiler,
+            threads=threads,
+            compute_threads=threads,
+            registers=found.vgprs,
+            shared_bytes=compiled.metadata.shared,
+            stack_bytes=found.scratch_bytes,
+            spilled_bytes=max(found.scratch_bytes, 4 * found.spilled_vgprs),
+            remarks=(),
+            tile_ir=compiled.asm["ttgir"],
+            sass=None,
+            assembly=assembly,
+            scores_per_tile=scores_per_tile,
+        )
+
+    return _kept(repr((FORMAT, compiler, arch, scores_per_tile, waves, source.hash())).encode(), make)
+
+
+def _by_triton(source, how: dict, arch: str):
+    """What Triton compiled; raises CompilerError with one line of what it said."""
+    import triton
+
+    try:
+        return triton.compile(source, **how)
+    except Exception as error:  # whatever its passes, ptxas and LLVM raise
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        why = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0])
+        raise CompilerError(f"Triton failed for {arch}: {why.strip()}") from error
+
+
 def gluon_source(kernel, arguments: tuple, num_warps: int, arch: str) -> tuple[object, dict]:
     """What a launch with ``arguments`` gives to Triton's compiler: the source, and target and options by name.
 
-    Raises ValueError for an architecture that is none.
+    Raises ValueError for an architecture that is none of NVIDIA's.
     """
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.runtime.jit import create_function_from_signature
-
     if arch not in GLUON_ARCHITECTURES:
         raise ValueError(f"arch must be one of {', '.join(GLUON_ARCHITECTURES)}, got {arch!r}")
+    return triton_source(kernel, arguments, num_warps, arch)
+
+
+def triton_source(kernel, arguments: tuple, num_warps: int, arch: str) -> tuple[object, dict]:
+    """As ``gluon_source``, for a kernel in Triton or Gluon, and for any architecture that Triton knows."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+    from triton.runtime.jit import create_function_from_signature
+
     # What a launch does, with a target that is named instead of asked for (triton.runtime.jit.JITFunction.run).
-    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    if arch.startswith("gfx"):
+        target = GPUTarget("hip", arch, AMD_LANES if arch.startswith("gfx9") else 32)
+    else:
+        target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     backend = make_backend(target)
     options = {"num_warps": num_warps}
     bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
     options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
-    source = GluonASTSource(kernel, types, constants, attributes)
-    return source, {"target": target, "options": options.__dict__}
+    kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    return kind(kernel, types, constants, attributes), {"target": target, "options": options.__dict__}
 
 
 def cache_folder() -> Path:

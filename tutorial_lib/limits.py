@@ -83,22 +83,21 @@ def floor(problem: Problem, gpu: Gpu, kind: Pass = FORWARD) -> Limit:
     """What any kernel needs at least for ``problem`` on ``gpu``, whatever its code."""
     rates = _rates(gpu)
     clocks = gpu.multiprocessors * gpu.clock  # SM clocks a second
-    exponentials = problem.batch * problem.heads * problem.visible_pairs
-    return Limit(
-        {
-            "tensor cores": kind.operations(problem) / (rates.tensor_flops * clocks),
-            "exponentials": exponentials / (rates.mufu * clocks),
-            "memory": kind.least_bytes(problem) / gpu.bandwidth,
-        },
-        overlapped=True,
-    )
+    units = {"tensor cores": kind.operations(problem) / (rates.tensor_flops * clocks)}
+    if rates.mufu:  # no source states it for AMD's
+        units["exponentials"] = problem.batch * problem.heads * problem.visible_pairs / (rates.mufu * clocks)
+    units["memory"] = kind.least_bytes(problem) / gpu.bandwidth
+    return Limit(units, overlapped=True)
 
 
 def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> Limit | None:
-    """What a kernel needs at least, from ``Compiled.as_dict()``; None where its hot loop or occupancy is not known."""
+    """What a kernel needs at least, from ``Compiled.as_dict()``.
+
+    None where its hot loop or occupancy is not known, and for AMD's, whose rates no source states for all units.
+    """
     hot, blocks = resources.get("hot_loop"), resources.get("blocks_per_sm")
     tiles, scores_per_tile = resources.get("kv_tiles"), resources.get("scores_per_tile")
-    if not (hot and blocks and tiles and scores_per_tile):
+    if not (hot and blocks and tiles and scores_per_tile) or "tensor core" not in hot:  # AMD's are counted otherwise
         return None
     rates = _rates(gpu)
     threads = compute_threads(resources)

@@ -104,6 +104,10 @@ class WrittenStep(Step):
         return self.base.backend
 
     @property
+    def made_for(self) -> str:
+        return self.arch
+
+    @property
     def runs_on_cpu(self) -> bool:
         return self.arch == "cpu" or self.base.backend != "cutile"  # cuTile's tiles are others on the CPU
 
@@ -125,7 +129,7 @@ class WrittenStep(Step):
         return self.base.make_kernel_ready(kernel_in(self.text), problem, q, k, v, out)
 
     def compile(self, problem, arch=None):
-        arch = arch or self.base.made_for
+        arch = arch or self.arch
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         return self.base.compile_kernel(kernel_in(self.text), problem, arch)

@@ -8,7 +8,7 @@ from tests.core.test_one_change import CUTILE
 from tests.expected import same_compilers
 from tutorial_lib import compiler, sass
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
-from tutorial_lib.compiler import CUTILE_ARCHITECTURES, parse_remarks
+from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, parse_remarks
 
 # Two loops, the second with a select in it as a mask has, a barrier that spins, and a slow path behind the end.
 TEXT = """
@@ -124,9 +124,9 @@ def test_occupancy_of_a_kernel():
 
 
 def test_every_rate_names_its_source():
-    assert set(ARCHITECTURES) == set(CUTILE_ARCHITECTURES)
+    assert set(ARCHITECTURES) == {*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES}
     for architecture in ARCHITECTURES.values():
-        assert "[guide]" in architecture.source
+        assert ("[ROCm]" if architecture.name in AMD_ARCHITECTURES else "[guide]") in architecture.source
         assert architecture.tensor_flops is None or "," in architecture.source  # a tensor rate needs a second source
 
 
