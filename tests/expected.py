@@ -39,7 +39,9 @@ def problems() -> list:
 
 def problems_of(step) -> list:
     """Those that the step takes, and its own in front."""
-    return list(dict.fromkeys([step.default_problem, *(p for p in problems() if not step.unsupported(p, "sm_90"))]))
+    return list(
+        dict.fromkeys([step.default_problem, *(p for p in problems() if not step.unsupported(p, step.made_for))])
+    )
 
 
 def kernels() -> list:

@@ -88,6 +88,7 @@ class Compiled:
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
+    tensor_columns: int | None = None  # of tensor memory, a block; None where there is none
     assembly: str | None = field(default=None, repr=False)  # AMD's, in place of SASS
 
     @property
@@ -368,6 +369,7 @@ def compile_gluon(
                 sass=_disassemble(cubin),
                 ptx=compiled.asm["ptx"],
                 scores_per_tile=scores_per_tile,
+                tensor_columns=getattr(compiled.metadata, "tmem_size", None) or None,
             )
 
     return _kept(repr((FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())).encode(), make)

@@ -31,13 +31,20 @@ class Part:
     timed: bool = True
 
 
-# 60 to 79 are kept for other GPUs.
+# 70 to 79 are kept for AMD's GPUs.
 PARTS = (
     Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
     Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(20, 30), ("gluon",)),
     Part("hopper", "Hopper: TMA, wgmma and warps with roles, in Gluon", range(30, 40), ("hopper",)),
     Part("backward", "The backward pass in cuTile", range(40, 50), ("backward_cutile",)),
     Part("backward_hopper", "The backward pass for Hopper, in Gluon", range(50, 60), ("backward_hopper",)),
+    Part(
+        "blackwell",
+        "Blackwell: tensor memory and tcgen05, compiled and simulated, not timed",
+        range(60, 70),
+        ("blackwell",),
+        timed=False,
+    ),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
 

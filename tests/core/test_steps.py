@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from steps import INSIDE, STEPS, get_step
+from steps.blackwell.skeleton import BlackwellStep
 from steps.core.fused import FusedStep
 from steps.core.order import Order
 from steps.core.step import Unsupported
@@ -25,6 +26,7 @@ from tutorial_lib.reference import attention_float64, sdpa_error
 CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
 GLUON = [step for step in STEPS if isinstance(step, GluonStep)]
 HOPPER = [step for step in STEPS if isinstance(step, HopperStep)]
+BLACKWELL = [step for step in STEPS if isinstance(step, BlackwellStep)]
 
 
 def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
@@ -36,11 +38,13 @@ def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", [s for s in (*STEPS[1:], *INSIDE) if s.runs_on_cpu], ids=lambda s: s.name)
 def test_step_is_correct(step, shape):
+    if step.head_dims and shape.head_dim not in step.head_dims:
+        pytest.skip(step.unsupported(shape, "cpu"))
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER + BLACKWELL, ids=lambda s: s.name)
 def test_any_strides_will_do(step):
     shape = problem(seq_len_q=96, seq_len_kv=96)
     q, k, v = FORWARD.inputs(shape, secrets.randbits(32))

@@ -80,8 +80,10 @@ class Tensor:
     def __bool__(self):
         raise KernelError(at("a tile is no condition"))
 
-    def to(self, dtype) -> Tensor:
+    def to(self, dtype, fp_downcast_rounding=None, bitcast=False) -> Tensor:
         data = plain(self)
+        if bitcast:  # the same bits
+            return Tensor(data.contiguous().view(torch_dtype(dtype)), self.layout)
         state.spend("alu", data.numel() / 2)
         return Tensor(data.to(torch_dtype(dtype)), self.layout)
 

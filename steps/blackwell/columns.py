@@ -1,0 +1,80 @@
+"""Where scores, weights and outputs lie in tensor memory, and the products that go there.
+
+The instructions are in the PTX ISA under "tcgen05".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, tcgen05_mma
+
+
+class Columns(NamedTuple):
+    """Places in tensor memory, one for each part: scores and outputs in float32, weights in Q's dtype."""
+
+    scores: object
+    weights: object
+    output: object
+
+
+@gluon.jit
+def allocate_columns(dtype: gl.constexpr, variant: gl.constexpr):
+    """All the columns that a block needs."""
+    PARTS: gl.constexpr = variant.parts
+    KEYS: gl.constexpr = variant.tile.key
+    scores = allocate_tensor_memory(gl.float32, [PARTS, variant.rows, KEYS], variant.scores)
+    output = allocate_tensor_memory(gl.float32, [PARTS, variant.rows, variant.head_dim], variant.sums)
+    if variant.weights_apart:
+        weights = allocate_tensor_memory(dtype, [PARTS, variant.rows, KEYS], variant.scores)
+        return Columns(scores, weights, output)
+    else:
+        return Columns(scores, scores, output)
+
+
+@gluon.jit
+def weights_of(columns, part, dtype: gl.constexpr, variant: gl.constexpr):
+    """A part's weights [query, key]: in columns of their own, or where its scores were."""
+    place = columns.weights.index(part)
+    if variant.weights_apart:
+        return place
+    else:
+        return place._reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
+
+
+@gluon.jit
+def issue_scores(query, keys, turn, scores, done, variant: gl.constexpr):
+    """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
+    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
+
+
+@gluon.jit
+def issue_output(weights, values, turn, output, add, done, variant: gl.constexpr):
+    """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
+    value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
+
+
+@gluon.jit
+def rescale(output, factor, variant: gl.constexpr):
+    """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
+    AT_ONCE: gl.constexpr = variant.at_once
+    HEAD_DIM: gl.constexpr = variant.head_dim
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
+        some = output.slice(column, AT_ONCE)
+        some.store(some.load(variant.output) * factor)
+
+
+@gluon.jit
+def to_shared_memory(output, factor, place, variant: gl.constexpr):
+    """Multiply as ``rescale`` does, and store the output in shared memory, from which TMA takes it."""
+    AT_ONCE: gl.constexpr = variant.at_once
+    HEAD_DIM: gl.constexpr = variant.head_dim
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
+        some = output.slice(column, AT_ONCE).load(variant.output) * factor
+        place.slice(column, AT_ONCE, 1).store(some.to(place.dtype))

@@ -1,0 +1,122 @@
+"""The skeleton of the Blackwell steps: products accumulate in tensor memory, and one thread begins them.
+
+On Hopper a warp group begins a product, gives its registers for the sum, and waits for it. A Blackwell SM has memory of
+its own for sums: tensor memory, 512 columns of 128 lanes of 32 bits. One thread begins a product with ``tcgen05.mma``.
+Its second factor comes from shared memory, and the first from there or from tensor memory. Warps fetch scores from
+tensor memory into registers, and store weights and rescaled outputs there. The tensor cores are twice as fast as
+Hopper's and the unit for exponentials is not (``tutorial_lib.architectures``). No architecture but sm_100 and sm_103
+is meant here.
+
+``variant`` (``steps.blackwell.variant``) is constant when a kernel is compiled, so the compiler drops the branches that
+are not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from steps.blackwell.columns import allocate_columns
+from steps.blackwell.roles import attend, copy, correct, multiply
+from steps.blackwell.together import work_together
+from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring
+
+
+class Barriers(NamedTuple):
+    """mbarriers. query, scores, weights, output, factors: one for each part. key, value: one for each place."""
+
+    query_ready: object  # TMA has brought a part's queries
+    key_ready: object
+    value_ready: object
+    scores_ready: object  # the QK product has ended
+    output_ready: object  # the PV product has ended
+    key_free: object = None  # all products that read the place have ended
+    value_free: object = None
+    weights_ready: object = None  # the weights are there, and the output is rescaled
+    factors_ready: object = None  # by which the output is to be rescaled
+    factors_free: object = None
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
+    PARTS: gl.constexpr = variant.parts
+    STAGES: gl.constexpr = variant.stages
+    QUERIES: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.head_dim]
+    KEYS: gl.constexpr = [STAGES, 1, 1, variant.tile.key, variant.head_dim]
+    dtype: gl.constexpr = Q.dtype
+
+    # --- shared memory; the output leaves from where Q was ---
+    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
+    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    tiles = Tiles(queries, keys, values, queries)
+
+    # --- tensor memory ---
+    columns = allocate_columns(dtype, variant)
+
+    # --- who does what; the first part's warps are those that the block began with ---
+    WORKERS: gl.constexpr = variant.workers
+    BUDGETS: gl.constexpr = variant.budgets
+    ARRIVALS: gl.constexpr = variant.weights_arrivals
+    arrays = Arrays(Q, K, V, Out)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    query_ready = barrier_ring(PARTS, 1)
+    key_ready = barrier_ring(STAGES, 1)
+    value_ready = barrier_ring(STAGES, 1)
+    scores_ready = barrier_ring(PARTS, 1)
+    output_ready = barrier_ring(PARTS, 1)
+    if not variant.roles:
+        barriers = Barriers(query_ready, key_ready, value_ready, scores_ready, output_ready)
+        fence_async_shared()  # TMA and the tensor cores see the barriers
+        work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant)
+    elif not variant.correction:
+        barriers = Barriers(
+            query_ready,
+            key_ready,
+            value_ready,
+            scores_ready,
+            output_ready,
+            barrier_ring(STAGES, 1),
+            barrier_ring(STAGES, 1),
+            barrier_ring(PARTS, ARRIVALS),
+        )
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
+                (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 1, variant)),
+                (multiply, (tiles, columns, barriers, work, variant)),
+                (copy, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    else:
+        factors = gl.allocate_shared_memory(gl.float32, [PARTS, variant.rows], variant.factors)
+        barriers = Barriers(
+            query_ready,
+            key_ready,
+            value_ready,
+            scores_ready,
+            output_ready,
+            barrier_ring(STAGES, 1),
+            barrier_ring(STAGES, 1),
+            barrier_ring(PARTS, ARRIVALS),
+            barrier_ring(PARTS, 1),
+            barrier_ring(PARTS, 1),
+        )
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
+                (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 1, variant)),
+                (correct, (arrays, tiles, columns, factors, barriers, work, variant)),
+                (multiply, (tiles, columns, barriers, work, variant)),
+                (copy, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )

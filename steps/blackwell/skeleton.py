@@ -1,0 +1,63 @@
+"""A step for Blackwell: the holes of the skeleton, what it is for, and what it must fit into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steps.blackwell.kernel import fmha
+from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Variant, make_variant
+from steps.core.fused import hole
+from steps.hopper.launching import TmaStep
+from tutorial_lib.compiler import CompilerError
+from tutorial_lib.problem import Problem
+from tutorial_lib.simulator.machine import B200
+
+TARGETS = ("sm_100", "sm_103")
+MOST_SHARED, MOST_COLUMNS = B200.shared_bytes, B200.tensor_columns  # of a block
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlackwellStep(TmaStep):
+    """A fused kernel for sm_100 and sm_103 in Gluon: ``steps.blackwell.kernel.fmha`` with these holes filled.
+
+    roles: which warps do what (``steps.blackwell.variant``); None: all warps do the same. emulated: which exponentials
+    are a polynomial; None: none.
+
+    No such GPU was at hand: these steps are compiled, and run on the simulator, and were never timed.
+    """
+
+    roles: Roles | None = hole(default=None)
+    emulated: Emulated | None = hole(default=None)
+
+    backend: ClassVar[str] = "blackwell"
+    head_dims: ClassVar[tuple[int, ...]] = HEAD_DIMS
+    made_for: ClassVar[str] = TARGETS[0]
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target not in (*TARGETS, "cpu"):  # on some of them, LLVM would end the process
+            return f"made of tcgen05 and tensor memory, for {' and '.join(TARGETS)}, not for {target}"
+        return None
+
+    def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:
+        """The constants that ``problem`` is compiled with."""
+        return make_variant(self.roles, self.emulated, problem)
+
+    def kernel(self, problem: Problem):
+        return fmha
+
+    def compute_warps(self, variant: Variant) -> int:
+        return GROUP_WARPS * variant.parts
+
+    def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
+        """As ``TmaStep``; raises CompilerError for a kernel that no block has room for, which Triton does not."""
+        compiled = super().compile_kernel(kernel, problem, arch, *constants)
+        for what, needed, there in (
+            ("bytes of shared memory", compiled.shared_bytes, MOST_SHARED),
+            ("columns of tensor memory", compiled.tensor_columns or 0, MOST_COLUMNS),
+        ):
+            if needed > there:
+                raise CompilerError(f"the kernel needs {needed} {what}, and a block has {there}")
+        return compiled

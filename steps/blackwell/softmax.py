@@ -1,0 +1,73 @@
+"""What the Blackwell kernels do with scores: maxima, weights, and exponentials without the unit for exponentials.
+
+A thread has all scores of its query, so that no lane asks another for a maximum or a sum.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from steps.gluon.softmax import exp2
+from steps.hopper.softmax import raise_maxima
+
+
+@gluon.jit
+def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
+    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key.
+
+    A thread compares the number of the last key that its query sees with a constant for each register. Compared the
+    other way round, with the number of every key in a register, they would be 128 registers more.
+    """
+    key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, variant.accumulator))
+    last = seq_len_kv - 1 - first_key
+    if variant.causal:
+        seen = first_query - first_key + gl.arange(0, variant.rows, gl.SliceLayout(1, variant.accumulator))
+        if variant.ragged:
+            seen = gl.minimum(seen, last)
+        return gl.where(key[None, :] <= seen[:, None], scores, float("-inf"))
+    else:
+        return gl.where((key <= last)[None, :], scores, float("-inf"))
+
+
+@gluon.jit
+def next_maxima(scores, row_max, scale, variant: gl.constexpr):
+    """(maximum [query] in base 2 that weights are relative to, correction [query] of what was summed up before)."""
+    new_max = raise_maxima(scores, row_max, scale)
+    if variant.threshold > 0:
+        new_max = gl.where(new_max - row_max > variant.threshold, new_max, row_max)
+    return new_max, exp2(row_max - new_max)
+
+
+@gluon.jit
+def weigh(scores, row_max, scale, variant: gl.constexpr):
+    """Weights [query, key]: 2^(score - maximum)."""
+    exponent = scores * scale - row_max[:, None]
+    if variant.frequency > 0:
+        key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, variant.accumulator))
+        # A register holds the same key in every thread, so the compiler knows for each of them which of both it needs.
+        by_unit = (key % variant.frequency < variant.frequency - variant.remainder)[None, :]
+        return gl.where(by_unit, exp2(exponent), exp2_by_polynomial(exponent))
+    else:
+        return exp2(exponent)
+
+
+@gluon.jit
+def exp2_by_polynomial(x):
+    """2^x for x up to 126, by additions and multiplications; below 2^-126 it gives 2^-126.
+
+    x is the sum of the nearest integer n and a rest from -1/2 to 1/2. 2^rest is a polynomial of degree 3, and adding n
+    to the exponent of a float32 multiplies it by 2^n. Adding 1.5 * 2^23 to x leaves n in the last bits of the sum.
+    """
+    INTEGERS: gl.constexpr = 12582912.0  # 1.5 * 2^23: floats of this size are a distance of 1 from each other
+    # The least that a polynomial of degree 3 can differ from 2^rest there, relative to it, is 7.5e-5.
+    C0: gl.constexpr = 0.99992807
+    C1: gl.constexpr = 0.69326099
+    C2: gl.constexpr = 0.24261112
+    C3: gl.constexpr = 0.05517167
+    x = gl.maximum(x, -126.0)
+    shifted = x + INTEGERS
+    rest = x - (shifted - INTEGERS)
+    power = ((C3 * rest + C2) * rest + C1) * rest + C0
+    exponent = shifted.to(gl.int32, bitcast=True) << 23
+    return (power.to(gl.int32, bitcast=True) + exponent).to(gl.float32, bitcast=True)

@@ -1,0 +1,120 @@
+"""The kernel whose warps all do the same: a warp group that asks for tiles, begins products, and waits for them."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from steps.blackwell.columns import issue_output, issue_scores, rescale, to_shared_memory, weights_of
+from steps.blackwell.softmax import hide, next_maxima, weigh
+from steps.gluon.softmax import store_lse, tiles_to_visit
+from steps.hopper.pipeline import Place, await_tile, fetch, position
+
+
+@gluon.jit
+def place_of(work, variant: gl.constexpr):
+    """Which tile of queries is this block's: (its place, head)."""
+    head, batch, i = position(gl.program_id(0), work)
+    return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head
+
+
+@gluon.jit
+def fetch_part(arrays, tiles, barriers, place, head, part: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA for a part's queries."""
+    ready = barriers.query_ready.index(part)
+    mbarrier.expect(ready, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    at = [place.batch, head, place.row + part * variant.rows, 0]
+    tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(part))
+
+
+@gluon.jit
+def fetch_keys(arrays, tiles, barriers, place, j, variant: gl.constexpr):
+    """Ask TMA for the j-th tile of keys."""
+    row = j * variant.tile.key
+    stage = j % variant.stages
+    fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
+
+
+@gluon.jit
+def fetch_values(arrays, tiles, barriers, place, j, variant: gl.constexpr):
+    """Ask TMA for the j-th tile of values."""
+    row = j * variant.tile.key
+    stage = j % variant.stages
+    fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+
+
+@gluon.jit
+def part_of(queries, part, variant: gl.constexpr):
+    """A part's queries [query, head_dim]."""
+    return queries.index(part).reshape([variant.rows, variant.head_dim])
+
+
+@gluon.jit
+def store_output(arrays, tiles, columns, place, head, factor, part: gl.constexpr, variant: gl.constexpr):
+    """Multiply a part's output by a factor [query], and let TMA store it. It leaves from where the part's Q was."""
+    to_shared_memory(columns.output.index(part), factor, part_of(tiles.output, part, variant), variant)
+    fence_async_shared()
+    at = [place.batch, head, place.row + part * variant.rows, 0]
+    tma.async_copy_shared_to_global(arrays.output, at, tiles.output.index(part))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def store_sums(LSE, row_max, row_sum, place, head, work, arrays, part: gl.constexpr, variant: gl.constexpr):
+    """Store the log-sum-exp of a part's queries, where it is asked for."""
+    if variant.lse:
+        line = place.batch.to(gl.int64) * work.heads + head
+        store_lse(LSE, row_max, row_sum, line, place.row + part * variant.rows, arrays.query.shape[2])
+
+
+@gluon.jit
+def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: gl.constexpr):
+    """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
+    STAGES: gl.constexpr = variant.stages
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    place, head = place_of(work, variant)
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    fetch_part(arrays, tiles, barriers, place, head, 0, variant)
+    for j in gl.static_range(STAGES):
+        if j < end:
+            fetch_keys(arrays, tiles, barriers, place, j, variant)
+            fetch_values(arrays, tiles, barriers, place, j, variant)
+    query = part_of(tiles.query, 0, variant)
+    scores_at = columns.scores.index(0)
+    weights_at = weights_of(columns, 0, tiles.key.dtype, variant)
+    output_at = columns.output.index(0)
+    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
+    mbarrier.wait(barriers.query_ready.index(0), 0)
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- scores: QK product ---
+            await_tile(barriers.key_ready, j, STAGES)
+            issue_scores(query, tiles.key, j, scores_at, barriers.scores_ready.index(0), variant)
+            mbarrier.wait(barriers.scores_ready.index(0), j & 1)
+            if j + STAGES < end:
+                fetch_keys(arrays, tiles, barriers, place, j + STAGES, variant)
+            scores = scores_at.load(variant.accumulator)
+            if masked:
+                scores = hide(scores, place.row, j * variant.tile.key, place.seq_len_kv, variant)
+
+            # --- online softmax ---
+            row_max, correction = next_maxima(scores, row_max, scale, variant)
+            weights = weigh(scores, row_max, scale, variant)
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+            if j > 0:
+                rescale(output_at, correction, variant)
+            weights_at.store(weights)
+
+            # --- output: PV product ---
+            await_tile(barriers.value_ready, j, STAGES)
+            issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_ready.index(0), variant)
+            mbarrier.wait(barriers.output_ready.index(0), j & 1)
+            if j + STAGES < end:
+                fetch_values(arrays, tiles, barriers, place, j + STAGES, variant)
+
+    store_sums(LSE, row_max, row_sum, place, head, work, arrays, 0, variant)
+    store_output(arrays, tiles, columns, place, head, 1.0 / row_sum, 0, variant)

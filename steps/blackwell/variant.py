@@ -1,0 +1,201 @@
+"""What a Blackwell kernel can be made of, and the constants and layouts that it is compiled with.
+
+The choices are nested: what makes sense only together with something else stands inside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, get_tmem_reg_layout
+
+from steps.core.fused import Choices
+from steps.core.tiles import Tile
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+HEAD_DIMS = (32, 64, 128)  # at 256 the outputs of two parts alone would fill tensor memory
+ROWS = 128  # queries of a part: the lanes of tensor memory, and the rows of one tcgen05.mma
+KEYS = 128  # of a tile
+GROUP_WARPS = 4  # of a warp group, which together reach all lanes
+ALONE_AT_ONCE = 64  # columns of the output that a warp group holds in registers at once, where it rescales or stores
+
+# Registers of a thread that does the softmax, with and without a warp group that rescales, and of one that does that.
+# What begins products and copies counts as another warp group. All of a block's threads share 65536.
+SOFTMAX_REGISTERS, CORRECTION_REGISTERS = 192, 96
+SOFTMAX_REGISTERS_ALONE = 232
+PRODUCT_REGISTERS, COPY_REGISTERS = 32, 24
+
+
+@dataclass(frozen=True)
+class Correction(Choices):
+    """A warp group of its own rescales the output.
+
+    threshold: the maximum of a row must grow by more than so much, in base 2, before the row is rescaled; None: it is
+    rescaled whenever the maximum grows.
+
+    Raises ValueError for a threshold that is not above 0, or with which weights might not fit into float16.
+    """
+
+    threshold: float | None = None
+
+    def __post_init__(self):
+        if self.threshold is not None and not 0 < self.threshold < 16:
+            raise ValueError(f"threshold must be None, or above 0 and below 16, got {self.threshold}")
+
+
+@dataclass(frozen=True)
+class Roles(Choices):
+    """Two warp groups do the softmax, each of 128 queries; a warp begins all products, and another asks for all tiles.
+
+    correction: who rescales the output; None: the warp group that does its softmax.
+    """
+
+    correction: Correction | None = None
+
+
+@dataclass(frozen=True)
+class Emulated(Choices):
+    """Some exponentials are a polynomial: in every ``frequency`` columns of scores the last ``remainder``.
+
+    Raises ValueError for numbers that choose no exponentials, or all.
+    """
+
+    frequency: int
+    remainder: int
+
+    def __post_init__(self):
+        if not 0 < self.remainder < self.frequency <= KEYS or KEYS % self.frequency:
+            raise ValueError(
+                f"remainder must be above 0 and below frequency, which divides {KEYS}, got {self.remainder} and "
+                f"{self.frequency}"
+            )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, and the layouts that follow: all of it is constant in the compiled code."""
+
+    tile: Tile
+    head_dim: int
+    group_size: int
+    causal: bool
+    ragged: bool  # the last tile of keys is not full
+    parts: int  # of a block's queries, of ROWS each
+    stages: int
+    roles: bool
+    correction: bool
+    threshold: float  # 0: a row is rescaled whenever its maximum grows
+    frequency: int  # 0: no exponential is emulated
+    remainder: int
+    lse: bool = False  # the log-sum-exp of every query is stored, too
+
+    @property
+    def rows(self) -> int:
+        """Queries of a part."""
+        return ROWS
+
+    @property
+    def warps(self) -> int:
+        """Warps that a block begins with: those of the first part."""
+        return GROUP_WARPS
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a block computes a list of tiles of queries, as ``steps.hopper.pipeline`` asks."""
+        return False
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the output that TMA stores at once."""
+        return self.head_dim
+
+    @property
+    def at_once(self) -> int:
+        """Columns of the output that are in registers at once."""
+        return min(self.head_dim, ALONE_AT_ONCE)
+
+    @property
+    def weights_apart(self) -> bool:
+        """Whether the weights have columns of their own; else they take the first half of those of the scores."""
+        return not self.roles
+
+    @property
+    def workers(self) -> list[int]:
+        """Warps of every role but the first part's: the other part's, those that rescale, products, copies."""
+        return [GROUP_WARPS, *([GROUP_WARPS] if self.correction else []), 1, 1]
+
+    @property
+    def budgets(self) -> list[int]:
+        """Registers of a thread of those; the first part gets what is left, which is no less."""
+        if self.correction:
+            return [SOFTMAX_REGISTERS, CORRECTION_REGISTERS, PRODUCT_REGISTERS, COPY_REGISTERS]
+        return [SOFTMAX_REGISTERS_ALONE, PRODUCT_REGISTERS, COPY_REGISTERS]
+
+    @property
+    def weights_arrivals(self) -> int:
+        """Who must be ready before a PV product: the softmax, and the warp group that rescales."""
+        return 2 if self.correction else 1
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns of tensor memory that a block needs: for scores and outputs in float32, and for weights apart."""
+        weights = self.tile.key * BYTES_PER_ELEMENT // 4 if self.weights_apart else 0
+        return self.parts * (self.tile.key + weights + self.head_dim)
+
+    @cached_property
+    def scores(self) -> TensorMemoryLayout:
+        """Scores [query, key] in tensor memory: a lane has a query, a column a key. Weights are packed two a column."""
+        return TensorMemoryLayout((ROWS, self.tile.key), col_stride=1)
+
+    @cached_property
+    def sums(self) -> TensorMemoryLayout:
+        """Outputs [query, head_dim] in tensor memory."""
+        return TensorMemoryLayout((ROWS, self.head_dim), col_stride=1)
+
+    @cached_property
+    def accumulator(self) -> gl.DistributedLinearLayout:
+        """Scores [query, key] in registers: a thread has all of a query's."""
+        return get_tmem_reg_layout(gl.float32, (ROWS, self.tile.key), self.scores, GROUP_WARPS)
+
+    @cached_property
+    def weights(self) -> gl.DistributedLinearLayout:
+        """Weights [query, key] of 16 bits in registers."""
+        return get_tmem_reg_layout(gl.float16, (ROWS, self.tile.key), self.scores, GROUP_WARPS)
+
+    @cached_property
+    def output(self) -> gl.DistributedLinearLayout:
+        """As many columns of the output [query, column] as are in registers at once."""
+        columns = TensorMemoryLayout((ROWS, self.at_once), col_stride=1)
+        return get_tmem_reg_layout(gl.float32, (ROWS, self.at_once), columns, GROUP_WARPS)
+
+    @cached_property
+    def factors(self) -> gl.SwizzledSharedLayout:
+        """One number a query in shared memory."""
+        return gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+    @cached_property
+    def shared(self) -> gl.NVMMASharedLayout:
+        """Tiles in shared memory, swizzled as TMA writes and tcgen05.mma reads them."""
+        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+
+
+def make_variant(roles: Roles | None, emulated: Emulated | None, problem: Problem) -> Variant:
+    """The constants that a kernel with these choices is compiled with for ``problem``."""
+    parts = 2 if roles else 1
+    correction = roles.correction if roles else None
+    return Variant(
+        tile=Tile(parts * ROWS, KEYS),
+        head_dim=problem.head_dim,
+        group_size=problem.group_size,
+        causal=problem.causal,
+        ragged=problem.seq_len_kv % KEYS != 0,
+        parts=parts,
+        stages=2,
+        roles=roles is not None,
+        correction=correction is not None,
+        threshold=(correction.threshold or 0.0) if correction else 0.0,
+        frequency=emulated.frequency if emulated else 0,
+        remainder=emulated.remainder if emulated else 0,
+    )
