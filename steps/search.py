@@ -2,10 +2,10 @@
 
 The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; with
 ``--direction backward`` they are those of the backward pass, each searched alone. ``cuda.tile.tune`` times every
-combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. No kernel
-reads that file: what is to be used is written into
-``steps/core/tiles.py``, and for ``FOUND`` there the lines are printed. Exit status: 0 done; 1 it cannot be written; 2
-bad request.
+combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. The file is written after
+every problem, so that an interrupted search keeps what it has. ``--head-dim`` searches a part, which takes the place of
+what the file had on the same problems with the same compilers. No kernel reads that file: what is to be used is written
+into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be written; 2 bad request; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import ClassVar
 
-from steps.core import tiles
 from steps.core.problems import standard
+from steps.core.tiles import BlockShape, Tile
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Configuration, Found, Search, Searched, as_json, folder_name
+from tutorial_lib.results import Configuration, Found, Search, Searched, as_json, folder_name, read_search
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
 SMALL_TILES = ((32, 64), (64, 32), (32, 128), (128, 32))  # backward, where a block holds two sums
@@ -35,13 +35,16 @@ TOGETHER = ((None, None), (8, None), (None, 2))  # warps, cluster
 BLOCKS = (1, 2, 4)  # an SM, as a hint
 
 
-def problems(seq_len: int, masks: Sequence[bool]) -> list[Problem]:
-    return [standard(seq_len, head_dim, causal) for head_dim in (64, 128, 256) for causal in masks]
+HEAD_DIMS = (64, 128, 256)
 
 
-def as_table(c: Configuration) -> tiles.Found:
-    """A configuration as ``steps.core.tiles`` holds it."""
-    return tiles.Found(tiles.Tile(c.query, c.key), warps=c.warps, cluster=c.cluster, occupancy=c.occupancy)
+def problems(seq_len: int, masks: Sequence[bool], head_dims: Sequence[int] = HEAD_DIMS) -> list[Problem]:
+    return [standard(seq_len, head_dim, causal) for head_dim in head_dims for causal in masks]
+
+
+def as_shape(c: Configuration) -> BlockShape:
+    """A configuration as the launch rules hold it."""
+    return BlockShape(Tile(c.query, c.key), warps=c.warps, cluster=c.cluster, occupancy=c.occupancy)
 
 
 class AttentionKernel:
@@ -63,7 +66,7 @@ class AttentionKernel:
         from steps import get_step
         from steps.cutile.skeleton import configured_as
 
-        return configured_as(get_step("approx_division"), as_table(configuration))
+        return configured_as(get_step("approx_division"), as_shape(configuration))
 
     def compile(self, step, problem: Problem, arch: str):
         return step.compile(problem, arch)
@@ -98,7 +101,7 @@ class GradientKernel:
     def configured(self, configuration: Configuration):
         from steps import get_step
 
-        found = as_table(configuration)
+        found = as_shape(configuration)
         return dataclasses.replace(get_step(self.step), keys=found, queries=found)
 
     def compile(self, step, problem: Problem, arch: str):
@@ -148,17 +151,11 @@ def compile_one(kernel, configuration: Configuration, problem: Problem) -> dict 
     return made
 
 
-def compile_all(asked: Sequence[tuple]) -> dict:
-    """(kernel's name, problem) -> configuration -> what ``compile_one`` says, on all CPU cores at once.
-
-    asked: pairs of a kernel and a problem.
-    """
-    jobs = [(kernel, c, problem) for kernel, problem in asked for c in kernel.space()]
-    made = {(kernel.name, problem): {} for kernel, problem in asked}
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for (kernel, c, problem), said in zip(jobs, pool.map(compile_one, *zip(*jobs)), strict=True):
-            made[kernel.name, problem][c] = said
-    return made
+def compile_all(pool: ProcessPoolExecutor, kernel, problem: Problem) -> dict:
+    """Configuration -> what ``compile_one`` says, on all CPU cores at once."""
+    space = kernel.space()
+    said = pool.map(compile_one, [kernel] * len(space), space, [problem] * len(space))
+    return dict(zip(space, said, strict=True))
 
 
 def search(kernel, problem: Problem, made: dict, console) -> Searched:
@@ -212,6 +209,14 @@ def search(kernel, problem: Problem, made: dict, console) -> Searched:
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.search", description=__doc__.split("\n\n")[0])
     parser.add_argument("--direction", default="forward", choices=PASSES, help="attention, or its gradients (forward)")
+    parser.add_argument(
+        "--head-dim",
+        type=int,
+        choices=HEAD_DIMS,
+        action="append",
+        metavar="N",
+        help="64, 128 or 256; again for more (all)",
+    )
     parser.add_argument("--seq-len", default=4096, type=whole_number, metavar="N", help="(4096)")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     return parser
@@ -229,35 +234,45 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     machine = describe_machine("cuda")
     kernels = [kernel for kernel in SEARCHED if kernel.direction == options.direction]
-    asked = [(kernel, problem) for kernel in kernels for problem in problems(options.seq_len, kernel.masks)]
-    with console.status("compiling"):
-        made = compile_all(asked)
-    with console.status("searching"):
-        searched = [search(kernel, problem, made[kernel.name, problem], console) for kernel, problem in asked]
-    record = Search(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine,
-        versions=describe_versions(),
-        searched=searched,
-    )
+    dims = options.head_dim or HEAD_DIMS
+    asked = [(kernel, problem) for kernel in kernels for problem in problems(options.seq_len, kernel.masks, dims)]
     path = options.output_dir / machine["slug"] / f"{folder_name('search', options.direction)}.json"
-    write_whole(path, as_json(record))
+    versions = describe_versions()
+    kept = _on_record(path, versions)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for number, (kernel, problem) in enumerate(asked, 1):
+            with console.status(f"{number} of {len(asked)}: compiling, then timing"):
+                made = compile_all(pool, kernel, problem)
+                searched = search(kernel, problem, made, console)
+            kept = [*(s for s in kept if (s.kernel, s.problem) != (searched.kernel, searched.problem)), searched]
+            record = Search(
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+                machine=machine,
+                versions=versions,
+                searched=kept,
+            )
+            write_whole(path, as_json(record))
     console.print(f"Written: {path}", soft_wrap=True)
-    if options.direction == "forward":
-        console.print("For FOUND in steps/core/tiles.py:")
-        for key, found in table_of(record).items():
-            console.print(f"    {key}: {found},", soft_wrap=True, markup=False)
+    console.print("The fastest, for steps/core/rules.toml:")
+    for key, found in fastest(record).items():
+        console.print(f"    {key}: {found}", soft_wrap=True, markup=False)
     return 0
 
 
-def table_of(record: Search) -> dict[tuple[str, int, bool], tiles.Found]:
-    """What ``FOUND`` holds when it follows this search."""
-    searched = [(s.the_problem(), s.found[0].configuration) for s in record.searched]
-    return {(record.machine["arch"], p.head_dim, p.causal): as_table(c) for p, c in searched}
+def _on_record(path: Path, versions: dict[str, str]) -> list[Searched]:
+    """What was searched on this machine before, with the same compilers."""
+    record = read_search(path)
+    return record.searched if record and record.versions == versions else []
+
+
+def fastest(record: Search) -> dict[tuple[str | None, int, bool], BlockShape]:
+    """Kernel, head_dim and causal -> the fastest shape of a block, as the launch rules hold it."""
+    found = [(s.kernel, s.the_problem(), s.found[0].configuration) for s in record.searched]
+    return {(kernel, p.head_dim, p.causal): as_shape(c) for kernel, p, c in found}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    told = "Interrupted: nothing was written."
+    told = "Interrupted: what was searched before is kept."
     return as_command("steps.search", lambda: run(make_parser().parse_args(arguments)), interrupted=told)
 
 

@@ -550,6 +550,11 @@ def _readable(kind: type, paths: Iterable[Path]) -> list:
     return sorted(found, key=lambda record: record.date, reverse=True)
 
 
+def read_search(path: Path) -> Search | None:
+    """The search in a file; None where there is none that can be read."""
+    return next(iter(_readable(Search, [path])), None)
+
+
 def recorded_searches(folder: Path, direction: str = "forward") -> list[Search]:
     """Every readable search of this pass under ``folder`` (``<machine>/search.json``), newest first."""
     return _readable(Search, Path(folder).glob(f"*/{folder_name('search', direction)}.json"))

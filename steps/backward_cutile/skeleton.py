@@ -15,14 +15,15 @@ from steps.backward_cutile import kernel
 from steps.backward_cutile.variant import Variant
 from steps.core.fused import FusedStep, grid, hole
 from steps.core.gradients import GradientStep, tiles_visited
+from steps.core.rules import rule_for
 from steps.core.step import Unsupported, target_of
-from steps.core.tiles import DEFAULT, Found, Tile
+from steps.core.tiles import BlockShape, Tile
 from steps.cutile.skeleton import array
 from tutorial_lib.problem import Problem
 
 Kernel = Literal["keys", "queries"]  # which blocks own
-ROWS = DEFAULT  # of the small kernels, whose blocks take as many queries
-SMALL = Found(ROWS)
+ROWS = Tile(64, 64)  # of the small kernels, whose blocks take as many queries
+SMALL = BlockShape(ROWS)
 OWN_KERNEL = "a kernel of its own"
 ORDERS = {"atomics": ct.MemoryOrder.ACQ_REL, "relaxed atomics": ct.MemoryOrder.RELAXED, OWN_KERNEL: None}
 
@@ -36,15 +37,16 @@ class CuTileGradients(GradientStep, FusedStep):
     atomics", which order no other access to memory; or "a kernel of its own" does.
     mask_loops: tiles that the mask cuts are computed in loops of their own.
     longest_first: of the blocks that own queries, those begin first that see most keys.
-    keys, queries: tile, warps and blocks an SM of the kernel whose blocks own keys, and of the one for dQ.
+    keys, queries: tile, warps and blocks an SM of the kernel whose blocks own keys, and of the one for dQ. None
+    takes what the launch rules have (``steps.core.rules``).
     """
 
     weigh: Callable = hole()
     d_query: Literal["atomics", "relaxed atomics", "a kernel of its own"] = hole(default="atomics")
     mask_loops: bool = hole(default=False)
     longest_first: bool = hole(default=False)
-    keys: Found = hole(default=Found(DEFAULT))
-    queries: Found = hole(default=Found(DEFAULT))
+    keys: BlockShape | None = hole(default=None)
+    queries: BlockShape | None = hole(default=None)
 
     backend: ClassVar[str] = "cutile"
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
@@ -66,6 +68,17 @@ class CuTileGradients(GradientStep, FusedStep):
     def adds(self) -> bool:
         """Whether blocks add to sums of others."""
         return self.d_query != OWN_KERNEL
+
+    def configured(self, problem: Problem, arch: str) -> CuTileGradients:
+        """This step with the shapes of its blocks, by the launch rules where it says nothing itself."""
+        shapes = {name: getattr(self, name) or rule_for(name, problem, arch).choice for name in ("keys", "queries")}
+        return dataclasses.replace(self, **shapes)
+
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        """Of the kernel whose blocks own keys, and of the one for dQ where there is one."""
+        names = ("keys",) if self.adds else ("keys", "queries")
+        shapes = [(getattr(self, name), rule_for(name, problem, target)) for name in names]
+        return tuple(f"Own_{own.tile.query}x{own.tile.key}" if own else rule.name for own, rule in shapes)
 
     def variant(self, problem: Problem, tile: Tile) -> Variant:
         return Variant(
@@ -112,7 +125,7 @@ class CuTileGradients(GradientStep, FusedStep):
 
         return launch
 
-    def kernel(self, name: Kernel, problem: Problem) -> tuple[tuple[int, int, int], Callable, Found]:
+    def kernel(self, name: Kernel, problem: Problem) -> tuple[tuple[int, int, int], Callable, BlockShape]:
         """The kernel whose blocks own keys, or queries: how many blocks, the function, and how it is compiled."""
         if name == "keys":
             blocks = (-(-problem.seq_len_kv // self.keys.tile.key), problem.kv_heads, problem.batch)
@@ -154,7 +167,7 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_backward")
 
 
-def _runner(blocks: tuple[int, int, int], function: Callable, shape: Found, device) -> Callable:
+def _runner(blocks: tuple[int, int, int], function: Callable, shape: BlockShape, device) -> Callable:
     """``run(*arguments)`` launches a kernel function; on the CPU, the interpreter does."""
     if target_of(device) == "cpu":
         from tutorial_lib import interpreter
@@ -173,5 +186,5 @@ _gradients_of_queries = cache(kernel.make_gradients_of_queries)
 
 
 @cache
-def compiled_when_launched(function: Callable, shape: Found) -> ct.kernel:
+def compiled_when_launched(function: Callable, shape: BlockShape) -> ct.kernel:
     return ct.kernel(function, occupancy=shape.occupancy, num_worker_warps=shape.warps, num_ctas=shape.cluster)

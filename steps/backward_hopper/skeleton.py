@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from steps.backward_hopper.kernel import fmha_backward
 from steps.backward_hopper.rows import prepare, scaled
-from steps.backward_hopper.variant import TILES, TILES_APART, WARPS, Adding, Variant, make_variant
+from steps.backward_hopper.variant import WARPS, Adding, Variant, make_variant, rule_of
 from steps.core.fused import FusedStep, grid, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
@@ -39,15 +39,15 @@ class HopperGradients(GradientStep, FusedStep):
     shown: ClassVar[str] = (
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
-    head_dims: ClassVar[tuple[int, ...]] = tuple(TILES_APART)
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
         if target not in ("sm_90", "cpu"):
             return f"made of wgmma, which sm_90 alone has, not {target}"
-        if self.parts == 1 and problem.head_dim not in TILES:
-            return f"head_dim must be one of {', '.join(map(str, TILES))}, got {problem.head_dim}"
+        if rule_of(self.parts, problem) is None:
+            return f"its two warp groups compute together, which has no tile for head_dim {problem.head_dim}"
         return None
 
     def scratch_bytes(self, problem: Problem) -> int:
@@ -59,6 +59,10 @@ class HopperGradients(GradientStep, FusedStep):
         """Queries of a head, to the end of the last tile."""
         tile = self.variant(problem).tile.query
         return -(-problem.seq_len_q // tile) * tile
+
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        """Of the kernel whose blocks own keys."""
+        return (rule_of(self.parts, problem).name,)
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""

@@ -8,6 +8,8 @@ from typing import Literal
 
 from triton.experimental.gluon import language as gl
 
+from steps.core.rules import Rule, rule_for
+from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
@@ -15,8 +17,6 @@ WARPS = 8  # that compute: two warp groups
 ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
-TILES = {32: Tile(64, 128), 64: Tile(64, 128), 128: Tile(64, 128)}  # by head_dim
-TILES_APART = {32: Tile(128, 128), 64: Tile(128, 128), 128: Tile(64, 128), 256: Tile(64, 64)}
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -145,9 +145,14 @@ class Variant:
         return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
+def rule_of(parts: int, problem: Problem) -> Rule | None:
+    """The launch rule for warp groups that compute together (``parts`` 1) or apart; None where there is none."""
+    return rule_for("hopper_apart" if parts > 1 else "hopper_together", problem, DEFAULT_ARCH)
+
+
 def make_variant(under_way: bool, adding: Adding, parts: int, problem: Problem) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
-    tile = (TILES_APART if parts > 1 else TILES)[problem.head_dim]
+    tile = rule_of(parts, problem).choice.tile
     if problem.head_dim == 256 and adding == "reduction":
         adding = "fours"  # shared memory has no room for dQ
     return Variant(

@@ -65,6 +65,11 @@ class FusedStep(Step):
         """This step with everything decided that is left open until problem and architecture are known."""
         return self
 
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        """By which launch rule; a step that brings its own shape says "Own" and its tile."""
+        tile = self.variant(problem, target).tile
+        return (f"Own_{tile.query}x{tile.key}",)
+
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.core.launch import ALIGNED, MAKING_READY, on_its_device
+from steps.core.launch import ALIGNED, MAKING_READY, on_its_device, told
 from steps.core.step import Step, Unsupported, no_scratch, target_of
 from steps.core.tiles import Tile
 from tutorial_lib.problem import Problem
@@ -74,7 +74,9 @@ class GradientStep(Step):
         if reason := self.unsupported(problem, target_of(q.device)):
             raise Unsupported(f"step {self.label}: {reason}")
         with MAKING_READY:
-            launch = on_its_device(self.make_ready(problem, tensors, out), q.device)
+            target = target_of(q.device)
+            ready = told(self.make_ready(problem, tensors, out), problem, target, self.choices(problem, target))
+            launch = on_its_device(ready, q.device)
         if kind is not None:
             self.launches.keep(kind, launch)
         return launch

@@ -7,6 +7,8 @@ never gets what was made for this one.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+    from tutorial_lib.problem import Problem
 
 Launch = Callable[..., "torch.Tensor"]  # (q, k, v, out) -> o, for calls of one kind
 KEPT = 256  # kinds of calls that a step remembers; a program with more lengths than that begins anew
@@ -65,6 +69,27 @@ class Launches:
         if len(self._by_kind) >= KEPT:
             self._by_kind = {}
         self._by_kind[kind] = launch
+
+
+PROFILE = "FMHA_PROFILE"  # "1" in the environment when a kind of call is made ready: its launches tell what they are
+
+
+def told(launch: Launch, problem: Problem, target: str, choices: Sequence[str]) -> Launch:
+    """The launch; where ``FMHA_PROFILE`` is 1 it prints a line for each of its kernels to standard error before.
+
+    choices: the launch rules that its kernels follow, or what stands in their place.
+    """
+    if os.environ.get(PROFILE) != "1":
+        return launch
+    arch = f"SM{target[3:-1]}.{target[-1]}" if target.startswith("sm_") else target.upper()
+    what = f"HeadDim={problem.head_dim}, Arch={arch}, SeqQ={problem.seq_len_q}"
+    lines = "".join(f"{PROFILE}: {what}, Choice={choice}\n" for choice in choices)
+
+    def telling(*tensors):
+        sys.stderr.write(lines)
+        return launch(*tensors)
+
+    return telling
 
 
 CAPTURED: set[Launch] = set()  # in CUDA graphs, which may be replayed at any time: what they read stays, for good

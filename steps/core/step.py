@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device
+from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
 from tutorial_lib.problem import Problem
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ class Step:
             )
         with MAKING_READY:
             ready = self.make_ready(problem, q, k, v, out, **({"return_lse": True} if return_lse else {}))
-            launch = on_its_device(ready, q.device)
+            target = target_of(q.device)
+            launch = on_its_device(told(ready, problem, target, self.choices(problem, target)), q.device)
         if kind is not None:
             self.launches.keep(kind, launch)
         return launch
@@ -140,6 +141,10 @@ class Step:
         if self.head_dims is not None and problem.head_dim not in self.head_dims:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
         return None
+
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        """By which launch rules its kernels are launched for ``problem`` on ``target``, a name each."""
+        return ()
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         """Why nobody would wait for this problem on the CPU, or None."""

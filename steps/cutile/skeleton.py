@@ -15,8 +15,9 @@ from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSign
 from steps.core.fused import FusedStep, grid, hole, tiles_visited
 from steps.core.launch import empty_lse
 from steps.core.order import NATURAL, Order
+from steps.core.rules import rule_for
 from steps.core.step import Unsupported, target_of
-from steps.core.tiles import FOUND, MASK_LOOP_HEAD_DIM, Found, Tile, tile_for
+from steps.core.tiles import MASK_LOOP_HEAD_DIM, BlockShape, Tile
 from steps.cutile.kernel import make_kernel_function
 from steps.cutile.variant import Latency, MaskLoop, Variant
 from tutorial_lib.problem import Problem, positive
@@ -36,8 +37,8 @@ class CuTileStep(FusedStep):
     latency, occupancy: hints to the compiler; None leaves the choice to it. warps: as much, of those that compute.
     cluster: blocks that share a tile of queries and fetch K and V for each other; None: no cluster.
     order: which block computes which tiles of queries, and whether all of them in one loop.
-    tile: query rows and keys a block works on; None takes what ``steps.core.tiles`` has for the architecture.
-    searched: tile, warps, cluster and occupancy are what a search found, by ``steps.core.tiles.FOUND``.
+    tile: query rows and keys a block works on; None takes what the launch rules have (``steps.core.rules``).
+    searched: tile, warps, cluster and occupancy are what a search found, where the launch rules have that.
     mask_loop: at head_dim 128, what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
     apart: where there is no such loop, the output does not leave through Q's place in shared memory.
 
@@ -81,11 +82,18 @@ class CuTileStep(FusedStep):
         """This step with the holes that a search decides filled for ``problem`` on ``arch``."""
         if not self.searched:
             return self
-        return configured_as(self, FOUND.get((arch, problem.head_dim, problem.causal)))
+        found = rule_for("searched", problem, arch)
+        return configured_as(self, found and found.choice)
+
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        found = self.searched and rule_for("searched", problem, target)
+        if self.tile and not found:
+            return super().choices(problem, target)
+        return ((found or rule_for("attention", problem, target)).name,)
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""
-        tile = self.tile or tile_for(arch, problem.head_dim)
+        tile = self.tile or rule_for("attention", problem, arch).choice.tile
         ragged = problem.seq_len_kv % tile.key != 0
         cut = problem.head_dim == MASK_LOOP_HEAD_DIM and (problem.causal or ragged)
         mask_loop = self.mask_loop if cut else None
@@ -216,7 +224,7 @@ def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
 
 
 @cache
-def configured_as(step: CuTileStep, found: Found | None) -> CuTileStep:
+def configured_as(step: CuTileStep, found: BlockShape | None) -> CuTileStep:
     """A step with tile, warps, cluster and occupancy as found, and no hints; None leaves it as it is."""
     if found is None:
         return dataclasses.replace(step, searched=False)

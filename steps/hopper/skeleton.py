@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from steps.core.fused import hole
 from steps.core.order import Order
+from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.hopper.kernel import fmha
 from steps.hopper.launching import TmaStep
@@ -33,6 +34,9 @@ class HopperStep(TmaStep):
         if target not in ("sm_90", "cpu"):
             return f"made of wgmma, which sm_90 alone has, not {target}"
         return None
+
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        return (rule_for("hopper", problem, DEFAULT_ARCH).name,)
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""

@@ -14,7 +14,9 @@ from triton.experimental.gluon import language as gl
 
 from steps.core.fused import Choices
 from steps.core.order import DEALT, NATURAL, Order
-from steps.core.tiles import HOPPER, Tile
+from steps.core.rules import rule_for
+from steps.core.step import DEFAULT_ARCH
+from steps.core.tiles import HopperShape, Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
@@ -183,7 +185,7 @@ class Variant:
 
 def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     """The constants that a kernel with these roles is compiled with for ``problem``."""
-    shape = HOPPER[problem.head_dim]
+    shape = rule_for("hopper", problem, DEFAULT_ARCH).choice
     loop = roles.loop if roles else Waiting()
     overlap = loop if isinstance(loop, Overlap) else None
     stay = overlap.stay if overlap else None
@@ -214,14 +216,14 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         lean_sum=bool(overlap) and overlap.lean_sum and shape.lean_sum,
         half_query=room is not None and room.half_query,
         early_query=room is not None and room.early_query,
-        late_wait=_wait(overlap, shape, problem.causal),
+        late_wait=_wait(overlap, shape),
         diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
     )
 
 
-def _wait(overlap: Overlap | None, shape, causal: bool) -> str | None:
+def _wait(overlap: Overlap | None, shape: HopperShape) -> str | None:
     if overlap is None or overlap.wait is None:
         return None
     if overlap.wait == "behind the softmax":
         return "softmax"
-    return shape.wait_causal if causal else shape.wait_full
+    return None if shape.wait == "the compiler's" else shape.wait

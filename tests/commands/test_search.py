@@ -6,7 +6,7 @@ import pytest
 
 from steps import search, summary
 from steps.core.recorded import recorded_search
-from steps.core.tiles import tile_for
+from steps.core.rules import rule_for
 from tutorial_lib.display import Page
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
@@ -47,7 +47,7 @@ def test_the_tiles_of_the_first_steps_are_the_best_of_their_kind(recorded):
             if (found.configuration.warps, found.configuration.cluster, found.configuration.occupancy)
             == (None, None, 2)
         ]
-        used = tile_for(recorded.machine["arch"], searched.problem["head_dim"])
+        used = rule_for("attention", searched.the_problem(), recorded.machine["arch"]).choice.tile
         [ours] = [f for f in kind if (f.configuration.query, f.configuration.key) == (used.query, used.key)]
         assert ours.microseconds <= 1.01 * kind[0].microseconds
 
@@ -81,7 +81,7 @@ def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
         search,
         "compile_all",
-        lambda asked: {(k.name, p): dict.fromkeys(k.space(), reason) for k, p in asked},
+        lambda pool, kernel, problem: dict.fromkeys(kernel.space(), reason),
     )
     monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine"})
     assert search.main(["--output-dir", str(tmp_path)]) == 2

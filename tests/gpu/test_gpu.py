@@ -91,7 +91,7 @@ def test_wide_heads_are_correct(step, shape):
 def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
     """``Step.compile`` shows the code that runs: its types and constants are those that a launch derives."""
     from steps.core.fused import grid
-    from steps.gluon.skeleton import arguments
+    from steps.gluon.launching import arguments
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4)
     q, k, v = FORWARD.inputs(shape, 0, "cuda")
@@ -249,7 +249,7 @@ def test_a_search_times_every_configuration(monkeypatch, tmp_path):
 
     monkeypatch.setattr(search, "TILES", ((64, 64), (128, 64)))
     monkeypatch.setattr(search, "BLOCKS", (2,))
-    monkeypatch.setattr(search, "problems", lambda seq_len: [SMALL])
+    monkeypatch.setattr(search, "problems", lambda *_: [SMALL])
     assert search.main(["--output-dir", str(tmp_path)]) == 0
     [recorded] = recorded_searches(tmp_path)
     [searched] = recorded.searched

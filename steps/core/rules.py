@@ -1,0 +1,89 @@
+"""Launch rules: which tile, warps, cluster and blocks an SM a kernel is launched with, for which problems.
+
+They are data: ``rules.toml`` beside this module, a table for each kind of kernel, and the first rule of a table that
+takes a problem counts. A rule may ask for an architecture, or for the shared memory that a block is allowed to have,
+for a head_dim, a mask, a length or a batch. It stands on a record in results/, or is *untested*: then only a compiler
+has seen it, and nothing says that it is fast.
+
+Nothing here is read from results/ when a kernel is launched. A new measurement changes a kernel only when somebody
+writes its outcome into the table, and ``tests/core/test_rules.py`` compares the table with the records, and compiles
+every rule for the architectures that it is for.
+
+With ``FMHA_PROFILE=1`` in the environment every launch prints the rule that it follows (``steps.core.launch``).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from steps.core.tiles import BlockShape, HopperShape, Tile
+from tutorial_lib.architectures import ARCHITECTURES, KIB
+from tutorial_lib.problem import Problem
+
+TABLE = Path(__file__).with_name("rules.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A rule of the table: for which launches, what is chosen, and what that stands on.
+
+    kernel: the table that it is in. choice: what the kernel is launched with. architectures: those that it is for;
+    none: all. shared_kib: KiB of shared memory that a block may have there, at least. head_dims: none: all. causal:
+    None: with and without a mask. seq_len, batch: at least so many queries and sequences. blocks: how many share an SM,
+    at least. spilled: bytes that a thread spills, at most. record: what in results/ it stands on; None: untested.
+    """
+
+    name: str
+    kernel: str
+    choice: BlockShape | HopperShape
+    architectures: tuple[str, ...] = ()
+    shared_kib: int = 0
+    head_dims: tuple[int, ...] = ()
+    causal: bool | None = None
+    seq_len: int = 0
+    batch: int = 0
+    blocks: int = 1
+    spilled: int = 0
+    record: str | None = None
+
+    def takes(self, problem: Problem, arch: str) -> bool:
+        """Whether the rule is for ``problem`` on ``arch`` ("sm_90"; "cpu" for cuTile's interpreter)."""
+        return (
+            (not self.architectures or arch in self.architectures)
+            and shared_kib(arch) >= self.shared_kib
+            and (not self.head_dims or problem.head_dim in self.head_dims)
+            and self.causal in (None, problem.causal)
+            and problem.seq_len_q >= self.seq_len
+            and problem.batch >= self.batch
+        )
+
+
+def shared_kib(arch: str) -> int:
+    """KiB of shared memory that a block may have; 0 where that is not known, and for the CPU."""
+    limits = ARCHITECTURES.get(arch)
+    return 0 if limits is None or limits.shared_bytes is None else limits.shared_bytes // KIB - 1  # one is the system's
+
+
+@cache
+def rules() -> dict[str, tuple[Rule, ...]]:
+    """The rules of every kind of kernel, in their order. Raises TypeError for a field that a rule does not have."""
+    table = tomllib.loads(TABLE.read_text())
+    return {kernel: tuple(_rule(kernel, row) for row in rows) for kernel, rows in table.items()}
+
+
+def rule_for(kernel: str, problem: Problem, arch: str) -> Rule | None:
+    """The first rule of a kind of kernel that takes ``problem`` on ``arch``, or None."""
+    return next((rule for rule in rules()[kernel] if rule.takes(problem, arch)), None)
+
+
+CONDITIONS = ("name", "architectures", "shared_kib", "head_dims", "causal", "seq_len", "batch", "blocks", "spilled")
+
+
+def _rule(kernel: str, row: dict) -> Rule:
+    fields = {name: row.pop(name) for name in (*CONDITIONS, "record") if name in row}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    choice = HopperShape(**row) if kernel == "hopper" else BlockShape(Tile(*row.pop("tile")), **row)
+    return Rule(kernel=kernel, choice=choice, **fields)

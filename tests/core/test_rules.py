@@ -1,0 +1,192 @@
+"""Launch rules: every one compiles for what it is for, fits, and says what spills; what is recorded is what counts."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from steps import get_step, search
+from steps.core import rules
+from steps.core.problems import standard
+from steps.core.recorded import recorded_search
+from steps.core.rules import Rule, rule_for
+from steps.core.tiles import BlockShape, Tile
+from tutorial_lib.architectures import ARCHITECTURES, KIB, blocks_per_multiprocessor
+from tutorial_lib.files import RESULTS
+from tutorial_lib.passes import BACKWARD, FORWARD
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ALL = [rule for kernel in rules.rules().values() for rule in kernel]
+COMPILED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+HEAD_DIMS = (32, 64, 128, 256)
+
+
+def compiled(kernel: str, problem, arch: str):
+    """What the compiler makes of the kernel that a rule is for."""
+    if kernel in ("keys", "queries"):
+        return get_step("mask_loops").configured(problem, arch).compile_one(kernel, problem, arch)
+    names = {"attention": "approx_division", "searched": "found", "hopper": "at_maxima"}
+    names |= {"hopper_together": "reduction", "hopper_apart": "groups_apart"}
+    return get_step(names[kernel]).compile(problem, arch)
+
+
+def cases() -> list:
+    """A launch for every rule, architecture and head_dim that it is for."""
+    found = []
+    for kernel in rules.rules():
+        for arch in COMPILED:
+            for head_dim in HEAD_DIMS:
+                hopper = kernel.startswith("hopper")  # with a mask these are other kernels, cuTile's hardly
+                for causal in (True, False)[: 1 + hopper]:
+                    problem = standard(head_dim=head_dim, causal=causal)
+                    rule = rule_for(kernel, problem, arch)
+                    if rule is not None and (arch == "sm_90" or not hopper):
+                        name = f"{kernel}-{rule.name}-{arch}-{problem.head_dim}{'-causal' * causal}"
+                        found.append(pytest.param(rule, problem, arch, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("rule", "problem", "arch"), cases())
+def test_a_rule_fits_spills_no_more_than_it_says_and_reaches_its_occupancy(rule, problem, arch):
+    made = compiled(rule.kernel, problem, arch)
+    assert made.shared_bytes <= rules.shared_kib(arch) * KIB
+    assert made.spilled_bytes <= rule.spilled
+    blocks, _ = blocks_per_multiprocessor(arch, made.threads, made.registers, made.shared_bytes)
+    assert blocks >= rule.blocks
+
+
+def test_every_rule_is_compiled_by_that_test():
+    """Or is for the CPU, where nothing is compiled."""
+    tried = {(case.values[0].kernel, case.values[0].name) for case in cases()}
+    left = {(rule.kernel, rule.name) for rule in ALL} - tried
+    assert left == {(kernel, "CPU_Block_64x64") for kernel in ("attention", "keys", "queries")}
+
+
+@pytest.mark.parametrize("kernel", rules.rules())
+def test_names_are_of_one_rule_each(kernel):
+    names = [rule.name for rule in rules.rules()[kernel]]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Z]\w+_\d+x\d+", name) for name in names)
+
+
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, "sm_999", "cpu"])
+@pytest.mark.parametrize("kernel", ["attention", "keys", "queries"])
+def test_every_architecture_has_a_rule(kernel, arch):
+    for head_dim in HEAD_DIMS:
+        assert rule_for(kernel, standard(1, head_dim), arch)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in ALL if isinstance(rule.choice, BlockShape)], ids=lambda r: r.name)
+def test_a_name_ends_with_the_tile(rule):
+    assert rule.name.endswith(f"_{rule.choice.tile.query}x{rule.choice.tile.key}")
+
+
+@pytest.mark.parametrize("rule", [rule for rule in ALL if rule.record], ids=lambda r: r.name)
+def test_a_record_that_is_named_exists(rule):
+    assert (RESULTS / rule.record).exists()
+
+
+def test_what_was_found_is_the_fastest_of_the_recorded_search():
+    for (kernel, head_dim, causal), shape in search.fastest(recorded_search("sm_90")).items():
+        assert kernel is None
+        assert rule_for("searched", standard(head_dim=head_dim, causal=causal), "sm_90").choice == shape
+
+
+def test_the_step_takes_what_was_found():
+    problem = standard(head_dim=64)
+    step, shape = get_step("found").configured(problem, "sm_90"), rule_for("searched", problem, "sm_90").choice
+    assert (step.tile, step.warps, step.cluster, step.occupancy) == (shape.tile, shape.warps, shape.cluster, 2)
+    assert not step.searched
+
+
+def test_where_nothing_was_searched_the_step_is_the_one_before():
+    step = get_step("found")
+    assert step.configured(standard(), "sm_80").holes() == step.previous.holes()
+
+
+def test_the_first_rule_whose_conditions_hold_counts(monkeypatch):
+    def rule(name, **conditions):
+        return Rule(name=name, kernel="k", choice=BlockShape(Tile(64, 64)), **conditions)
+
+    rows = (
+        rule("long", seq_len=8192, architectures=("sm_90",)),
+        rule("many", batch=16, causal=True),
+        rule("large", shared_kib=176, head_dims=(64,)),
+        rule("medium", shared_kib=144),
+        rule("rest"),
+    )
+    monkeypatch.setattr(rules, "rules", lambda: {"k": rows})
+
+    def chosen(arch, seq_len=4096, batch=4, head_dim=64, causal=True):
+        problem = dataclasses.replace(standard(seq_len, head_dim, causal), batch=batch)
+        return rule_for("k", problem, arch).name
+
+    assert chosen("sm_90", 8192) == "long" and chosen("sm_90", 8191) == "large"
+    assert chosen("sm_80", 8192) == "medium" and chosen("sm_90", head_dim=128) == "medium"
+    assert chosen("sm_90", batch=16) == "many" and chosen("sm_90", batch=16, causal=False) == "large"
+    assert chosen("sm_86") == chosen("cpu") == chosen("sm_999") == "rest"
+
+
+def test_a_rule_that_nothing_reads_is_an_error():
+    with pytest.raises(TypeError, match="warp"):
+        rules._rule("attention", {"name": "a", "tile": [64, 64], "warp": 8})
+
+
+LINE = r"FMHA_PROFILE: HeadDim=64, Arch=CPU, SeqQ=16, Choice=(\w+)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("exp2", ["CPU_Block_64x64"]),
+        ("wide_block", None),
+        ("at_maxima", ["SM90_ThreeGroups_192x128"]),
+        ("relaxed", ["CPU_Block_64x64"]),
+        ("mask_loops", ["CPU_Block_64x64"] * 2),
+        ("groups_apart", ["SM90_GroupsApart_128x128"]),
+        ("sdpa", []),
+    ],
+)
+def test_every_launch_tells_its_rules(name, choices, monkeypatch, capfd):
+    monkeypatch.setenv("FMHA_PROFILE", "1")
+    step, problem = (
+        dataclasses.replace(get_step(name)),
+        dataclasses.replace(standard(16, 64), batch=1, heads=1, kv_heads=1),
+    )
+    run = BACKWARD if step.direction == "backward" else FORWARD
+    inputs = run.inputs(problem, 0)
+    for _ in range(2):
+        capfd.readouterr()
+        run.call(step, problem, inputs)
+        said = capfd.readouterr().err
+        tile = step.variant(problem, "cpu").tile if choices is None else None
+        wanted = [f"Own_{tile.query}x{tile.key}"] if tile else choices
+        assert re.sub(LINE, "", said) == "" and re.findall(LINE, said) == wanted
+
+
+def test_without_being_asked_launches_say_nothing(monkeypatch, capfd):
+    monkeypatch.delenv("FMHA_PROFILE", raising=False)
+    step = dataclasses.replace(get_step("exp2"))
+    step.attention(*[torch.zeros(1, 1, 16, 32, dtype=torch.float16)] * 3)
+    assert capfd.readouterr().err == ""
+
+
+def test_no_kernel_reads_results():
+    """What a launch uses: no module of a skeleton, nor what it imports of the core, knows the folder of records."""
+    parts = ("cutile", "gluon", "hopper", "backward_cutile", "backward_hopper")
+    launched = [path for part in parts for path in ROOT.glob(f"steps/{part}/*.py")]
+    launched += [
+        ROOT / "steps" / "core" / f"{name}.py" for name in ("rules", "tiles", "order", "fused", "step", "launch")
+    ]
+    assert len(launched) > 60
+    for path in launched:
+        imported = {
+            name.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for name in node.names
+        }
+        assert not imported & {"RESULTS", "read_run", "recorded_runs", "recorded_searches", "recorded_search"}, path
