@@ -72,7 +72,7 @@ def asked(options: argparse.Namespace):
 
     try:
         step = read_step(Path(options.step)) if options.step.endswith(".py") else get_step(options.step)
-        if step.backend not in ("gluon", "hopper"):
+        if step.backend not in ("gluon", "hopper", "blackwell"):
             raise BadRequest(f"step {step.label}: simulated are Gluon's kernels; `steps.run` runs this one on the CPU")
         if isinstance(step, WrittenStep):
             _load(step)

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 ISSUE = 4  # warp instructions a clock and SM: four schedulers, one each [guide]
 REGISTERS = 65536  # a SM, for every one of NVIDIA's architectures here [guide]
 REGISTER_UNIT = 8  # of a lane: registers are given out so many at a time [guide], [LLVM]
+TENSOR_COLUMNS = 512  # of tensor memory, a SM of sm_100 and sm_103 [PTX ISA, "Tensor Memory"]
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,14 @@ AMD_GPUS = {
 }
 
 
-def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared_bytes: int) -> tuple[int, str] | None:
+def blocks_per_multiprocessor(
+    arch: str, threads: int, registers: int, shared_bytes: int, tensor_columns: int | None = None
+) -> tuple[int, str] | None:
     """(blocks that fit on an SM, what limits their number), or None where the architecture's limits are not known.
 
     Registers are given out to warps in units of 8 a lane, and on NVIDIA's every block takes 1 KiB of shared memory for
-    the system (CUDA C++ Programming Guide, and the occupancy calculator of Nsight Compute).
+    the system (CUDA C++ Programming Guide, and the occupancy calculator of Nsight Compute). tensor_columns: of tensor
+    memory, that a block takes; None: none.
     """
     limits = ARCHITECTURES.get(arch)
     if limits is None or limits.max_warps is None:
@@ -139,5 +143,7 @@ def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared_by
         "warps": limits.max_warps // warps,
         "blocks": limits.max_blocks or limits.max_warps,
     }
+    if tensor_columns:
+        fits["tensor memory"] = TENSOR_COLUMNS // tensor_columns
     limiter = min(fits, key=fits.get)
     return fits[limiter], limiter

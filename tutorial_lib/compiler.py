@@ -191,7 +191,9 @@ class Compiled:
     @property
     def occupancy(self) -> tuple[int, str] | None:
         """(blocks an SM, what limits their number), or None for an architecture whose limits are not known here."""
-        return blocks_per_multiprocessor(self.arch, self.threads, self.registers, self.shared_bytes)
+        return blocks_per_multiprocessor(
+            self.arch, self.threads, self.registers, self.shared_bytes, self.tensor_columns
+        )
 
     @property
     def occupancy_percent(self) -> float | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, tcgen05_mma
+from triton.experimental.gluon.language.nvidia import blackwell
 
 
 class Columns(NamedTuple):
@@ -25,10 +25,10 @@ def allocate_columns(dtype: gl.constexpr, variant: gl.constexpr):
     """All the columns that a block needs."""
     PARTS: gl.constexpr = variant.parts
     KEYS: gl.constexpr = variant.tile.key
-    scores = allocate_tensor_memory(gl.float32, [PARTS, variant.rows, KEYS], variant.scores)
-    output = allocate_tensor_memory(gl.float32, [PARTS, variant.rows, variant.head_dim], variant.sums)
+    scores = blackwell.allocate_tensor_memory(gl.float32, [PARTS, variant.rows, KEYS], variant.scores)
+    output = blackwell.allocate_tensor_memory(gl.float32, [PARTS, variant.rows, variant.head_dim], variant.sums)
     if variant.weights_apart:
-        weights = allocate_tensor_memory(dtype, [PARTS, variant.rows, KEYS], variant.scores)
+        weights = blackwell.allocate_tensor_memory(dtype, [PARTS, variant.rows, KEYS], variant.scores)
         return Columns(scores, weights, output)
     else:
         return Columns(scores, scores, output)
@@ -48,14 +48,14 @@ def weights_of(columns, part, dtype: gl.constexpr, variant: gl.constexpr):
 def issue_scores(query, keys, turn, scores, done, variant: gl.constexpr):
     """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
     key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
+    blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
 
 
 @gluon.jit
 def issue_output(weights, values, turn, output, add, done, variant: gl.constexpr):
     """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
     value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
+    blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
 
 
 @gluon.jit

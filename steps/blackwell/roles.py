@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit
+from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from steps.blackwell.columns import issue_output, issue_scores, rescale, weights_of
@@ -60,7 +60,7 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
         query = part_of(tiles.query, part, variant)
         scores = columns.scores.index(part)
         issue_scores(query, tiles.key, 0, scores, barriers.scores_ready.index(part), variant)
-    tcgen05_commit(barriers.key_free.index(0))
+    blackwell.tcgen05_commit(barriers.key_free.index(0))
     for j in range(end):
         await_tile(barriers.value_ready, j, STAGES)
         if j + 1 < end:
@@ -75,9 +75,9 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
                 scores = columns.scores.index(part)
                 mbarrier.wait(barriers.output_ready.index(part), j & 1)
                 issue_scores(query, tiles.key, j + 1, scores, barriers.scores_ready.index(part), variant)
-        tcgen05_commit(barriers.value_free.index(j % STAGES))
+        blackwell.tcgen05_commit(barriers.value_free.index(j % STAGES))
         if j + 1 < end:
-            tcgen05_commit(barriers.key_free.index((j + 1) % STAGES))
+            blackwell.tcgen05_commit(barriers.key_free.index((j + 1) % STAGES))
 
 
 @gluon.jit
@@ -124,8 +124,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
             row_sum = row_sum * correction + gl.sum(weights, 1)
             weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
             if not variant.correction:  # noqa: SIM102
-                if j > 0:
-                    mbarrier.wait(barriers.output_ready.index(part), j - 1 & 1)
+                if j > 0:  # these scores were begun when the PV product before had ended: nobody writes the output
                     rescale(output_at, correction, variant)
             weights_at.store(weights)
             mbarrier.arrive(barriers.weights_ready.index(part), count=1)
@@ -148,8 +147,7 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
         mbarrier.arrive(barriers.weights_ready.index(part), count=1)  # there is no output yet that needs it
     for j in range(1, end):
         for part in gl.static_range(PARTS):
-            factor = take_over(factors, barriers, j - 1, part, variant)
-            mbarrier.wait(barriers.output_ready.index(part), j - 1 & 1)
+            factor = take_over(factors, barriers, j - 1, part, variant)  # of scores behind the PV product before
             if variant.threshold > 0:
                 if gl.min(factor, 0) < 1.0:  # for all rows or none: a branch is for whole warps
                     rescale(columns.output.index(part), factor, variant)

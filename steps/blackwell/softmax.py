@@ -54,7 +54,7 @@ def weigh(scores, row_max, scale, variant: gl.constexpr):
 
 @gluon.jit
 def exp2_by_polynomial(x):
-    """2^x for x up to 126, by additions and multiplications; below 2^-126 it gives 2^-126.
+    """2^x for x from -125 to 126, by additions and multiplications; for a smaller x, 2^-125.
 
     x is the sum of the nearest integer n and a rest from -1/2 to 1/2. 2^rest is a polynomial of degree 3, and adding n
     to the exponent of a float32 multiplies it by 2^n. Adding 1.5 * 2^23 to x leaves n in the last bits of the sum.
@@ -65,7 +65,7 @@ def exp2_by_polynomial(x):
     C1: gl.constexpr = 0.69326099
     C2: gl.constexpr = 0.24261112
     C3: gl.constexpr = 0.05517167
-    x = gl.maximum(x, -126.0)
+    x = gl.maximum(x, -125.0)  # what is smaller has no exponent to add to
     shifted = x + INTEGERS
     rest = x - (shifted - INTEGERS)
     power = ((C3 * rest + C2) * rest + C1) * rest + C0

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from steps import STEPS, get_step
+from steps.hopper.variant import Variant as Hopper
 from steps.writing.written import write_step
 from tests.shapes import problem
 from tutorial_lib.accuracy import compare
@@ -72,7 +73,7 @@ OF_THE_ONLY_QUERIES = (
 HARMLESS = [
     Harmless(BY_ITSELF, "gl.barrier()"),
     Harmless(NOTHING_LEFT, COPIES, (WITHOUT, ONE_MORE), number=1),
-    Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), kernels=lambda v: not v.persistent),
+    Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), kernels=lambda v: isinstance(v, Hopper) and not v.persistent),
     Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), 2, lambda v: v.persistent and not v.own_output),
     *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.persistent) for its in OF_THE_ONLY_QUERIES),
     Harmless(ONLY_SPEED, TURNS),
@@ -93,15 +94,24 @@ ELSEWHERE = {
     "at_maxima": [(64, True), (128, True), (128, False), (256, True)],
     "lean_sum": [(64, True), (128, True)],
     "diagonal_first": [(256, True)],
+    "tensor_memory": [(64, True)],
+    "warp_roles": [(64, True)],
+    "correction": [(64, True)],
+    "threshold": [],
+    "polynomial": [],
 }
 KERNELS = [
     pytest.param(step, head_dim, causal, id=f"{step.name}-{head_dim}-{'causal' if causal else 'full'}")
     for step in STEPS
-    if step.backend in ("gluon", "hopper")
+    if step.backend in ("gluon", "hopper", "blackwell")
     for head_dim, causal in ELSEWHERE.get(step.name, [(128, True)])
 ]
 # Queries, so that blocks which stay have several tiles of them; more tiles of keys than places, and a single one.
-LENGTHS = {"gluon": [(200, 330), (200, 90)], "hopper": [(900, 600), (900, 100)]}
+LENGTHS = {
+    "gluon": [(200, 330), (200, 90)],
+    "hopper": [(900, 600), (900, 100)],
+    "blackwell": [(300, 600), (300, 100)],
+}
 
 
 class Examination:

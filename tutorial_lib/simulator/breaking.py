@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 # What orders things: by the name that is called. A function of the kernel's own that does nothing else is one, too.
 WAITS = {"wait", "wait_group", "warpgroup_mma_wait", "store_wait"}
-SIGNS = {"arrive", "expect", "commit_group", "barrier", "thread_barrier", "fence_async_shared"}
+SIGNS = {"arrive", "expect", "commit_group", "barrier", "thread_barrier", "fence_async_shared", "tcgen05_commit"}
 LOOSER = {"wait_group", "warpgroup_mma_wait", "store_wait"}  # take how many may still be under way
+TOLD = {"tcgen05_mma": "mbarriers"}  # a product, and the argument that says where it tells that it has ended
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,13 @@ def broken(text: str) -> Iterator[Broken]:
     for function in functions:
         for line in sorted(filter(_is_line, ast.walk(function)), key=lambda line: line.lineno):
             name = _called(line)
-            if name not in WAITS | SIGNS | own:
+            told = next((k.value for k in _call(line).keywords if k.arg == TOLD[name]), None) if name in TOLD else None
+            if name not in WAITS | SIGNS | own and told is None:
                 continue
             place = line.lineno, " ".join(ast.get_source_segment(text, line).split())
+            if told is not None:
+                yield Broken(*place, "without", _changed(text, told, "[]"))
+                continue
             if function.name not in own:  # such a function is broken where it is called, once for each place
                 yield Broken(*place, "without", _without(text, line))
             if name == "wait":

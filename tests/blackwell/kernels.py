@@ -1,0 +1,162 @@
+"""Small Gluon kernels with tensor memory for the tests of the simulator, whole and broken."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    get_tmem_reg_layout,
+    tcgen05_commit,
+    tcgen05_mma,
+)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from steps.blackwell.softmax import exp2_by_polynomial
+
+COLUMNS = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1))
+HALF = gl.constexpr(TensorMemoryLayout((128, 64), col_stride=1))
+SUMS = gl.constexpr(get_tmem_reg_layout(gl.float32, (128, 128), COLUMNS.value, 4))
+WEIGHTS = gl.constexpr(get_tmem_reg_layout(gl.float16, (128, 128), COLUMNS.value, 4))
+FEW = gl.constexpr(get_tmem_reg_layout(gl.float32, (128, 64), HALF.value, 4))
+LINE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def barrier():
+    made = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(made, count=1)
+    return made
+
+
+@gluon.jit
+def factors(left, right):
+    """Two tiles of 128 x 128, brought by TMA."""
+    a = gl.allocate_shared_memory(left.dtype, left.block_shape, left.layout)
+    b = gl.allocate_shared_memory(right.dtype, right.block_shape, right.layout)
+    ready = barrier()
+    fence_async_shared()
+    mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
+    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
+    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    mbarrier.wait(ready, 0)
+    return a, b
+
+
+@gluon.jit
+def write(target, tile):
+    layout: gl.constexpr = tile.type.layout
+    row = gl.arange(0, 128, gl.SliceLayout(1, layout))
+    column = gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
+    gl.store(target + row[:, None] * tile.shape[1] + column[None, :], tile)
+
+
+@gluon.jit
+def product(left, right, target, told: gl.constexpr, waits: gl.constexpr):
+    """target = left @ right. told: by the product itself, or by a commit behind it; waits: for that."""
+    a, b = factors(left, right)
+    done = barrier()
+    sums = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    if told:
+        tcgen05_mma(a, b, sums, use_acc=False, mbarriers=[done])
+    else:
+        tcgen05_mma(a, b, sums, use_acc=False, mbarriers=[])
+        tcgen05_commit(done)
+    if waits:
+        mbarrier.wait(done, 0)
+    write(target, sums.load(SUMS))
+    mbarrier.wait(done, 0)
+
+
+@gluon.jit
+def synchronous(left, right, target):
+    """target = left @ right + 1, with a product that is waited for where it is begun."""
+    a, b = factors(left, right)
+    sums = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS, gl.full([128, 128], 1.0, gl.float32, SUMS))
+    tcgen05_mma(a, b, sums)
+    write(target, sums.load(SUMS))
+
+
+@gluon.jit
+def same_place(left, right, target, same: gl.constexpr, waits: gl.constexpr):
+    """target = (left @ right) @ right + what is there: the first factor of the second product lies where sums were.
+
+    same: the products behind it go into the same accumulator; else one goes where that factor is. waits: for the
+    second before the third.
+    """
+    a, b = factors(left, right)
+    done = barrier()
+    first = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    second = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tcgen05_mma(a, b, first, use_acc=False, mbarriers=[done])
+    mbarrier.wait(done, 0)
+    weights = first._reinterpret(gl.float16, [128, 128], COLUMNS)
+    weights.store(gl.convert_layout(first.load(SUMS).to(gl.float16), WEIGHTS))
+    tcgen05_mma(weights, b, second, use_acc=False, mbarriers=[])
+    if waits:
+        tcgen05_commit(done)
+        mbarrier.wait(done, 1)
+    tcgen05_mma(a, b, second if same else first, use_acc=same, mbarriers=[])
+    tcgen05_commit(done)
+    mbarrier.wait(done, 0 if waits else 1)
+    write(target, second.load(SUMS))
+
+
+@gluon.jit
+def unfinished(left, right):
+    """Ends under a product."""
+    a, b = factors(left, right)
+    sums = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tcgen05_mma(a, b, sums, use_acc=False, mbarriers=[])
+
+
+@gluon.jit
+def too_many_columns():
+    allocate_tensor_memory(gl.float32, [4, 128, 128], COLUMNS)
+    allocate_tensor_memory(gl.float16, [128, 128], COLUMNS)
+
+
+@gluon.jit
+def outside(target):
+    place = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    place.slice(64, 128)
+
+
+@gluon.jit
+def two_warps(target):
+    allocate_tensor_memory(gl.float32, [128, 128], COLUMNS).load(SUMS)
+
+
+@gluon.jit
+def wrong_factors(left, right):
+    """The second factor's rows are as many as the first one's, and not as its columns."""
+    a, b = factors(left, right)
+    sums = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tcgen05_mma(a, b.slice(0, 64, 0), sums)
+
+
+@gluon.jit
+def slices(target):
+    """Columns 0 to 63 of a place are 1, and those behind them 2; target gets the last of the former, and the rest."""
+    place = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    place.slice(0, 64).store(gl.full([128, 64], 1.0, gl.float32, FEW))
+    place.slice(64, 64).store(gl.full([128, 64], 2.0, gl.float32, FEW))
+    write(target, place.slice(32, 64).load(FEW))
+
+
+@gluon.jit
+def by_polynomial(source, target):
+    """target = 2^source, 1024 numbers."""
+    at = gl.arange(0, 1024, LINE)
+    gl.store(target + at, exp2_by_polynomial(gl.load(source + at)))
+
+
+@gluon.jit
+def waits_for_another(left, right, target):
+    """Waits for a second phase, which no product completes."""
+    a, b = factors(left, right)
+    done = barrier()
+    sums = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tcgen05_mma(a, b, sums, use_acc=False, mbarriers=[done])
+    mbarrier.wait(done, 0)
+    mbarrier.wait(done, 1)
+    write(target, sums.load(SUMS))

@@ -1,0 +1,126 @@
+"""The Blackwell steps: in order under random latencies, compiled for their targets, with room for what they need."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from steps import STEPS, Unsupported, get_step
+from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
+from steps.blackwell.variant import Correction, Emulated
+from steps.core.problems import FULL, HEADLINE
+from tests.shapes import problem
+from tutorial_lib.compiler import CompilerError
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.simulator.run import watched
+
+BLACKWELL = [step for step in STEPS if step.backend == "blackwell"]
+SCHEDULES = range(4)
+COMPILED = [  # problem, target
+    (dataclasses.replace(HEADLINE, seq_len_kv=4001), "sm_100"),
+    (dataclasses.replace(FULL, head_dim=64, dtype="bfloat16"), "sm_100"),
+    (FULL, "sm_103"),
+]
+
+
+@pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
+def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step):
+    """Under random latencies, with parts that are not full, and one that is empty."""
+    for shape in (
+        problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=600),
+        problem(batch=1, heads=2, kv_heads=1, seq_len_q=90, seq_len_kv=700, head_dim=128, causal=False),
+    ):
+        inputs = FORWARD.inputs(shape, 0)
+        exact = FORWARD.reference(shape, inputs)
+        allowed = FORWARD.yardstick(shape, inputs, exact)
+        for seed in SCHEDULES:
+            with watched(seed) as watch:
+                assert FORWARD.check(step, shape, inputs, exact, allowed).correct
+            assert not any(run.found for run in watch.runs)
+
+
+@pytest.mark.parametrize(("shape", "arch"), COMPILED, ids=lambda x: getattr(x, "slug", x))
+@pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
+def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
+    compiled, variant = step.compile(shape, arch), step.variant(shape)
+    assert "tcgen05.mma" in compiled.ptx and "wgmma" not in compiled.ptx and f"sm_{arch[3:]}a" in compiled.ptx
+    assert compiled.occupancy is None or 1 <= compiled.occupancy[0] <= MOST_COLUMNS // compiled.tensor_columns
+    assert compiled.shared_bytes <= MOST_SHARED
+    # The hardware gives columns out in powers of two.
+    assert variant.tensor_columns <= compiled.tensor_columns <= MOST_COLUMNS
+    assert compiled.tensor_columns < 2 * variant.tensor_columns
+    # tcgen05.mma takes 16 of head_dim at a time for QK, and 16 keys for PV; of each loop's text there is one.
+    assert compiled.hot_loop["tensor core"] == variant.parts * (shape.head_dim + variant.tile.key) / 16
+    # A few numbers that roles begin with may be kept in local memory, and nothing in a loop.
+    assert compiled.spilled_bytes <= (40 if step.roles else 0)
+    assert compiled.hot_loop["spill"] == 0
+
+
+@pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
+def test_a_thread_has_a_whole_row_of_scores(step):
+    """An exponential a score and row, no shuffle for a maximum; with step polynomial a quarter of them are others."""
+    compiled, variant = step.compile(FULL), step.variant(FULL)
+    row, emulated = variant.tile.key, variant.tile.key * variant.remainder // max(1, variant.frequency)
+    assert row - emulated < compiled.hot_loop["MUFU"] <= row - emulated + 2
+    assert compiled.kinds["tensor memory"] > 0
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_110", "sm_120"])
+@pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
+def test_other_targets_are_refused_by_name(step, arch):
+    """Before a compiler sees them: some would end the process."""
+    with pytest.raises(Unsupported, match=f"made of tcgen05 and tensor memory, for sm_100 and sm_103, not for {arch}"):
+        step.compile(FULL, arch)
+    assert all(step.unsupported(FULL, target) is None for target in (*TARGETS, "cpu"))
+
+
+def test_what_no_block_has_room_for_is_refused(monkeypatch):
+    step = get_step("warp_roles")
+    for name, told in (("MOST_SHARED", "bytes of shared memory"), ("MOST_COLUMNS", "512 columns of tensor memory")):
+        with monkeypatch.context() as less:
+            less.setattr(f"steps.blackwell.skeleton.{name}", 100)
+            with pytest.raises(CompilerError, match=f"{told}, and a block has 100"):
+                step.compile(FULL)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Correction(threshold=0.0), "threshold must be None, or above 0 and below 16, got 0.0"),
+        (lambda: Correction(threshold=16.0), "threshold must be"),
+        (lambda: Emulated(16, 16), "remainder must be above 0 and below frequency"),
+        (lambda: Emulated(24, 4), "which divides 128, got 4 and 24"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- rescaling ---
+
+
+def rescaled(step, q, k, v) -> int:
+    """How often a part's output was rescaled; the output is right."""
+    shape = problem(batch=1, heads=1, seq_len_q=q.shape[2], seq_len_kv=k.shape[2], causal=False)
+    exact = FORWARD.reference(shape, (q, k, v))
+    with watched(trace=True) as watch:
+        assert FORWARD.check(step, shape, (q, k, v), exact, FORWARD.yardstick(shape, (q, k, v), exact)).correct
+    [run] = watch.runs
+    return sum(
+        lane.startswith("correct") and label == "store" for _, lane, kind, label, *_ in run.trace if kind == "tmem"
+    )
+
+
+def test_rescaling_happens_when_a_maximum_grows_enough_and_not_else():
+    """Keys of the second tile of four are larger than those of the first, by less than the threshold or by more."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64, generator=generator).half() for n in (256, 512, 512))
+    counts = {}
+    for growth in (1.0, 8.0):
+        larger = k.clone()
+        larger[:, :, 128:256] *= growth
+        counts[growth] = [rescaled(get_step(name), q, larger, v) for name in ("correction", "threshold")]
+    parts, tiles = 2, 4
+    always = parts * (tiles - 1)
+    assert counts == {1.0: [always, 0], 8.0: [always, parts]}
