@@ -315,6 +315,7 @@ def _progress(console):
 def run(options: argparse.Namespace) -> int:
     import secrets
 
+    from steps.core.launch import PROFILE
     from steps.core.recorded import find_recorded
     from tutorial_lib.report import write_length_plots
 
@@ -360,6 +361,9 @@ def run(options: argparse.Namespace) -> int:
         bar, listener = _progress(console)
         with bar:
             result, interrupted, output = measure(here, steps, peers, settings, listener)
+        for line in output.splitlines():
+            if line.startswith(f"{PROFILE}:"):  # the rules of each step's launch, from when it was checked
+                print(line, file=sys.stderr)
         if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.everybody):
             print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
             break

@@ -2,10 +2,11 @@
 
 The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; with
 ``--direction backward`` they are those of the backward pass, each searched alone. ``cuda.tile.tune`` times every
-combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. The file is written after
-every problem, so that an interrupted search keeps what it has. ``--head-dim`` searches a part, which takes the place of
-what the file had on the same problems with the same compilers. No kernel reads that file: what is to be used is written
-into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be written; 2 bad request; 130 interrupted.
+combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. The file is
+written after every problem, so that an interrupted search keeps what it has. ``--head-dim`` searches a part, which
+takes the place of what the file had on the same problems with the same compilers. No kernel reads that file: what is to
+be used is written into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be written; 2 bad request;
+130 interrupted.
 """
 
 from __future__ import annotations

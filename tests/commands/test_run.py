@@ -509,3 +509,24 @@ def test_what_is_inside_a_step_is_measured_by_its_name(tmp_path):
     assert [m.status for m in read_run(path).inside] == ["checked"] and "A larger tile" in (
         path.parent / "report.md"
     ).read_text()
+
+
+def test_the_rules_of_every_launch_are_told_once(monkeypatch, tmp_path):
+    """When a step is checked; a timed launch tells nothing."""
+    monkeypatch.setenv("FMHA_PROFILE", "1")
+    status, _, error = call("--seq-len", 64, "--steps", "exp2,at_maxima", "--output-dir", tmp_path)
+    told = [line for line in error.splitlines() if line.startswith("FMHA_PROFILE: ")]
+    assert status == 0 and [line.split("Choice=")[1] for line in told] == ["CPU_Block_64x64", "SM90_TwoGroups_128x128"]
+
+
+def test_what_is_timed_tells_no_rules(monkeypatch):
+    from steps.core.launch import PROFILE
+    from steps.measuring import bench
+
+    monkeypatch.setenv(PROFILE, "1")
+    timed = bench.Bench(problem(heads=1, seq_len_q=16, seq_len_kv=16), "forward", "cpu", 0, check=False)
+    monkeypatch.setattr(timed, "_call", lambda step: lambda i: None)
+    monkeypatch.setattr(bench.timing, "plan_sample", lambda call: None)
+    monkeypatch.setattr(bench, "Stopwatch", lambda: None)
+    timed.prepare(get_step("exp2"))
+    assert PROFILE not in os.environ
