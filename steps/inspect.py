@@ -113,6 +113,9 @@ def asked(options: argparse.Namespace, architectures: Sequence[str]) -> tuple[li
         other = find(options.against) if options.against else None
         written = [step.written_for for step in steps if hasattr(step, "written_for")]
         problem = written[0] if written else asked_problem(options)
+        if options.step == "all":  # of a part for other architectures nothing is to be told
+            able = [step for step in steps if any(step.unsupported(problem, a) is None for a in architectures)]
+            steps = able or steps
     except ValueError as error:
         raise BadRequest(str(error)) from None
     for step in filter(None, (*steps, other)):
@@ -306,6 +309,7 @@ def show(console, examined: Examined, compiled: Compiled, before: Compiled | Non
         console.print(f"      {remark.text}", soft_wrap=True, markup=False)
 
 
+NAMED = ("tensor core", "bulk copy", "tensor memory")  # kinds whose instructions are told one by one on Blackwell
 OF_AMD = {
     "  of the registers, AGPRs": "agprs",
     "scalar registers a wave": "sgprs",
@@ -326,6 +330,7 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
         each("registers a thread", lambda c: c.registers),
         each("threads a block", lambda c: c.threads),
         each("shared memory, bytes", lambda c: c.shared_bytes),
+        each("tensor memory, columns", lambda c: c.tensor_columns),
         each("stack and spills, bytes", lambda c: c.spilled_bytes),
         each("blocks an SM", lambda c: c.occupancy and c.occupancy[0]),
         each("occupancy, % of the warps an SM holds", lambda c: c.occupancy_percent),
@@ -333,7 +338,11 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
         *(each(name, lambda c, field=field: c.amd and getattr(c.amd, field)) for name, field in OF_AMD.items()),
         each("instructions, whole kernel", lambda c: c.instructions),
     ]
-    rows += [each(f"  {kind}", lambda c, kind=kind: c.kinds and c.kinds.get(kind)) for kind in every_kind]
+    for kind in every_kind:
+        rows.append(each(f"  {kind}", lambda c, kind=kind: c.kinds and c.kinds.get(kind)))
+        if kind in NAMED and any(c.tensor_columns for c in compiled):
+            for opcode in sorted({opcode for c in compiled for opcode in c.opcodes(kind)}):
+                rows.append(each(f"    {opcode}", lambda c, kind=kind, name=opcode: c.opcodes(kind)[name]))
     rows.append(each("instructions a K/V tile, hot loop", lambda c: c.hot_loop_instructions))
     rows += [each(f"  {kind} ", lambda c, kind=kind: c.hot_loop and c.hot_loop.get(kind)) for kind in every_kind]
     return rows

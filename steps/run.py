@@ -343,7 +343,7 @@ def run(options: argparse.Namespace) -> int:
     if device == "cpu":
         console.print(
             "No GPU is used: the kernels run on the CPU, interpreted or simulated, untimed; they are compiled "
-            f"for {DEFAULT_ARCH}."
+            f"for {DEFAULT_ARCH}, or for what they are made for."
         )
         if problems[0][0] != problems[0][1]:
             console.print(

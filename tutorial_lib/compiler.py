@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
@@ -129,6 +130,10 @@ class Compiled:
     def kinds(self) -> dict[str, int] | None:
         """Instructions of the whole kernel by what they do."""
         return self._reader.count_kinds(self._instructions) if self.instructions is not None else None
+
+    def opcodes(self, kind: str) -> Counter[str]:
+        """How often the kernel has each instruction of a kind, such as LDTM of "tensor memory"."""
+        return Counter(i.opcode for i in self._instructions if i.kind == kind)
 
     @property
     def spill_instructions(self) -> int | None:

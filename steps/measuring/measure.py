@@ -160,6 +160,7 @@ def _qualify(
 ) -> list[str]:
     """Find out whether a step can run and is right, and what its compiler makes of it; returns notes."""
     step, notes = contender.step, []
+    arch = step.made_for if settings.device == "cpu" else arch
 
     def call(method: str, *args):
         return worker.call(method, *args, timeout=settings.timeout)
