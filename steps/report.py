@@ -30,6 +30,8 @@ COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set besid
 # The problems whose figures are committed, and linked from reports; .gitignore names their folders.
 HEADLINES = (HEADLINE, FULL)
 
+NOT_TIMED = "Compiled, simulated, not timed: no such GPU was at hand. `python -m steps.run` on one times these steps."
+
 BEGIN, END = "<!-- best: made by `make report` from results/ -->", "<!-- end of best -->"
 
 
@@ -182,7 +184,13 @@ def _inside(step) -> list:
 
 
 def _part(part: Part, runs: Sequence[Run], folder: Path) -> list[str]:
-    """A part: all its steps on the headline problems, then each of them on all problems."""
+    """A part: all its steps on the headline problems, then each of them on all problems.
+
+    Of a part that nobody has timed there are the steps, and what they change.
+    """
+    if not part.timed and not any(run.measurement(step.name) for run in runs for step in _steps(part)):
+        told = [line for step in _steps(part) for line in (f"### {_heading(step)}", "", *_told(step, runs))]
+        return [f"## {part.title}", "", NOT_TIMED, "", *told]
     shown = [next((run for run in runs if run.the_problem() == problem), None) for problem in HEADLINES]
     rows = []
     for step in _steps(part):

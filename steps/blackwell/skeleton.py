@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from steps.blackwell.kernel import fmha
 from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Variant, make_variant
@@ -21,14 +21,13 @@ MOST_SHARED, MOST_COLUMNS = B200.shared_bytes, B200.tensor_columns  # of a block
 class BlackwellStep(TmaStep):
     """A fused kernel for sm_100 and sm_103 in Gluon: ``steps.blackwell.kernel.fmha`` with these holes filled.
 
-    roles: which warps do what (``steps.blackwell.variant``); None: all warps do the same. emulated: which exponentials
-    are a polynomial; None: none.
+    roles: which warps do what (``steps.blackwell.variant``). emulated: which exponentials are a polynomial.
 
     No such GPU was at hand: these steps are compiled, and run on the simulator, and were never timed.
     """
 
-    roles: Roles | None = hole(default=None)
-    emulated: Emulated | None = hole(default=None)
+    roles: Roles | Literal["all alike"] = hole(default="all alike")
+    emulated: Emulated = hole(default=Emulated())
 
     backend: ClassVar[str] = "blackwell"
     head_dims: ClassVar[tuple[int, ...]] = HEAD_DIMS

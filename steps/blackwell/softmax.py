@@ -43,7 +43,7 @@ def next_maxima(scores, row_max, scale, variant: gl.constexpr):
 def weigh(scores, row_max, scale, variant: gl.constexpr):
     """Weights [query, key]: 2^(score - maximum)."""
     exponent = scores * scale - row_max[:, None]
-    if variant.frequency > 0:
+    if variant.remainder > 0:
         key = gl.arange(0, variant.tile.key, gl.SliceLayout(0, variant.accumulator))
         # A register holds the same key in every thread, so the compiler knows for each of them which of both it needs.
         by_unit = (key % variant.frequency < variant.frequency - variant.remainder)[None, :]

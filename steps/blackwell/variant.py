@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, get_tmem_reg_layout
@@ -32,45 +33,48 @@ PRODUCT_REGISTERS, COPY_REGISTERS = 32, 24
 class Correction(Choices):
     """A warp group of its own rescales the output.
 
-    threshold: the maximum of a row must grow by more than so much, in base 2, before the row is rescaled; None: it is
-    rescaled whenever the maximum grows.
+    threshold: the maximum of a row must grow by more than so much, in base 2, before weights are relative to the new
+    one; 0: it counts at once, and every tile is rescaled.
 
-    Raises ValueError for a threshold that is not above 0, or with which weights might not fit into float16.
+    Raises ValueError for a negative threshold, and for one with which weights might not fit into float16.
     """
 
-    threshold: float | None = None
+    threshold: float = 0.0
 
     def __post_init__(self):
-        if self.threshold is not None and not 0 < self.threshold < 16:
-            raise ValueError(f"threshold must be None, or above 0 and below 16, got {self.threshold}")
+        if not 0 <= self.threshold < 16:
+            raise ValueError(f"threshold must be at least 0 and below 16, got {self.threshold}")
 
 
 @dataclass(frozen=True)
 class Roles(Choices):
     """Two warp groups do the softmax, each of 128 queries; a warp begins all products, and another asks for all tiles.
 
-    correction: who rescales the output; None: the warp group that does its softmax.
+    correction: who rescales the output, a warp group for it or the one that does the softmax.
     """
 
-    correction: Correction | None = None
+    correction: Correction | Literal["by the softmax"] = "by the softmax"
 
 
 @dataclass(frozen=True)
-class Emulated(Choices):
-    """Some exponentials are a polynomial: in every ``frequency`` columns of scores the last ``remainder``.
+class Emulated:
+    """Which exponentials are a polynomial: in every ``frequency`` columns of scores the last ``remainder``.
 
-    Raises ValueError for numbers that choose no exponentials, or all.
+    Raises ValueError for a remainder that is not below the frequency, and a frequency that does not divide a tile.
     """
 
-    frequency: int
-    remainder: int
+    frequency: int = KEYS
+    remainder: int = 0
 
     def __post_init__(self):
-        if not 0 < self.remainder < self.frequency <= KEYS or KEYS % self.frequency:
+        if not 0 <= self.remainder < self.frequency or KEYS % self.frequency:
             raise ValueError(
-                f"remainder must be above 0 and below frequency, which divides {KEYS}, got {self.remainder} and "
+                f"remainder must be at least 0 and below frequency, which divides {KEYS}, got {self.remainder} and "
                 f"{self.frequency}"
             )
+
+    def __str__(self) -> str:
+        return f"{self.remainder} of {self.frequency}" if self.remainder else "none"
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,9 @@ class Variant:
     stages: int
     roles: bool
     correction: bool
-    threshold: float  # 0: a row is rescaled whenever its maximum grows
-    frequency: int  # 0: no exponential is emulated
-    remainder: int
+    threshold: float
+    frequency: int
+    remainder: int  # 0: no exponential is a polynomial
     lse: bool = False  # the log-sum-exp of every query is stored, too
 
     @property
@@ -181,10 +185,11 @@ class Variant:
         return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
 
 
-def make_variant(roles: Roles | None, emulated: Emulated | None, problem: Problem) -> Variant:
+def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Variant:
     """The constants that a kernel with these choices is compiled with for ``problem``."""
-    parts = 2 if roles else 1
-    correction = roles.correction if roles else None
+    has_roles = isinstance(roles, Roles)
+    correction = roles.correction if has_roles and isinstance(roles.correction, Correction) else None
+    parts = 2 if has_roles else 1
     return Variant(
         tile=Tile(parts * ROWS, KEYS),
         head_dim=problem.head_dim,
@@ -193,9 +198,9 @@ def make_variant(roles: Roles | None, emulated: Emulated | None, problem: Proble
         ragged=problem.seq_len_kv % KEYS != 0,
         parts=parts,
         stages=2,
-        roles=roles is not None,
+        roles=has_roles,
         correction=correction is not None,
-        threshold=(correction.threshold or 0.0) if correction else 0.0,
-        frequency=emulated.frequency if emulated else 0,
-        remainder=emulated.remainder if emulated else 0,
+        threshold=correction.threshold if correction else 0.0,
+        frequency=emulated.frequency,
+        remainder=emulated.remainder,
     )

@@ -52,7 +52,7 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
     # tcgen05.mma takes 16 of head_dim at a time for QK, and 16 keys for PV; of each loop's text there is one.
     assert compiled.hot_loop["tensor core"] == variant.parts * (shape.head_dim + variant.tile.key) / 16
     # A few numbers that roles begin with may be kept in local memory, and nothing in a loop.
-    assert compiled.spilled_bytes <= (40 if step.roles else 0)
+    assert compiled.spilled_bytes <= (40 if variant.roles else 0)
     assert compiled.hot_loop["spill"] == 0
 
 
@@ -60,7 +60,7 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
 def test_a_thread_has_a_whole_row_of_scores(step):
     """An exponential a score and row, no shuffle for a maximum; with step polynomial a quarter of them are others."""
     compiled, variant = step.compile(FULL), step.variant(FULL)
-    row, emulated = variant.tile.key, variant.tile.key * variant.remainder // max(1, variant.frequency)
+    row, emulated = variant.tile.key, variant.tile.key * variant.remainder // variant.frequency
     assert row - emulated < compiled.hot_loop["MUFU"] <= row - emulated + 2
     assert compiled.kinds["tensor memory"] > 0
 
@@ -86,9 +86,9 @@ def test_what_no_block_has_room_for_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Correction(threshold=0.0), "threshold must be None, or above 0 and below 16, got 0.0"),
+        (lambda: Correction(threshold=-1.0), "threshold must be at least 0 and below 16, got -1.0"),
         (lambda: Correction(threshold=16.0), "threshold must be"),
-        (lambda: Emulated(16, 16), "remainder must be above 0 and below frequency"),
+        (lambda: Emulated(16, 16), "remainder must be at least 0 and below frequency"),
         (lambda: Emulated(24, 4), "which divides 128, got 4 and 24"),
     ],
 )
