@@ -110,8 +110,13 @@ class Role:
         # A product of several warp groups is over when each of them is done, and each waits for its own part alone.
         # What a role knows is what its first group knows, which asks TMA, too; of the others' parts it learns when all
         # warps meet.
-        self.groups = max(1, warps // GROUP_WARPS)
+        self.apart = block.machine.waves_apart and warps > 1
+        self.groups = 2 if self.apart else max(1, warps // GROUP_WARPS)
         self.of_other_groups: Clock = {}
+        # Waves may be in two halves, of which the second is one barrier behind the first (``stages``, of AMD's). The
+        # role is then the first half, and learns at a barrier what the second had done at the barrier before.
+        self.staggered = False
+        self.second_half: Clock = {}
         self.read: set[Buffer] = set()  # since then
         self.written: set[Buffer] = set()
         self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
@@ -200,7 +205,8 @@ class Role:
 
     def meet(self) -> None:
         """All warps of the role wait for each other."""
-        join(self.known, self.of_other_groups)
+        join(self.known, self.second_half if self.staggered else self.of_other_groups)
+        self.second_half = dict(self.of_other_groups)
         self.read.clear()
         self.written.clear()
 
@@ -214,6 +220,20 @@ class Role:
             self.meet()
         self.read.update(reads)
         self.written.update(writes)
+
+    def others_do(self, memory, write: bool, what: str, pipe: Pipe | None = None) -> None:
+        """Note, where waves are apart, that the other ones do what this role has just done, or begun, at this place.
+
+        It is known where all have met. Whether the others were allowed to is not asked: they know what this role knows.
+        """
+        if self.apart:
+            agent, count = ("other waves", self), self.of_other_groups.get(("other waves", self), 0) + 1
+            if pipe is None:
+                self.of_other_groups[agent] = count
+            else:
+                agent, count = pipe.of_group(1), pipe.begun + 1
+            access = Access(memory.buffer.mask(memory.data), write, agent, count, "generic", place(), what)
+            memory.buffer.accesses.append(access)
 
     def learn(self, pipe: Pipe, number: int) -> None:
         """The first ``number`` operations of a pipe have ended, and were waited for."""
@@ -252,7 +272,12 @@ class Block:
         self.start("all warps", self.kernel, self.warps).time = time
 
     def check_end(self, role: Role) -> None:
-        """Raises KernelError where the block's first role, which ends last, ends under a product: its columns go."""
+        """Raises KernelError where the block's first role, which ends last, ends under a product: its columns go.
+
+        And where waves end under a copy of their own, as their LDS goes to another block.
+        """
+        if role.apart and role.known.get(role.copies.agent, 0) < role.copies.begun:
+            raise KernelError("the block ends while a copy into its LDS goes on: nobody has waited for it")
         if role is self.roles[0] and any(p.ended < p.begun for other in self.roles for p in other.tcgen05.values()):
             raise KernelError("the block ends while a product of tcgen05 goes on: nobody has waited for it")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections.abc import Callable
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -125,6 +126,7 @@ INSTRUCTIONS = {  # PTX -> a function of float32 operands, and its unit
     "ex2.approx.f32": (torch.exp2, "mufu"),
     "rcp.approx.ftz.f32": (lambda x: _flushed(1 / _flushed(x)), "mufu"),
 }
+SEQUENCES: dict[str, Callable] = {}  # a pattern of several instructions -> a function of the match and the operands
 ONE_INSTRUCTION = re.compile(r"\s*(\S+) \$0((?:, \$\d)*);\s*")
 
 
@@ -136,11 +138,14 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
         if found[1] in INSTRUCTIONS and operands == list(range(1, len(args) + 1)):
             function, unit = INSTRUCTIONS[found[1]]
             return elementwise(function, *args, unit=unit)
+    for pattern, function in SEQUENCES.items():
+        if found := re.fullmatch(pattern, asm.strip()):
+            return function(found, *args)
     if asm.strip() == "mov.u64 $0, %clock64;":
         return Int(state.role().time)
     if not asm.strip() or asm.strip().startswith("//"):  # nothing but a place for the compiler to keep an order by
         return args[0] if len(args) == 1 else tuple(args)
-    raise Unknown(at(f"the simulator does not know this PTX: {asm.strip()[:60]}"))
+    raise Unknown(at(f"the simulator does not know these instructions: {asm.strip()[:60]}"))
 
 
 # --- layouts and shapes ---

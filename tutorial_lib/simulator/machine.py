@@ -6,7 +6,7 @@ It explains what waits for what. It does not predict how long a kernel takes: se
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,9 @@ class Machine:
     mma.sync has two thirds of wgmma's rate, as the counters in chapter 30 have it, and tcgen05 the rate that
     ``tutorial_lib.architectures`` gives with its source. mufu, fp32: results; smem, tmem, tma: bytes; tensor memory's
     are 4 for each of its 128 lanes, which no source states. tensor_columns: of tensor memory. The rest are clocks, or
-    bytes a block.
+    bytes a block. On AMD's, mfma is the rate of MFMA, from the same table, smem is LDS, tma what copies bring from
+    memory; no source states mufu. waves_apart: every wave waits for its own copies alone, and learns of the others'
+    where all meet; NVIDIA's warps of a role are ordered by what the compiler sets by itself.
     """
 
     name: str
@@ -34,11 +36,16 @@ class Machine:
     issue: float = 20  # asking for something that then happens by itself
     shared_bytes: int = 232448
     tensor_columns: int = 0
+    mfma: float = 0
+    waves_apart: bool = False
 
 
 H100 = Machine("H100")
 B200 = Machine("B200", wgmma=0, mma=0, tcgen05=8192, tensor_columns=512)
-MACHINES = {"sm_90": H100, "sm_100": B200}  # by the architecture that a step is for
+_CDNA = Machine("CDNA", wgmma=0, mma=0, tma=16, waves_apart=True)
+MI300X = replace(_CDNA, name="MI300X", mfma=2048, shared_bytes=65536)
+MI355X = replace(_CDNA, name="MI355X", mfma=4096, shared_bytes=163840)
+MACHINES = {"sm_90": H100, "sm_100": B200, "gfx942": MI300X, "gfx950": MI355X}  # by the architecture of a step
 
 
 class Unit:

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import AMDMFMALayout
 
 from tutorial_lib import layouts
 from tutorial_lib.simulator import state
@@ -50,16 +51,24 @@ class Memory:
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return Memory(self.buffer, torch.as_strided(self.buffer.bytes.view(new), tuple(shape), strides, offset), layout)
 
-    def load(self, layout=None) -> Tensor:
+    def load(self, layout=None, tracked: bool = True) -> Tensor:
+        """tracked: whether the compiler looks after the order of this read and of writes to the same place."""
         me = state.role()
         me.point()
         state.spend("smem", self._bytes_read(layout, me.warps), "load")
-        me.uses(reads=(self.buffer,))
+        if tracked:
+            me.uses(reads=(self.buffer,))
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
+        me.others_do(self, False, f"read by other waves of {me}")
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
 
     def _bytes_read(self, layout, warps: int) -> int:
-        """By ldmatrix, every warp reads all that it needs, and what other warps read, too; conflicts make it more."""
+        """By ldmatrix, every warp reads all that it needs, and what other warps read, too; conflicts make it more.
+
+        AMD's waves read a second factor whole, each of them; their conflicts are not simulated.
+        """
+        if isinstance(layout, gl.DotOperandLayout) and isinstance(layout.parent, AMDMFMALayout):
+            return (warps if layout.operand_index else 1) * self.data.numel() * self.data.itemsize
         if isinstance(layout, gl.DotOperandLayout) and isinstance(self.layout, gl.SwizzledSharedLayout):
             in_a_row = self.data.shape[self.data.stride().index(1)]
             return warps * _bytes_by_ldmatrix(layout, tuple(self.shape), self.layout, in_a_row)
@@ -74,6 +83,7 @@ class Memory:
             raise KernelError(at(f"a tile {theirs} for a place {ours}"))
         me.uses(writes=(self.buffer,))
         me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
+        me.others_do(self, True, f"written by other waves of {me}")
         state.spend("smem", self.data.numel() * self.data.itemsize, "store")
         self.data.copy_(data)
 

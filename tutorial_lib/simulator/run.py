@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from tutorial_lib.simulator import ampere, blackwell, hopper, language, state  # noqa: F401  they enter what they do
+from tutorial_lib.simulator import (  # noqa: F401  they enter what they do
+    ampere,
+    blackwell,
+    cdna,
+    hopper,
+    language,
+    state,
+)
 from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
 from tutorial_lib.simulator.processor import Processor
@@ -24,7 +32,8 @@ _ONE_AT_A_TIME = threading.RLock()
 class Run:
     """found: races and missing fences, told once for each pair of lines. clocks: simulated, of every block.
 
-    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for.
+    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for. counts: how
+    often what the kernel decides by a vote of a wave went which way.
     """
 
     def __init__(self, machine: Machine, trace: bool, seed: int | None):
@@ -33,6 +42,7 @@ class Run:
         self.found: dict[tuple, str] = {}
         self.trace: list | None = [] if trace else None
         self.clocks: dict[tuple[int, int, int], float] = {}
+        self.counts: Counter[str] = Counter()
         self.processor = Processor(self.chance)
 
     @property

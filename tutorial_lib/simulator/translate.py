@@ -83,6 +83,8 @@ def translated(value):
         return lambda x: x
     if value is gl.static_range:
         return range
+    if isinstance(value, type) and value.__module__.startswith(gl.__name__) and value.__name__ in OPERATIONS:
+        return OPERATIONS[value.__name__]
     if getattr(value, "__triton_builtin__", False) and callable(value):
         module, name = value.__module__.rsplit(".", 1)[-1], value.__name__
         return OPERATIONS.get((module, name)) or OPERATIONS.get(name) or _unknown(f"{value.__module__}.{name}")

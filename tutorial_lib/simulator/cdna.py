@@ -1,0 +1,140 @@
+"""CDNA's operations: MFMA, buffer loads and stores, copies straight into LDS, stages of waves; and Triton's product.
+
+Copies into LDS and their groups are as Ampere's (``ampere``), but for the waves: each waits for its own copies alone,
+and of the others' copies it learns where all waves meet. The compiler lets them meet behind a wait for copies, and
+where one instruction touches what another has touched, if one of the two writes. Of ``load_shared_relaxed`` it takes no
+note: the kernel has to see to it that nobody overwrites what is read (tests look at the machine code).
+
+Sources: the reference pages of Gluon's ``amd`` modules; "AMD Instinct MI300" and "CDNA4" Instruction Set Architecture,
+sections on S_WAITCNT, S_BARRIER and MFMA; the pass that orders stages, ConvertWarpPipeline.cpp in Triton.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import AMDMFMALayout
+
+from tutorial_lib.simulator import ampere, state
+from tutorial_lib.simulator.block import KernelError, at
+from tutorial_lib.simulator.language import SEQUENCES, load, store
+from tutorial_lib.simulator.memory import Memory
+from tutorial_lib.simulator.translate import operation
+from tutorial_lib.simulator.values import Pointer, Tensor, plain
+
+FIRST_HALF = 4  # waves: one for each SIMD of a compute unit
+
+
+# --- global memory, by a pointer and offsets ---
+
+
+@operation("buffer_load")
+def buffer_load(ptr: Pointer, offsets: Tensor, mask=None, other=0, cache=None):
+    return load(ptr + offsets, mask, 0 if other is None else other)
+
+
+@operation("buffer_store")
+def buffer_store(stored_value: Tensor, ptr: Pointer, offsets: Tensor, mask=None, cache=None):
+    store(ptr + offsets, stored_value, mask)
+
+
+# --- LDS ---
+
+
+@operation("buffer_load_to_shared")
+def buffer_load_to_shared(dest: Memory, ptr: Pointer, offsets: Tensor, mask=None, other=None, cache_modifier=""):
+    """Asked for now, past the registers; it belongs to the group that is committed next."""
+    if not isinstance(offsets.layout, gl.BlockedLayout | gl.SliceLayout):
+        raise KernelError(at(f"a copy into LDS takes offsets in a blocked layout, not in {offsets.layout}"))
+    me = state.role()
+    ampere.async_copy(dest, ptr + offsets, mask)
+    me.others_do(dest, True, f"copy into LDS by other waves of {me}", me.copies)
+
+
+@operation("load_shared_relaxed")
+def load_shared_relaxed(smem: Memory, layout):
+    """As ``smem.load``, but the compiler orders nothing for it."""
+    return smem.load(layout, tracked=False)
+
+
+# --- products ---
+
+
+@operation("mfma")
+def mfma(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
+    """The waves wait for the product."""
+    if not isinstance(acc.layout, AMDMFMALayout):
+        raise KernelError(at(f"MFMA adds to a tile in its own layout, not in {acc.layout}"))
+    for number, factor in enumerate((a, b)):
+        its = factor.layout
+        if not (isinstance(its, gl.DotOperandLayout) and (its.parent, its.operand_index) == (acc.layout, number)):
+            raise KernelError(at(f"factor {number} of a product has layout {its}"))
+    return dot(a, b, acc)
+
+
+@operation("dot")
+def dot(input, other, acc=None, **_) -> Tensor:
+    """Triton's product of two tiles: the compiler chooses the instructions."""
+    me = state.role()
+    result = ampere.product(plain(input), plain(other), plain(acc))
+    kind = "mfma" if me.block.machine.mfma else "mma"
+    me.use("tensor cores", ampere.operations(input, other) / ampere.rate(kind), "product")
+    return Tensor(result, acc.layout if isinstance(acc, Tensor) else None)
+
+
+def _voted(found: re.Match, x: Tensor, factor: Tensor) -> Tensor:
+    """x * factor for the waves of which a lane has a factor that is not 1; the others jump over it, each by itself.
+
+    One vote is for an instruction's block of rows and columns, which a wave holds in as many registers as the text
+    multiplies. ``Run.counts`` has how often each way was taken.
+    """
+    rows, columns = x.layout.instr_shape[:2]
+    number = len(re.findall("v_mul_f32", found[0]))
+    if rows * columns != 64 * number:
+        raise KernelError(at(f"a vote on {number} registers, where a product fills {rows * columns // 64}"))
+    data, factors = plain(x), plain(factor).expand(x.shape)
+    blocks = factors.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
+    votes = (blocks != 1).any(dim=3).any(dim=1)
+    rescaled = int(votes.sum())
+    counts = state.run.counts
+    counts["rescaled"] += rescaled
+    counts["left as it was"] += votes.numel() - rescaled
+    state.spend("alu", rescaled * rows * columns)
+    chosen = votes.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return Tensor(torch.where(chosen, data * factors, data), x.layout)
+
+
+# Compare with 1, jump where no lane of the wave says yes, else multiply registers by the factor that was compared.
+SEQUENCES[r"v_cmp_neq_f32 vcc, 1\.0, \$(\d+)\s+s_cbranch_vccz (\d)f\s+(?:v_mul_f32 \$(\d+), \$\3, \$\1\s+)+\2:"] = (
+    _voted
+)
+
+
+# --- stages ---
+
+
+@operation("warp_pipeline_stage")
+class Stage:
+    """A stage of the waves: all meet at its end. Of more than four, the second half is one barrier behind the first.
+
+    Priorities decide who goes first, which changes no number here.
+    """
+
+    def __init__(self, label=None, *, priority=None):
+        self.label = f"{label}, priority {priority}" if priority is not None else str(label)
+
+    def __enter__(self):
+        self.role = me = state.role()
+        if not me.staggered:
+            me.meet()
+            me.staggered = me.warps > FIRST_HALF
+        self.began = me.time
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            self.role.meet()
+            self.role.block.draw(self.role.name, "stage", self.label, self.began, self.role.time)
+        return False
