@@ -166,6 +166,11 @@ class Compiled:
         return []
 
     @property
+    def hot_body(self) -> list:
+        """The instructions of the hot loop of the warps that compute."""
+        return self._hot.get("compute", [])
+
+    @property
     def hot_order(self) -> list[tuple[str, int]]:
         """Products begun, waits, maxima and exponentials in a turn of the hot loop: ``sass.order_of_work``."""
         return [] if self.assembly else sass_reader.order_of_work(self._hot.get("compute", []))

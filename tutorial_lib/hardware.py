@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tilegym")
 
@@ -19,6 +23,20 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def architecture_of(gpu: int | torch.device) -> str:
+    """The architecture of a GPU as compilers name it: "sm_90", or "gfx950" for AMD's.
+
+    PyTorch for ROCm calls AMD's GPUs CUDA devices, too. Behind the architecture it names features that are switched on
+    or off, as in "gfx950:sramecc+:xnack-".
+    """
+    import torch
+
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(gpu).gcnArchName.split(":")[0]
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return f"sm_{major}{minor}"
 
 
 def describe_machine(device: str) -> dict:
@@ -34,7 +52,7 @@ def describe_machine(device: str) -> dict:
         "name": gpu.name,
         "slug": re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-"),
         "kind": "gpu",
-        "arch": f"sm_{gpu.major}{gpu.minor}",
+        "arch": architecture_of(0),
         "multiprocessors": gpu.multi_processor_count,
         "memory_bytes": gpu.total_memory,
         "l2_bytes": gpu.L2_cache_size,
@@ -53,8 +71,11 @@ def describe_versions() -> dict[str, str]:
             versions[package] = version(package)
     versions["torch"] = torch.__version__  # with the build, such as +cu130
     if torch.cuda.is_available():
-        versions["cuda"] = torch.version.cuda
-        versions["cudnn"] = str(torch.backends.cudnn.version())
+        if torch.version.hip:
+            versions["rocm"] = torch.version.hip
+        else:
+            versions["cuda"] = torch.version.cuda
+            versions["cudnn"] = str(torch.backends.cudnn.version())
     return versions
 
 

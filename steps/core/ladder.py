@@ -31,7 +31,6 @@ class Part:
     timed: bool = True
 
 
-# 70 to 79 are kept for AMD's GPUs.
 PARTS = (
     Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
     Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(20, 30), ("gluon",)),
@@ -45,6 +44,7 @@ PARTS = (
         ("blackwell",),
         timed=False,
     ),
+    Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), timed=False),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
+from tutorial_lib.hardware import architecture_of
 from tutorial_lib.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,13 +26,8 @@ class Unsupported(ValueError):
 
 
 def target_of(device: torch.device) -> str:
-    """What code for this device is compiled for: "sm_90" and the like for a GPU, "cpu" for the CPU."""
-    if device.type == "cpu":
-        return "cpu"
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+    """What code for this device is compiled for: "sm_90", "gfx950" and the like for a GPU, "cpu" for the CPU."""
+    return "cpu" if device.type == "cpu" else architecture_of(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +136,8 @@ class Step:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
         if self.head_dims is not None and problem.head_dim not in self.head_dims:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        if target.startswith("gfx") and self.backend != "torch" and not self.made_for.startswith("gfx"):
+            return f"made for NVIDIA's GPUs, not for {target}"
         return None
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import ClassVar
 
-from steps.core.fused import FusedStep, grid, hole, tiles_visited, too_long_to_simulate
-from steps.core.launch import empty_lse, gluon_launcher
-from steps.core.step import DEFAULT_ARCH, Unsupported
+from steps.core.fused import grid, hole, tiles_visited
+from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import GLUON_WIDE_HEAD_DIM, Tile
 from steps.gluon.kernel import fmha
-from steps.gluon.tensors import contiguous_copy, copyable, shapes
+from steps.gluon.launching import PointerStep
 from steps.gluon.variant import Schedule, Variant, Warps
-from tutorial_lib import compiler, layouts
+from tutorial_lib import layouts
 from tutorial_lib.architectures import ARCHITECTURES, KIB
 from tutorial_lib.compiler import GLUON_ARCHITECTURES
-from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 LANES = 32
 SIMULATED = "sm_90"  # whose shared memory a block has on the CPU
@@ -27,7 +25,7 @@ ACCUMULATORS = 128  # registers of a lane that the output may take; with 255 in 
 
 
 @dataclass(frozen=True, kw_only=True)
-class GluonStep(FusedStep):
+class GluonStep(PointerStep):
     """A fused kernel in Gluon: ``steps.gluon.kernel.fmha`` with these holes filled.
 
     shared_layout(columns) -> where element [row, column] of a tile lies in shared memory.
@@ -134,80 +132,9 @@ class GluonStep(FusedStep):
             shared=self.shared_layout(columns),
         )
 
-    def too_long_on_cpu(self, problem: Problem) -> str | None:
-        return too_long_to_simulate(problem, self.variant(problem).tile)
-
     def kernel(self, problem: Problem) -> Callable:
         """The schedule's function, or ``fmha`` where it has nothing to cut."""
         return self.schedule.function if self.cuts(problem) else fmha
 
-    def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
-        return self.kernel(problem), {"variant": self.variant(problem), "LSE": None}
-
-    def make_ready(self, problem, q, k, v, out, return_lse=False):
-        variant = replace(self.variant(problem), lse=return_lse)
-        lse = empty_lse(q) if return_lse else None
-        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse=lse)
-
-    def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
-        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
-
-        lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
-        """
-        import torch
-
-        variant = self.variant(problem)
-        sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
-
-        def fit(q, k, v):
-            """The tensors as the kernel takes them, or copies."""
-            q, k, v = (copyable(x) for x in (q if sign == 1 else q * sign, k, v))
-            return (q, k, v) if k.stride(2) == v.stride(2) else (q, contiguous_copy(k), contiguous_copy(v))
-
-        fitted = fit(q, k, v)
-        as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        passed = (*arguments(*fitted, empty() if out is None else out, problem, scale), *constants)
-        moving, with_lse = (0, 1, 2, 3), lse is not None
-        if with_lse:
-            moving, passed = (*moving, len(passed)), (*passed, lse)
-        run = gluon_launcher(kernel, grid(problem, variant.tile), passed, variant.warps.number, q.device, moving)
-
-        def launch(q, k, v, out):
-            o = empty() if out is None else out
-            if not as_they_are:
-                q, k, v = fit(q, k, v)
-            if not with_lse:
-                run(q, k, v, o)
-                return o
-            lse = empty_lse(q)
-            run(q, k, v, o, lse)
-            return o, lse
-
-        return launch
-
-    def compile(self, problem, arch="sm_90"):
-        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
-
-    def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
-        """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
-        variant = self.variant(problem)
-        q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
-        compiled = compiler.compile_gluon(
-            kernel,
-            (*arguments(q, k, v, o, problem, problem.effective_scale), *constants),
-            variant.warps.number,
-            arch,
-            variant.tile.scores,
-        )
-        return replace(
-            compiled, kv_tiles=tiles_visited(problem, variant.tile), shared_clocks=self.shared_clocks(problem)
-        )
-
-
-def arguments(q, k, v, o, problem: Problem, scale: float) -> tuple:
-    """What a launch passes to ``fmha`` in front of the variant; the scale is in base 2, as the hardware's is."""
-    strides = [tuple(x.stride()) for x in (q, k, v, o)]
-    return (q, k, v, o, *strides, scale / math.log(2), problem.seq_len_q, problem.seq_len_kv)
+    def number_of_warps(self, variant: Variant) -> int:
+        return variant.warps.number

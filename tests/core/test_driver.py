@@ -47,7 +47,7 @@ def cuda(monkeypatch):
 def compiled_step(step, shape):
     """(what Triton compiled for sm_90, the arguments) of a step in Gluon."""
     if step.backend == "gluon":
-        from steps.gluon.skeleton import arguments, shapes
+        from steps.gluon.launching import arguments, shapes
 
         variant, lists = step.variant(shape), ()
         warps = variant.warps.number

@@ -17,6 +17,8 @@ LATER = {  # names that only later steps bring; ordinary words that are names, t
     "cutile": {"mask_loop", "apart", "counted", "sections", "halves", "one_loop", "persistent"},
     "hopper": {"linked", "own_end", "room", "half_query", "early_query", "half_output", "diagonal_first", "lean_sum"},
     "blackwell": {"threshold", "polynomial"},
+    "triton": {"mfma", "warp_pipeline_stage"},
+    "cdna": {"vote", "priorities", "warp_pipeline_stage", "threshold", "inline_asm_elementwise"},
     "gluon": {"wide_block", "shared_kv", "q_registers", "fine_grained", "defer_sum", "share_keys_values"},
 }
 
@@ -147,4 +149,4 @@ def test_the_codes_are_of_the_steps_that_there_are():
 
 def test_every_part_is_written_out():
     written = {part_of(step.number).name for step in STEPS if step in KERNELS}
-    assert written == {"cutile", "gluon", "hopper", "blackwell", "appendix"}
+    assert written == {"cutile", "gluon", "hopper", "blackwell", "cdna", "appendix"}

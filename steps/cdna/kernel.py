@@ -1,0 +1,143 @@
+"""The skeleton of the CDNA steps: the same attention, in the instructions of AMD's CDNA GPUs.
+
+A block has waves of 64 lanes, and each wave has 32 queries of its own, so that no row is shared between waves. Q and
+the output stay in registers; K and V go through LDS. Products are MFMA, v_mfma_f32_32x32x16 on gfx950. There is no TMA,
+and a product is no operation that a kernel begins and waits for later: what overlaps are waves.
+
+``variant`` (``steps.cdna.variant``) is constant when a kernel is compiled, so the compiler drops the branches that are
+not taken. ``python -m steps.show NAME`` prints a step's kernel without them.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import amd
+from triton.experimental.gluon.language.amd import cdna3
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+from steps.cdna.memory import fetch, load_queries, read, store_rows
+from steps.cdna.softmax import rescale, softmax
+from steps.gluon.kernel import to_head
+from steps.gluon.softmax import hide, store_lse, tiles_to_visit
+
+
+@gluon.jit
+def no_sum(rows: gl.constexpr, columns: gl.constexpr, variant: gl.constexpr):
+    """Zeros [row, column], to which a product is added."""
+    return gl.full([rows, columns], 0.0, gl.float32, variant.accumulator)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
+def fmha(
+    Q,
+    K,
+    V,
+    Out,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
+    scale,
+    seq_len_q,
+    seq_len_kv,
+    variant: gl.constexpr,
+    LSE=None,
+):
+    TILE_QUERY: gl.constexpr = variant.tile.query
+    TILE_KEY: gl.constexpr = variant.tile.key
+    HEAD_DIM: gl.constexpr = variant.head_dim
+    TILES: gl.constexpr = variant.tiles
+    ROWS: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    dtype: gl.constexpr = Q.dtype.element_ty
+
+    # --- which queries are ours, and which keys they see ---
+    first_query = gl.program_id(0) * TILE_QUERY
+    Q, K, V, Out = to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant)
+    k_stride = k_strides[2]
+    v_stride = v_strides[2]
+    whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
+
+    # --- Q in registers, K and V in LDS ---
+    q = load_queries(Q, q_strides[2], first_query, seq_len_q, variant)
+    if variant.scale_query:
+        q = (q.to(gl.float32) * scale).to(dtype)
+    keys = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], variant.shared)
+    values = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], variant.shared)
+
+    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
+    AHEAD: gl.constexpr = 0 if not variant.direct else TILES if variant.stages is None else TILES - 1
+    for n in gl.static_range(AHEAD):
+        fetch(keys.index(n), K, k_stride, gl.minimum(n, end - 1), seq_len_kv, variant)
+        fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv, variant)
+        async_copy.commit_group()
+    if variant.stages is not None:
+        async_copy.wait_group(AHEAD - 1)  # in the loop, a turn waits for the tile of the next one
+
+    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    accumulator = no_sum(TILE_QUERY, HEAD_DIM, variant)  # not yet normalised
+
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            if variant.stages is None:
+                # --- this tile is in LDS ---
+                stage = j % TILES
+                if variant.direct:
+                    async_copy.wait_group(TILES - 1)
+                else:
+                    fetch(keys.index(stage), K, k_stride, j, seq_len_kv, variant)
+                    fetch(values.index(stage), V, v_stride, j, seq_len_kv, variant)
+
+                # --- scores, online softmax, output ---
+                k = read(keys.index(stage).permute((1, 0)), variant)
+                scores = cdna3.mfma(q, k, no_sum(TILE_QUERY, TILE_KEY, variant))
+                if masked:
+                    scores = hide(scores, first_query, j * TILE_KEY, seq_len_kv, variant)
+                weights, correction, row_max = softmax(scores, row_max, scale, variant)
+                row_sum = row_sum * correction + gl.sum(weights, 1)
+                weights = gl.convert_layout(weights.to(dtype), variant.left)
+                accumulator = rescale(accumulator, correction, variant)
+                accumulator = cdna3.mfma(weights, read(values.index(stage), variant), accumulator)
+
+                # --- all waves have read this tile: begin to copy a later one into its place ---
+                if variant.direct:
+                    gl.barrier()
+                    later = gl.minimum(j + TILES, end - 1)
+                    fetch(keys.index(stage), K, k_stride, later, seq_len_kv, variant)
+                    fetch(values.index(stage), V, v_stride, later, seq_len_kv, variant)
+                    async_copy.commit_group()
+            else:
+                with amd.warp_pipeline_stage("scores", priority=variant.stages.products):
+                    k = read(keys.index(j % TILES).permute((1, 0)), variant)
+                    scores = cdna3.mfma(q, k, no_sum(TILE_QUERY, TILE_KEY, variant))
+
+                with amd.warp_pipeline_stage("softmax", priority=variant.stages.softmax):
+                    # Into the place of the tile of the turn before, which both halves have left.
+                    later = gl.minimum(j + AHEAD, end - 1)
+                    fetch(keys.index((j + AHEAD) % TILES), K, k_stride, later, seq_len_kv, variant)
+                    fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv, variant)
+                    async_copy.commit_group()
+                    if masked:
+                        scores = hide(scores, first_query, j * TILE_KEY, seq_len_kv, variant)
+                    weights, correction, row_max = softmax(scores, row_max, scale, variant)
+                    row_sum = row_sum * correction + gl.sum(weights, 1)
+                    weights = gl.convert_layout(weights.to(dtype), variant.left)
+                    accumulator = rescale(accumulator, correction, variant)
+                    # For the next turn's tile. A wait between stages makes Triton 3.7 give up the stages without a
+                    # word; inside of one it must hide behind a condition, which always holds.
+                    if j >= 0:
+                        async_copy.wait_group(AHEAD - 1)
+
+                with amd.warp_pipeline_stage("output", priority=variant.stages.products):
+                    accumulator = cdna3.mfma(weights, read(values.index(j % TILES), variant), accumulator)
+
+    # --- normalise and store; rows past the end are dropped ---
+    if variant.direct:
+        async_copy.wait_group(0)  # what still comes would come to the LDS of another block
+    if variant.lse:
+        line = gl.program_id(2).to(gl.int64) * gl.num_programs(1) + gl.program_id(1)
+        store_lse(LSE, row_max, row_sum, line, first_query, seq_len_q)
+    o = accumulator * (1.0 / row_sum)[:, None]
+    store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

@@ -1,0 +1,103 @@
+"""A step for CDNA in Gluon: the holes of the skeleton, and what follows from a problem and an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steps.cdna.kernel import fmha
+from steps.cdna.variant import MFMA, MFMA_ROWS, Stages, Transfer, Variant
+from steps.core.fused import hole
+from steps.core.tiles import Tile
+from steps.gluon.launching import PointerStep
+from tutorial_lib import compiler
+from tutorial_lib.architectures import ARCHITECTURES, KIB
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+SIMULATED = "gfx950"  # what a block has on the CPU
+MOST_SCALE = 2  # times 1 / sqrt(head_dim): with more, one more rounding of Q shows in the output
+WAVES = 4  # of a block: one for each SIMD of a compute unit
+DIRECT = "gfx950"  # alone copies 16 bytes a lane straight into LDS; gfx942 can copy 4, which these kernels do not
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmdStep(PointerStep):
+    """A fused kernel for AMD's CDNA GPUs, in Triton or Gluon."""
+
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    made_for: ClassVar[str] = SIMULATED
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if target not in (*MFMA, "cpu"):
+            return f"made for AMD's CDNA GPUs, {' and '.join(MFMA)}, not for {target}"
+        return None
+
+    def compiled(self, kernel, passed: tuple, warps: int, arch: str, scores: int) -> compiler.Compiled:
+        return compiler.compile_amd(kernel, passed, warps, arch, scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CdnaStep(AmdStep):
+    """A fused kernel for CDNA in Gluon: ``steps.cdna.kernel.fmha`` with these holes filled.
+
+    transfer: how K and V come to LDS. scale_query: whether Q is multiplied by the scale once, instead of the scores, as
+    long as the scale is not unusually large.
+    threshold: by how much, in powers of two, a score may exceed its row's maximum before that moves; None: by nothing.
+    stages: how a turn of the loop is cut for two halves of the waves; None: all waves do the same.
+    """
+
+    transfer: Transfer = hole()
+    scale_query: bool = hole(default=False)
+    threshold: float | None = hole(default=None)
+    stages: Stages | None = hole(default=None)
+
+    backend: ClassVar[str] = "cdna"
+
+    def __post_init__(self):
+        if self.stages is not None and not (self.transfer.direct and self.stages.tiles > 2):
+            raise ValueError(f"stages take direct copies, and three tiles in LDS, got {self.transfer}, {self.stages}")
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if self.transfer.direct and target not in (DIRECT, "cpu"):
+            return f"copies 16 bytes a lane straight into LDS, which {DIRECT} alone can, not {target}"
+        arch = SIMULATED if target == "cpu" else target
+        needs, holds = self.lds_bytes(problem, arch), ARCHITECTURES[arch].shared_bytes
+        if needs > holds:
+            return f"needs {needs // KIB} KiB of LDS a block; {arch} has {holds // KIB} KiB"
+        return None
+
+    def lds_bytes(self, problem: Problem, arch: str) -> int:
+        """LDS that the tiles of a block take, in bytes."""
+        v = self.variant(problem, arch)
+        return 2 * v.tiles * v.tile.key * v.head_dim * BYTES_PER_ELEMENT
+
+    def variant(self, problem: Problem, arch: str = SIMULATED) -> Variant:
+        """The constants that ``problem`` is compiled with on ``arch`` ("cpu": those of gfx950)."""
+        waves = self.stages.waves if self.stages else WAVES
+        keys = 32 if self.stages and problem.head_dim > 128 else 64  # what LDS has room for
+        return Variant(
+            tile=Tile(waves * MFMA_ROWS, keys),
+            head_dim=problem.head_dim,
+            group_size=problem.group_size,
+            causal=problem.causal,
+            ragged=problem.seq_len_kv % keys != 0,
+            waves=waves,
+            instruction=MFMA[SIMULATED if arch == "cpu" else arch],
+            direct=self.transfer.direct,
+            tiles=self.stages.tiles if self.stages else self.transfer.stages,
+            shared=self.transfer.shared(problem.head_dim),
+            scale_query=self.scale_query and problem.effective_scale**2 * problem.head_dim <= MOST_SCALE**2,
+            threshold=self.threshold,
+            stages=self.stages,
+        )
+
+    def kernel(self, problem: Problem) -> Callable:
+        return fmha
+
+    def number_of_warps(self, variant: Variant) -> int:
+        return variant.waves

@@ -1,0 +1,29 @@
+"""Step 70: plain Triton on an AMD GPU.
+
+This part is for AMD's CDNA GPUs: MI300 (gfx942) and MI350 (gfx950). None was at hand. Its steps are compiled, and run
+on the simulator; nothing is timed, so what is said of speed is a hypothesis.
+
+The language of this step is Triton's own. The kernel says what is computed, tile by tile, and the compiler decides the
+rest, for NVIDIA's and AMD's GPUs alike: which matrix instruction multiplies (MFMA here), which lane holds what, what
+goes through LDS, AMD's name for shared memory, and when a tile is loaded. ``python -m steps.inspect plain_triton
+--arch gfx950,gfx942`` shows what it decided. The steps after it take these decisions back, one at a time.
+
+What to expect: the compiler keeps K and V in LDS, swizzled, and loads the next tile into registers while this one is
+used. Those registers are missing elsewhere, which gfx942 may show as fewer waves.
+"""
+
+from steps.cdna.plain import TritonStep
+from steps.core.problems import HEADLINE
+from steps.core.tiles import Tile
+from steps.reference import step01_naive
+
+STEP = TritonStep(
+    number=70,
+    name="plain_triton",
+    title="Plain Triton",
+    change="A new kernel in Triton, for AMD's CDNA: layouts, LDS and copies are left to the compiler.",
+    previous=step01_naive.STEP,
+    default_problem=HEADLINE,
+    tile=Tile(128, 64),
+    waves=4,
+)

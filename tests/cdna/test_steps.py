@@ -1,0 +1,212 @@
+"""The steps for CDNA: what the compiler makes of them, which targets they refuse, and who votes how.
+
+Whether they are right, and what a written kernel is, the tests of all steps ask (tests/core).
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from steps import STEPS, Unsupported, get_step
+from steps.core import driver
+from steps.core.attention import chosen
+from steps.core.problems import standard
+from steps.core.step import target_of
+from steps.gluon.launching import arguments
+from steps.gluon.tensors import shapes
+from steps.writing.written import edited, write_step
+from tests.core.test_steps import accuracy_of
+from tests.shapes import problem
+from tutorial_lib import hardware
+from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.compiler import CompilerError, Placeholder, compile_amd, triton_source
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.simulator.run import watched
+
+CDNA = [step for step in STEPS if 70 <= step.number < 80]
+DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.direct]
+TARGETS = ("gfx942", "gfx950")
+
+SPILLS = {"plain_triton"}  # at head_dim 256, where the compiler's choice of what to load ahead takes too many registers
+
+
+def big(head_dim=128, causal=True):
+    return standard(4096, head_dim, causal)
+
+
+def passed(step, variant) -> tuple:
+    """What a launch of a step's kernel for the big problem passes."""
+    tensors = [Placeholder(shape, "float16") for shape in shapes(big())]
+    return *arguments(*tensors, big(), 1.0), variant
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("step", CDNA, ids=lambda s: s.name)
+def test_a_step_compiles_without_spills_and_fits(step, arch, head_dim):
+    shape = big(head_dim)
+    if reason := step.unsupported(shape, arch):
+        assert step in DIRECT and arch == "gfx942" and "straight into LDS, which gfx950 alone can" in reason
+        return
+    compiled, variant = step.compile(shape, arch), step.variant(shape, arch)
+    assert (compiled.spilled_bytes > 0) == (head_dim == 256 and step.name in SPILLS)
+    assert compiled.threads == 64 * variant.waves
+    assert compiled.shared_bytes <= ARCHITECTURES[arch].shared_bytes and compiled.occupancy[0] >= 1
+    if step.backend == "cdna":
+        assert compiled.shared_bytes == step.lds_bytes(shape, arch)  # nothing else goes through LDS
+    depth = 16 if arch == "gfx950" else 8
+    assert compiled.hot_loop["MFMA"] == 2 * variant.tile.scores * head_dim / (32 * 32 * depth) / variant.waves
+    exponentials = variant.tile.scores / compiled.threads
+    assert exponentials < compiled.hot_loop["transcendental"] <= exponentials + 2
+    assert (compiled.kinds["direct to LDS"] > 0) == (step in DIRECT)
+
+
+@pytest.mark.parametrize("step", CDNA, ids=lambda s: s.name)
+def test_other_targets_are_refused_by_name(step):
+    for arch in ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx1201"):
+        with pytest.raises(Unsupported, match=f"made for AMD's CDNA GPUs, gfx942 and gfx950, not for {arch}"):
+            step.compile(big(), arch)
+
+
+def test_what_does_not_fit_is_refused_by_the_step_and_by_the_compiler():
+    step = get_step("mfma")
+    three = dataclasses.replace(step, transfer=dataclasses.replace(step.transfer, stages=3))
+    with pytest.raises(Unsupported, match="needs 96 KiB of LDS a block; gfx942 has 64 KiB"):
+        three.compile(big(), "gfx942")
+    given = passed(step, three.variant(big(), "gfx942"))
+    with pytest.raises(CompilerError, match="gfx942 has 65536 bytes of LDS; the kernel takes 98304"):
+        compile_amd(step.kernel(big()), given, 4, "gfx942", 1)
+    with pytest.raises(ValueError, match="arch must be one of gfx942, gfx950, got 'sm_90'"):
+        compile_amd(step.kernel(big()), given, 4, "sm_90", 1)
+    with pytest.raises(ValueError, match="stages take direct copies, and three tiles in LDS"):
+        dataclasses.replace(step, stages=get_step("priorities").stages)
+
+
+# --- what the compiler adds by itself, and what it needs to be told ---
+
+
+def test_an_ordinary_read_waits_for_every_copy():
+    """Which is why the kernel reads with ``load_shared_relaxed``: then a turn waits for its own tile alone."""
+    whole = write_step(get_step("direct"), big(causal=False))
+    ordinary = edited(whole, ("async_copy.load_shared_relaxed(place, RIGHT)", "place.load(RIGHT)"))
+    assert waits(whole) == [8] and 0 in waits(ordinary)  # of 16 copies that a lane has under way
+
+
+def waits(step) -> list[int]:
+    """In the hot loop: until all copies but so many have come."""
+    body = step.compile(step.written_for).hot_body
+    return [int(found[1]) for i in body if (found := re.search(r"vmcnt\((\d+)\)", i.text))]
+
+
+def test_a_swizzle_moves_addresses_between_lanes():
+    step = get_step("direct")
+    flat = dataclasses.replace(step, transfer=dataclasses.replace(step.transfer, swizzle=False))
+    moved, still = ("ds_bpermute" in one.compile(big()).assembly for one in (step, flat))
+    assert moved and not still
+
+
+def test_q_scaled_once_saves_arithmetic():
+    before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("direct", "scaled_query"))
+    assert after["VALU"] < before["VALU"] and after["transcendental"] == before["transcendental"]
+
+
+def test_a_vote_costs_moves_between_registers():
+    """More than the multiplications that are saved, as its module says."""
+    before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("scaled_query", "vote"))
+    assert after["packed VALU"] == 0 < before["packed VALU"]
+    assert after["register move"] - before["register move"] > before["packed VALU"]
+
+
+def test_stages_have_priorities_unless_a_wait_stands_between_them():
+    shape = big(causal=False)
+    whole = write_step(get_step("priorities"), shape)
+    assert whole.compile(shape).hot_loop["priority"] == 3 and whole.compile(shape).hot_loop["barrier"] == 4
+    hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n"
+    between = edited(whole, (hidden, "        async_copy.wait_group(AHEAD - 1)\n"))
+    assert between.compile(shape).kinds["priority"] == 0
+
+
+# --- votes ---
+
+
+def votes(q, k, v):
+    """How often a wave's block of the output was rescaled, and how often it was left."""
+    with watched() as watch:
+        get_step("vote").attention(q, k, v)
+    counts = sum((run.counts for run in watch.runs), start=Counter())
+    return counts["rescaled"], counts["left as it was"]
+
+
+def test_ordinary_keys_leave_the_output_as_it_is_and_growing_ones_do_not():
+    q, k, v = FORWARD.inputs(problem(batch=1, heads=1, seq_len_q=128, seq_len_kv=512, causal=False), 0)
+    blocks = 4 * 2  # waves, and blocks of 32 columns
+    assert votes(q, k, v) == (blocks, 7 * blocks)  # the first of eight tiles begins from nothing
+    growing = torch.arange(8).repeat_interleave(64)[:, None] * torch.ones(64)
+    assert votes(torch.ones_like(q), growing[None, None].half(), v) == (8 * blocks, 0)
+
+
+def test_a_vote_is_of_a_wave():
+    """The queries of one wave alone see growing scores: it rescales, and the other three do not."""
+    shape = problem(batch=1, heads=1, seq_len_q=128, seq_len_kv=128, causal=False)
+    q, k, v = (torch.zeros_like(x) for x in FORWARD.inputs(shape, 0))
+    q[:, :, 32:64], k[:, :, 64:] = 1.0, 2.0
+    assert votes(q, k, v) == (4 * 2 + 2, 3 * 2)
+
+
+@pytest.mark.parametrize("scale", [0.25, -0.25, 0.26, 4.0])
+def test_q_is_scaled_only_where_one_more_rounding_does_no_harm(scale):
+    shape = problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale)
+    assert get_step("scaled_query").variant(shape).scale_query == (abs(scale) <= 2 / 64**0.5)
+    for _ in range(5):
+        accuracy = accuracy_of(get_step("scaled_query"), shape)
+        assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.125, 1.0, 4.0])
+def test_a_maximum_that_stays_behind_is_still_right(scale):
+    """Small scores, of which no maximum moves far, and large ones, with weights up to 2^8."""
+    accuracy = accuracy_of(get_step("vote"), problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale))
+    assert accuracy.correct, accuracy.explain()
+
+
+# --- where such a GPU is ---
+
+
+@pytest.fixture
+def mi355x(monkeypatch):
+    """PyTorch as it is on a machine with an MI355X, as far as its architecture goes."""
+    properties = SimpleNamespace(gcnArchName="gfx950:sramecc+:xnack-")
+    monkeypatch.setattr("torch.version.hip", "7.0.0")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+
+
+def test_amds_gpus_are_named(mi355x):
+    device = torch.device("cuda", 0)
+    assert target_of(device) == hardware.architecture_of(0) == "gfx950" and target_of(torch.device("cpu")) == "cpu"
+    able = [step for step in STEPS if step.unsupported(big(), target_of(device)) is None]
+    assert able == [get_step("sdpa"), get_step("naive"), *CDNA]
+
+
+def test_nvidias_gpus_are_named_as_before(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    assert hardware.architecture_of(0) == target_of(torch.device("cuda", 0)) == "sm_90"
+
+
+def test_what_programs_call_is_pytorchs_own_there():
+    """Nothing is recorded on these GPUs, so nothing is known to be faster."""
+    assert chosen(big(), "gfx950").name == "sdpa"
+
+
+def test_a_kernel_for_amd_is_left_to_tritons_launcher():
+    """Ours packs parameters for NVIDIA's driver, from PTX, which there is none of."""
+    import triton
+
+    step = get_step("mfma")
+    given = passed(step, step.variant(big()))
+    source, how = triton_source(step.kernel(big()), given, 4, "gfx950")
+    with pytest.raises(LookupError):
+        driver.Parameters(triton.compile(source, **how), given)
