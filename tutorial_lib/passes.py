@@ -70,6 +70,16 @@ class Pass(ABC):
         self.call(step, problem, inputs, outputs)
         return accuracy.worst(accuracy.compare(*each) for each in zip(outputs, exact, allowed, strict=True))
 
+    def repeat_difference(self, step, problem: Problem, inputs: Tensors, times: int) -> float:
+        """The largest difference between what ``times`` calls with the same inputs give; 0 where all bits are equal."""
+        first = [x.clone() for x in self.call(step, problem, inputs)]
+        largest = 0.0
+        for _ in range(times - 1):
+            again = self.call(step, problem, inputs)
+            differences = [(now.double() - before).abs().max() for now, before in zip(again, first, strict=True)]
+            largest = max(largest, max(differences).item())
+        return largest
+
 
 class Forward(Pass):
     """q ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]`` -> o, as q."""

@@ -95,6 +95,7 @@ class Measurement(_Record):
     max_error: float | None = None
     reference_error: float | None = None
     correct: bool | None = None
+    repeat_difference: float | None = None  # between calls on the same inputs, the largest; 0: always the same bits
     change: str
     key_changes: list[str]
     resources: dict | None = None  # what the compiler made, see tutorial_lib.compiler.Compiled; "code": its fingerprint

@@ -203,6 +203,13 @@ def cycles_and_clock(run: Run) -> Column:
 
 CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
 
+REPEATED: Column = (
+    "same bits",
+    lambda m: (
+        NOTHING if m.repeat_difference is None else f"± {m.repeat_difference:.0e}" if m.repeat_difference else "yes"
+    ),
+)
+
 RESOURCES: list[Column] = [
     ("regs", resource("registers")),
     ("spills", resource("spill_instructions")),
@@ -254,7 +261,8 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
     if run.timed:
         known = any(m.clock_ghz for m in run.everybody)
         clocked = [*CLOCKED, *([] if compact else [cycles_and_clock(run)])] if known else []
-        return label + (COMPACT_TIMING if compact else TIMING) + clocked + CHECKING
+        repeated = [REPEATED] if any(m.repeat_difference is not None for m in run.everybody) else []
+        return label + (COMPACT_TIMING if compact else TIMING) + clocked + CHECKING + repeated
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 

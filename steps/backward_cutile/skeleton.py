@@ -69,6 +69,10 @@ class CuTileGradients(GradientStep, FusedStep):
         """Whether blocks add to sums of others."""
         return self.d_query != OWN_KERNEL
 
+    @property
+    def deterministic(self) -> bool:
+        return not self.adds
+
     def configured(self, problem: Problem, arch: str) -> CuTileGradients:
         """This step with the shapes of its blocks, by the launch rules where it says nothing itself."""
         shapes = {name: getattr(self, name) or rule_for(name, problem, arch).choice for name in ("keys", "queries")}

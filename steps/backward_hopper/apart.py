@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
+from steps.backward_hopper.in_turn import await_own_turn, pass_on
 from steps.backward_hopper.pipeline import await_tile, position
 
 
@@ -33,7 +34,9 @@ def issue_part_of_d_query(tiles, turn, part: gl.constexpr, variant: gl.constexpr
 
 
 @gluon.jit
-def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
+def consume_apart(
+    arrays, tiles, barriers, work, scale, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+):  # fmt: skip
     """A part: dK and dV of its keys, and its share of what the block adds to dQ."""
     dtype: gl.constexpr = tiles.key.dtype
     KEYS: gl.constexpr = variant.keys
@@ -53,6 +56,8 @@ def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constex
         await_tile(barriers.query_ready, turn, variant.stages)
         scores = issue_side(keys, query, variant)
         if turn > 1:
+            if variant.in_turn:
+                await_own_turn(Turns, turn - 2, work, part, variant)
             add_to_query(d_query, arrays, tiles, turn - 2, work, padded, part, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
@@ -83,10 +88,16 @@ def consume_apart(arrays, tiles, barriers, work, scale, padded, part: gl.constex
 
     # --- dQ of the last turns ---
     if turns > 1:
+        if variant.in_turn:
+            await_own_turn(Turns, turns - 2, work, part, variant)
         add_to_query(d_query, arrays, tiles, turns - 2, work, padded, part, variant)
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
+        if variant.in_turn:
+            await_own_turn(Turns, turns - 1, work, part, variant)
         add_to_query(d_query, arrays, tiles, turns - 1, work, padded, part, variant)
+        if variant.in_turn:
+            pass_on(Turns, turns - 1, work, part, variant)
 
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)

@@ -18,12 +18,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
+from steps.backward_hopper.in_turn import await_own_turn, pass_on
 from steps.backward_hopper.pipeline import await_tile, position
 from steps.gluon.kernel import barrier
 
 
 @gluon.jit
-def consume_columns(arrays, tiles, barriers, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
+def consume_columns(
+    arrays, tiles, barriers, work, scale, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+):  # fmt: skip
     """A part: its columns of dK and dV, and of what the block adds to dQ."""
     dtype: gl.constexpr = tiles.key.dtype
     COLUMNS: gl.constexpr = variant.query_columns
@@ -34,7 +37,8 @@ def consume_columns(arrays, tiles, barriers, work, scale, padded, part: gl.const
     d_key = gl.full([variant.keys, COLUMNS], 0.0, gl.float32, variant.sums)
     d_value = gl.full([variant.keys, COLUMNS], 0.0, gl.float32, variant.sums)
     mbarrier.wait(barriers.keys_ready.index(0), 0)
-    for turn in range(variant.group_size * work.a_head):
+    turns = variant.group_size * work.a_head
+    for turn in range(turns):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
@@ -60,5 +64,10 @@ def consume_columns(arrays, tiles, barriers, work, scale, padded, part: gl.const
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
         d_query = warpgroup_mma_wait(0, deps=[issue_d_query(own_scores, own_keys, variant)])
+        if variant.in_turn:
+            await_own_turn(Turns, turn, work, part, variant)
         add_to_query(d_query, arrays, tiles, turn, work, padded, part, variant)
+    if variant.in_turn:  # noqa: SIM102
+        if turns > 0:
+            pass_on(Turns, turns - 1, work, part, variant)
     store_both(d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, part, variant)

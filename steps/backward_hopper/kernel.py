@@ -21,7 +21,8 @@ from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
-    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr
+    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
+    Turns=None,
 ):  # fmt: skip
     STAGES: gl.constexpr = variant.stages
     ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
@@ -73,8 +74,8 @@ def fmha_backward(
     elif variant.columns_apart:
         gl.warp_specialize(
             [
-                (consume_columns, (arrays, tiles, barriers, work, scale, padded, 0, variant)),
-                (consume_columns, (arrays, tiles, barriers, work, scale, padded, 1, variant)),
+                (consume_columns, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
+                (consume_columns, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
             WORKERS,
@@ -83,8 +84,8 @@ def fmha_backward(
     else:
         gl.warp_specialize(
             [
-                (consume_apart, (arrays, tiles, barriers, work, scale, padded, 0, variant)),
-                (consume_apart, (arrays, tiles, barriers, work, scale, padded, 1, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
             WORKERS,

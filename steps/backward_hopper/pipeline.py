@@ -84,6 +84,8 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j = gl.program_id(0)
+    if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
+        j = gl.num_programs(0) - 1 - j
     tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0

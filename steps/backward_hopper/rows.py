@@ -7,7 +7,10 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded"])
-def prepare(Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, variant: gl.constexpr):
+def prepare(
+    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, variant: gl.constexpr,
+    Turns=None,
+):  # fmt: skip
     """For a tile of queries: the log-sum-exp in base 2 and D, the sum of dO O over head_dim; and zeros for dQ's sums.
 
     Rows past the end, and rows that see no key, get plus infinity: their weights will be zero.
@@ -40,6 +43,9 @@ def prepare(Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq
     # --- zeros ---
     none = gl.full([ROWS, D], 0.0, gl.float32, variant.rows)
     gl.store(Sums + line * padded * D + (far[:, None] * D + column[None, :]), none)
+    if variant.in_turn:
+        for part in gl.static_range(variant.parts):
+            gl.store(Turns + ((line.to(gl.int32) * gl.num_programs(0) + i) * variant.parts + part), 0)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded"])

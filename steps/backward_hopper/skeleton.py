@@ -29,17 +29,25 @@ class HopperGradients(GradientStep, FusedStep):
     adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction". At head_dim
     256 shared memory has no room for dQ, and it is added by fours in place of a reduction.
     parts: whether the two warp groups compute together, or each for itself.
+    in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
+
+    Raises ValueError for blocks in turn whose warp groups compute together.
     """
 
     under_way: bool = hole(default=False)
     adding: Adding = hole(default="pairs")
     parts: Literal[1, 2] = hole(default=1)
+    in_turn: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def __post_init__(self):
+        if self.in_turn and self.parts == 1:
+            raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -50,10 +58,15 @@ class HopperGradients(GradientStep, FusedStep):
             return f"its two warp groups compute together, which has no tile for head_dim {problem.head_dim}"
         return None
 
+    @property
+    def deterministic(self) -> bool:
+        return self.in_turn
+
     def scratch_bytes(self, problem: Problem) -> int:
-        """Two numbers for each query, and dQ in float32 where it is added up."""
+        """Two numbers for each query, dQ in float32 where it is added up, and whose turn it is at each of its tiles."""
         rows = problem.batch * problem.heads * self.padded(problem)
-        return 4 * rows * (2 + problem.head_dim)
+        turns = self.parts * (rows // self.variant(problem).tile.query) if self.in_turn else 0
+        return 4 * (rows * (2 + problem.head_dim) + turns)
 
     def padded(self, problem: Problem) -> int:
         """Queries of a head, to the end of the last tile."""
@@ -66,7 +79,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        return make_variant(self.under_way, self.adding, self.parts, problem)
+        return make_variant(self.under_way, self.adding, self.parts, self.in_turn, problem)
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
@@ -78,6 +91,7 @@ class HopperGradients(GradientStep, FusedStep):
         import torch
 
         device, variant, padded = tensors[0].device, self.variant(problem), self.padded(problem)
+        tiles = padded // variant.tile.query
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
 
@@ -96,39 +110,36 @@ class HopperGradients(GradientStep, FusedStep):
             ]
 
         def scratch():
-            """Numbers of each query, and sums for dQ."""
+            """Numbers of each query, sums for dQ, and whose turn it is where that counts."""
             heads = problem.batch * problem.heads
             numbers = torch.empty((2 * heads, padded), dtype=torch.float32, device=device)
             shape = (problem.batch, problem.heads, padded, problem.head_dim)
-            return numbers, torch.empty(shape, dtype=torch.float32, device=device)
+            sums = torch.empty(shape, dtype=torch.float32, device=device)
+            if not self.in_turn:
+                return numbers, sums, ()
+            return numbers, sums, (torch.empty(variant.parts * heads * tiles, dtype=torch.int32, device=device),)
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
         lse = tensors[4]
         dq, dk, dv = places(q, k, v, out)
-        numbers, sums = scratch()
+        numbers, sums, turns = scratch()
         scale = problem.effective_scale
         rows = grid(problem, variant.tile)
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
-        preparing = gluon_launcher(
-            prepare,
-            rows,
-            (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant),
-            ROW_WARPS,
-            device,
-            moving=range(5),
-        )
+        passed = (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant)
+        preparing = _launcher(prepare, rows, passed, turns, ROW_WARPS, device, 5)
         blocks = (-(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch)
-        passed = arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant)
-        multiplying = gluon_launcher(fmha_backward, blocks, (*passed, variant), variant.warps, device, moving=range(8))
+        passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), variant)
+        multiplying = _launcher(fmha_backward, blocks, passed, turns, variant.warps, device, 8)
         passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
-        scaling = gluon_launcher(scaled, rows, passed, ROW_WARPS, device, moving=range(2))
+        scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
 
         def launch(q, k, v, o, lse, do, out):
             q, k, v, o, do = fitted(q, k, v, o, do)
             dq, dk, dv = made = places(q, k, v, out)
-            numbers, sums = scratch()
-            preparing(o, do, lse, numbers, sums)
-            multiplying(q, k, v, do, numbers, sums, dk, dv)
+            numbers, sums, turns = scratch()
+            preparing(o, do, lse, numbers, sums, *turns)
+            multiplying(q, k, v, do, numbers, sums, dk, dv, *turns)
             scaling(sums, dq)
             if out is None:
                 return tuple(made)
@@ -146,15 +157,22 @@ class HopperGradients(GradientStep, FusedStep):
         q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
+        turns = (compiler.Placeholder((1,), "int32"),) if self.in_turn else ()
         compiled = compiler.compile_gluon(
             fmha_backward,
-            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), variant),
+            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), variant, *turns),
             variant.warps,
             arch,
             variant.tile.scores,
             compute_warps=WARPS,
         )
         return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+
+
+def _launcher(kernel, blocks, passed: tuple, turns: tuple, warps: int, device, moving: int):
+    """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so is what follows all the others."""
+    behind = range(len(passed), len(passed) + len(turns))
+    return gluon_launcher(kernel, blocks, (*passed, *turns), warps, device, moving=(*range(moving), *behind))
 
 
 def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:

@@ -36,6 +36,7 @@ class Variant:
     under_way: bool
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
+    in_turn: bool
 
     @property
     def warps(self) -> int:
@@ -150,7 +151,7 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
     return rule_for("hopper_apart" if parts > 1 else "hopper_together", problem, DEFAULT_ARCH)
 
 
-def make_variant(under_way: bool, adding: Adding, parts: int, problem: Problem) -> Variant:
+def make_variant(under_way: bool, adding: Adding, parts: int, in_turn: bool, problem: Problem) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
     if problem.head_dim == 256 and adding == "reduction":
@@ -164,4 +165,5 @@ def make_variant(under_way: bool, adding: Adding, parts: int, problem: Problem) 
         under_way=under_way,
         adding=adding,
         parts=parts,
+        in_turn=in_turn,
     )

@@ -23,6 +23,11 @@ class GradientStep(Step):
 
     direction: ClassVar[str] = "backward"
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same inputs give the same bits every time; False where nobody says so."""
+        return False
+
     def attention(self, *_, **__):
         raise Unsupported(f"step {self.label} computes gradients: call its gradients(q, k, v, o, lse, do)")
 

@@ -17,6 +17,7 @@ from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
 
 SETS = 8  # of inputs that take turns, at most
+REPETITIONS = 20  # of a call whose results are compared bit by bit
 
 
 class Bench:
@@ -52,6 +53,11 @@ class Bench:
         """Run the step once into a poisoned output and compare."""
         with gpu_turn(self.device.type):
             return self.kind.check(step, self.problem, self.inputs, self.exact, self.allowed)
+
+    def repeat(self, step: Step) -> float:
+        """The largest difference between ``REPETITIONS`` calls on the same inputs."""
+        with gpu_turn(self.device.type):
+            return self.kind.repeat_difference(step, self.problem, self.inputs, REPETITIONS)
 
     def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
         """Names of the steps whose kernels are not on disk yet."""

@@ -64,6 +64,7 @@ class _Contender:
     status: str = "skipped"
     reason: str | None = "not reached"
     accuracy: object = None
+    repeat_difference: float | None = None
     resources: dict | None = None
     kernels: list[str] | None = None
     counters: dict | None = None
@@ -180,6 +181,11 @@ def _qualify(
                 contender.fail(contender.accuracy.explain())
                 return notes
             contender.status, contender.reason = "checked", None
+            if step.direction == "backward" and settings.device == "cuda":
+                contender.repeat_difference = call("repeat", step)
+                if getattr(step, "deterministic", False) and contender.repeat_difference:
+                    contender.fail(f"not deterministic: the same call differed by {contender.repeat_difference:.3g}")
+                    return notes
         progress.done(f"checked {step.label}")
         if step.backend not in ("torch", "peer"):
             progress.doing(f"compiling {step.label} for {arch}")
@@ -344,6 +350,7 @@ def _measurement(contender: _Contender) -> Measurement:
         max_error=accuracy and accuracy.max_error,
         reference_error=accuracy and accuracy.reference_error,
         correct=accuracy and accuracy.correct,
+        repeat_difference=contender.repeat_difference,
         change=step.change,
         key_changes=step.key_changes(),
         resources=contender.resources,

@@ -3,11 +3,15 @@
 import re
 
 import pytest
+import torch
 
 from steps import GRADIENTS, get_step
 from steps.core.problems import standard
 from steps.simulate import Examination
 from tests.shapes import problem
+from tutorial_lib.passes import BACKWARD
+from tutorial_lib.simulator import hopper, language
+from tutorial_lib.simulator.run import watched
 
 HOPPER = [step for step in GRADIENTS if step.backend == "hopper"]
 SHAPES = [
@@ -38,6 +42,39 @@ def test_products_stay_under_way_in_the_machine_code(step, head_dim):
         pytest.skip(reason)
     sass = str(step.compile(shape).sass)
     assert len(re.findall(r"\bWARPGROUP.DEPBAR", sass)) < len(re.findall(r"\bHGMMA", sass)) / 2
+
+
+IN_TURN = [
+    problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=600, head_dim=64, causal=False),
+    problem(batch=1, heads=1, seq_len_q=500, seq_len_kv=700, head_dim=128),
+    problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=200, head_dim=256),
+]
+
+
+def bits(step, shape) -> set:
+    """What comes out under random latencies, eight blocks at once."""
+    inputs, found = BACKWARD.inputs(shape, 0), set()
+    for seed in range(6):
+        with watched(seed, at_once=8) as watch:
+            dq = BACKWARD.call(step, shape, inputs)[0]
+        assert not any(run.found for run in watch.runs)
+        found.add(dq.view(torch.int16).numpy().tobytes())
+    return found
+
+
+@pytest.mark.parametrize("shape", IN_TURN, ids=lambda p: p.slug)
+def test_blocks_in_turn_give_the_same_bits_under_any_schedule(shape):
+    assert len(bits(get_step("in_turn"), shape)) == 1
+
+
+@pytest.mark.parametrize("broken", ["await_number", "store_written"])
+def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, monkeypatch):
+    """For the blocks before, or until what was added has reached global memory."""
+    shape = problem(batch=1, heads=2, seq_len_q=256, seq_len_kv=1500, head_dim=64, causal=False)
+    instead = {"await_number": lambda *_: 0, "store_written": lambda *_: hopper.store_wait(0)}
+    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == broken]
+    monkeypatch.setitem(language.SEQUENCES, pattern, instead[broken])
+    assert len(bits(get_step("in_turn"), shape)) > 1
 
 
 def test_what_a_step_adds_is_as_it_says():

@@ -269,3 +269,11 @@ def test_what_is_committed_is_what_make_report_makes():
     assert (ROOT / "results" / "ladder.md").read_text() == report.ladder_report(runs, ROOT / "results")
     text = report.README.read_text()
     assert text.split(report.BEGIN)[1].split(report.END)[0].strip() == report.readme_table(runs), "run `make report`"
+
+
+def test_a_backward_report_tells_whether_bits_are_the_same():
+    run = run_of({"sdpa": 1.0, "exp2": 2.0})
+    assert "same bits" not in as_markdown(run)
+    steps = [m.model_copy(update={"repeat_difference": x}) for m, x in zip(run.steps, (3e-5, 0.0), strict=True)]
+    text = as_markdown(run.model_copy(update={"steps": steps}))
+    assert "| ± 3e-05 |" in text and "| yes | yes |" in text and "«Same bits»" in text

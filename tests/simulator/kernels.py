@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from steps.backward_hopper.in_turn import AWAIT
 from steps.backward_hopper.instruction import async_reduce_shared_to_global
 
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -25,6 +26,15 @@ def add_one(source, target, n):
     """target = source + 1, 64 numbers a block."""
     at = gl.program_id(0) * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     gl.store(target + at, gl.load(source + at, mask=at < n, other=0.0) + 1.0, mask=at < n)
+
+
+@gluon.jit
+def await_block(counts, which):
+    """Block 0 counts itself when ``which`` blocks have, block 1 at once."""
+    gl.inline_asm_elementwise(
+        AWAIT, "=r,l,r", [counts, which * (1 - gl.program_id(0))], dtype=gl.int32, is_pure=False, pack=1
+    )
+    gl.atomic_add(counts, 1, sem="release", scope="gpu")
 
 
 @gluon.jit

@@ -350,3 +350,12 @@ def test_simulated_cycles_are_near_those_that_were_measured(name):
     run = recorded(machine="nvidia-h200")
     measured = run.measurement(name).cycles
     assert 0.8 < summary.simulated_cycles(get_step(name), HEADLINE, run.machine["multiprocessors"]) / measured < 1.2
+
+
+def test_blocks_that_wait_for_later_ones_need_room_for_both():
+    """Block 0 waits for block 1: that goes well where the SM holds both, and is a deadlock where it holds one."""
+    counts = torch.zeros(1, dtype=torch.int32)
+    launch(kernels.await_block, (2,), (counts, 1), 4, at_once=2)
+    assert counts.item() == 2
+    with pytest.raises(Deadlock, match="a number in global memory to be 1"):
+        launch(kernels.await_block, (2,), (torch.zeros(1, dtype=torch.int32), 1), 4)

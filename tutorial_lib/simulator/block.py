@@ -120,6 +120,7 @@ class Role:
         self.read: set[Buffer] = set()  # since then
         self.written: set[Buffer] = set()
         self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
+        self.writes = Pipe("TMA write", self)  # of those stores: global memory, behind reading shared memory
         self.tcgen05: dict[tuple, Pipe] = {}  # products that go into the same accumulator
         self.group: list = []  # of cp.async, not committed yet
         self._fiber = greenlet.greenlet(lambda: self._run(function))

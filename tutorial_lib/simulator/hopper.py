@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
 from tutorial_lib.simulator.block import KernelError, Role, at, line_of, place
+from tutorial_lib.simulator.language import SEQUENCES
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer, Clock, join
 from tutorial_lib.simulator.translate import OPERATIONS, operation
@@ -172,7 +173,7 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
 
 
 def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
-    """Let TMA read a place in shared memory and do something with the tile, ``do(tile)``, when it gets there."""
+    """Let TMA read a place in shared memory, and do something with the tile, ``do(tile)``, when it has got there."""
     me = state.role()
     me.point()
     block, pipe = me.block, me.stores
@@ -183,12 +184,21 @@ def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
     end = pipe.last_end = max(pipe.last_end, end + block.machine.store_latency)
     block.draw("TMA", what, line_of(place()), begin, end)
 
-    def finish(time: float) -> None:
-        do(src.data.view(tensor_desc.block_shape))
+    def read(time: float) -> None:
+        tile = src.data.view(tensor_desc.block_shape).clone()
         pipe.ended += 1
         me.wake(time)
+        chance = block.run.chance
+        latency = block.machine.memory_latency * (chance.choice((0.2, 1, 40)) if chance else 1)
+        arrival = me.writes.last_end = max(me.writes.last_end, time + latency)
+        block.later(arrival, lambda time: write(tile, time))
 
-    block.later(end, finish)
+    def write(tile, time: float) -> None:
+        do(tile)
+        me.writes.ended += 1
+        me.wake(time)
+
+    block.later(end, read)
     me.time += block.machine.issue
 
 
@@ -210,6 +220,17 @@ def store_wait(pendings):
     me.wait(lambda: me.stores.ended >= target, "TMA store", lambda: f"its TMA stores up to number {target}")
     me.learn(me.stores, target)
     me.meet()
+
+
+def store_written(_) -> int:
+    """As ``store_wait(0)``, and waits until global memory has been written, too."""
+    me = state.role()
+    me.wait(lambda: me.writes.ended >= me.stores.begun, "TMA store", lambda: "what its TMA stores write")
+    me.learn(me.stores, me.stores.begun)
+    return 0
+
+
+SEQUENCES[r"cp\.async\.bulk\.wait_group 0; mov\.b32 \$0, 0;"] = store_written
 
 
 # --- wgmma ---

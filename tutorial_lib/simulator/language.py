@@ -209,6 +209,29 @@ def atomic_add(pointer: Pointer, value, mask=None, sem=None, scope=None):
     me.point()
     pointer.scatter(plain(value), plain(mask), add=True)
     me.time += me.block.machine.issue
+    if sem == "release":
+        for role in me.block.processor.roles:
+            if role.why[0] == ANOTHER_BLOCK:
+                role.wake(me.time + me.block.machine.memory_latency)
+
+
+ANOTHER_BLOCK = "another block"  # what a role waits for that polls a number in global memory
+
+
+def await_number(_, pointer: Pointer, wanted) -> int:
+    """Until a number in global memory is the wanted one, to which others add with "release"."""
+    me = state.role()
+    me.wait(lambda: pointer.gather() == wanted, ANOTHER_BLOCK, lambda: f"a number in global memory to be {wanted}")
+    me.time += me.block.machine.memory_latency
+    return wanted
+
+
+POLL = (
+    "{ .reg .pred wrong; .reg .b32 seen;"
+    " again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2; @wrong bra again;"
+    " fence.proxy.async.global; mov.b32 $0, seen; }"
+)
+SEQUENCES[re.escape(POLL)] = await_number
 
 
 # --- what is said to the compiler, or checked ---
