@@ -1,0 +1,71 @@
+"""Blocks that add to dQ one after the other, always in the same order: then its last bits are the same every time.
+
+A float32 sum depends on the order of its additions. For every tile of dQ, and every part, global memory holds a number:
+how many blocks have added. A block waits until all before it have, adds, and counts itself. It counts itself a turn
+later, when TMA has long written what it added, so that it seldom waits for that.
+
+The order is that of the blocks' numbers, in which a GPU starts them: a block waits for such as have started, and they
+cannot all wait. Without a mask all blocks begin with the first tile of queries, and the first to add is block 0. Under
+a causal mask the last keys come first: of all that add to a tile, their block begins with it. A block comes to a tile
+when those before it have gone on, and nobody waits for long. FlashAttention-3 has that order, and calls it "shortest
+processing time first" (https://github.com/Dao-AILab/flash-attention/pull/1893).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from steps.backward_hopper.pipeline import position
+from steps.gluon.kernel import barrier
+
+# The threads poll, as a barrier of mbarrier's kind does not reach to other blocks. What TMA does next comes after the
+# load in the order of memory, as the proxy fence says. [PTX ISA: ld.acquire, fence.proxy.async]
+AWAIT = gl.constexpr(
+    "{ .reg .pred wrong; .reg .b32 seen;"
+    " again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2; @wrong bra again;"
+    " fence.proxy.async.global; mov.b32 $0, seen; }"
+)
+# Gluon's store_wait waits until TMA has read shared memory; this, until it has written global memory, too.
+# [PTX ISA: cp.async.bulk.wait_group]
+WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
+
+
+@gluon.jit
+def count_of(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Where it is counted how many blocks have added to this part's dQ of a turn's tile."""
+    head, i = position(work, turn, variant)
+    line = work.batch * work.heads + head
+    return Turns + ((line * (work.first + work.a_head) + i) * variant.parts + part)
+
+
+@gluon.jit
+def blocks_before(turn, work, variant: gl.constexpr):
+    """How many blocks add to a turn's tile before this one."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    j = work.key_row // TILE_KEY
+    if variant.causal:
+        _, i = position(work, turn, variant)
+        last = gl.minimum(gl.cdiv(work.seq_len_kv, TILE_KEY), gl.cdiv((i + 1) * variant.tile.query, TILE_KEY)) - 1
+        return last - j
+    else:
+        return j
+
+
+@gluon.jit
+def pass_on(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Count this block at a turn's tile, to which it has added."""
+    if variant.adding == "reduction":
+        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    barrier()  # one thread counts for all
+    gl.atomic_add(count_of(Turns, turn, work, part, variant), 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def await_own_turn(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Pass the tile before on, and wait until all blocks that add to this one earlier have."""
+    if turn > 0:
+        pass_on(Turns, turn - 1, work, part, variant)
+    count = count_of(Turns, turn, work, part, variant)
+    before = blocks_before(turn, work, variant)
+    gl.inline_asm_elementwise(AWAIT, "=r,l,r", [count, before], dtype=gl.int32, is_pure=False, pack=1)
