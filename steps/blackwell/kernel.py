@@ -36,6 +36,7 @@ class Barriers(NamedTuple):
     key_free: object = None  # all products that read the place have ended
     value_free: object = None
     weights_ready: object = None  # the weights are there, and the output is rescaled
+    query_free: object = None  # the output has left from where a part's queries were
     factors_ready: object = None  # by which the output is to be rescaled
     factors_free: object = None
 
@@ -82,6 +83,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
             barrier_ring(STAGES, 1),
             barrier_ring(STAGES, 1),
             barrier_ring(PARTS, ARRIVALS),
+            barrier_ring(PARTS, 1) if variant.persistent else None,
         )
         fence_async_shared()
         gl.warp_specialize(
@@ -105,6 +107,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
             barrier_ring(STAGES, 1),
             barrier_ring(STAGES, 1),
             barrier_ring(PARTS, ARRIVALS),
+            barrier_ring(PARTS, 1) if variant.persistent else None,
             barrier_ring(PARTS, 1),
             barrier_ring(PARTS, 1),
         )

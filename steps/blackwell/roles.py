@@ -23,7 +23,7 @@ from steps.blackwell.together import (
     store_sums,
 )
 from steps.gluon.softmax import tiles_to_visit
-from steps.hopper.pipeline import await_tile
+from steps.hopper.pipeline import await_tile, own_tiles
 
 
 @gluon.jit
@@ -31,16 +31,24 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
     """A warp: asks TMA for all tiles, each as soon as its place is free."""
     PARTS: gl.constexpr = variant.parts
     STAGES: gl.constexpr = variant.stages
-    place, head = place_of(work, variant)
-    _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    for part in gl.static_range(PARTS):
-        fetch_part(arrays, tiles, barriers, place, head, part, variant)
-    for j in range(end):
-        used = j // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.key_free.index(j % STAGES), used)
-        fetch_keys(arrays, tiles, barriers, place, j, variant)
-        mbarrier.wait(barriers.value_free.index(j % STAGES), used)
-        fetch_values(arrays, tiles, barriers, place, j, variant)
+    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    query_turn = 0  # tiles of queries so far
+    first, last = own_tiles(work, variant)
+    for n in range(first, last):
+        place, head = place_of(n, work, variant)
+        _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+        for part in gl.static_range(PARTS):
+            if variant.persistent:
+                mbarrier.wait(barriers.query_free.index(part), query_turn & 1 ^ 1)
+            fetch_part(arrays, tiles, barriers, place, head, part, variant)
+        query_turn += 1  # noqa: SIM113
+        for j in range(end):
+            used = turn // STAGES & 1 ^ 1
+            mbarrier.wait(barriers.key_free.index(turn % STAGES), used)
+            fetch_keys(arrays, tiles, barriers, place, j, turn, variant)
+            mbarrier.wait(barriers.value_free.index(turn % STAGES), used)
+            fetch_values(arrays, tiles, barriers, place, j, turn, variant)
+            turn += 1
 
 
 @gluon.jit
@@ -52,32 +60,38 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
     """
     PARTS: gl.constexpr = variant.parts
     STAGES: gl.constexpr = variant.stages
-    place, _ = place_of(work, variant)
-    _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    await_tile(barriers.key_ready, 0, STAGES)
-    for part in gl.static_range(PARTS):
-        mbarrier.wait(barriers.query_ready.index(part), 0)
-        query = part_of(tiles.query, part, variant)
-        scores = columns.scores.index(part)
-        issue_scores(query, tiles.key, 0, scores, barriers.scores_ready.index(part), variant)
-    blackwell.tcgen05_commit(barriers.key_free.index(0))
-    for j in range(end):
-        await_tile(barriers.value_ready, j, STAGES)
-        if j + 1 < end:
-            await_tile(barriers.key_ready, j + 1, STAGES)
+    turn = 0
+    query_turn = 0
+    first, last = own_tiles(work, variant)
+    for n in range(first, last):
+        place, _ = place_of(n, work, variant)
+        _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+        await_tile(barriers.key_ready, turn, STAGES)
         for part in gl.static_range(PARTS):
-            weights = weights_of(columns, part, tiles.key.dtype, variant)
-            output = columns.output.index(part)
-            mbarrier.wait(barriers.weights_ready.index(part), j & 1)
-            issue_output(weights, tiles.value, j, output, j > 0, barriers.output_ready.index(part), variant)
+            mbarrier.wait(barriers.query_ready.index(part), query_turn & 1)
+            query = part_of(tiles.query, part, variant)
+            scores = columns.scores.index(part)
+            issue_scores(query, tiles.key, turn, scores, barriers.scores_ready.index(part), variant)
+        blackwell.tcgen05_commit(barriers.key_free.index(turn % STAGES))
+        query_turn += 1  # noqa: SIM113
+        for j in range(end):
+            await_tile(barriers.value_ready, turn, STAGES)
             if j + 1 < end:
-                query = part_of(tiles.query, part, variant)
-                scores = columns.scores.index(part)
-                mbarrier.wait(barriers.output_ready.index(part), j & 1)
-                issue_scores(query, tiles.key, j + 1, scores, barriers.scores_ready.index(part), variant)
-        blackwell.tcgen05_commit(barriers.value_free.index(j % STAGES))
-        if j + 1 < end:
-            blackwell.tcgen05_commit(barriers.key_free.index((j + 1) % STAGES))
+                await_tile(barriers.key_ready, turn + 1, STAGES)
+            for part in gl.static_range(PARTS):
+                weights = weights_of(columns, part, tiles.key.dtype, variant)
+                output = columns.output.index(part)
+                mbarrier.wait(barriers.weights_ready.index(part), turn & 1)
+                issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_ready.index(part), variant)
+                if j + 1 < end:
+                    query = part_of(tiles.query, part, variant)
+                    scores = columns.scores.index(part)
+                    mbarrier.wait(barriers.output_ready.index(part), turn & 1)
+                    issue_scores(query, tiles.key, turn + 1, scores, barriers.scores_ready.index(part), variant)
+            blackwell.tcgen05_commit(barriers.value_free.index(turn % STAGES))
+            if j + 1 < end:
+                blackwell.tcgen05_commit(barriers.key_free.index((turn + 1) % STAGES))
+            turn += 1
 
 
 @gluon.jit
@@ -98,63 +112,79 @@ def take_over(factors, barriers, turn, part: gl.constexpr, variant: gl.constexpr
 
 
 @gluon.jit
+def finish(arrays, tiles, columns, barriers, place, head, factor, turn, part: gl.constexpr, variant: gl.constexpr):
+    """Store a part's output, multiplied by a factor [query], behind its last PV product, which was the turn-th."""
+    mbarrier.wait(barriers.output_ready.index(part), turn & 1)
+    store_output(arrays, tiles, columns, place, head, factor, part, variant)
+    if variant.persistent:
+        mbarrier.arrive(barriers.query_free.index(part), count=1)  # the output left from where Q was
+
+
+@gluon.jit
 def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
     """A warp group: the softmax of a part's queries, over all tiles of keys that the block visits."""
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    place, head = place_of(work, variant)
-    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
     scores_at = columns.scores.index(part)
     weights_at = weights_of(columns, part, tiles.key.dtype, variant)
     output_at = columns.output.index(part)
-    first_query = place.row + part * variant.rows
-    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
-    row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
-    # Two loops from one text: over whole tiles, and over those that need the mask.
-    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
-        for j in range(whole if masked else 0, end if masked else whole):
-            mbarrier.wait(barriers.scores_ready.index(part), j & 1)
-            scores = scores_at.load(variant.accumulator)
-            if masked:
-                scores = hide(scores, first_query, j * variant.tile.key, place.seq_len_kv, variant)
-            row_max, correction = next_maxima(scores, row_max, scale, variant)
-            if variant.correction:  # noqa: SIM102 - a question for the compiler, and one for the GPU
-                if j > 0:
-                    hand_over(factors, barriers, correction, j - 1, part)
-            weights = weigh(scores, row_max, scale, variant)
-            row_sum = row_sum * correction + gl.sum(weights, 1)
-            weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
-            if not variant.correction:  # noqa: SIM102
-                if j > 0:  # these scores were begun when the PV product before had ended: nobody writes the output
-                    rescale(output_at, correction, variant)
-            weights_at.store(weights)
-            mbarrier.arrive(barriers.weights_ready.index(part), count=1)
+    turn = 0
+    first, last = own_tiles(work, variant)
+    for n in range(first, last):
+        place, head = place_of(n, work, variant)
+        whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+        first_query = place.row + part * variant.rows
+        row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+        row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
+        # Two loops from one text: over whole tiles, and over those that need the mask.
+        for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+            for j in range(whole if masked else 0, end if masked else whole):
+                mbarrier.wait(barriers.scores_ready.index(part), turn & 1)
+                scores = scores_at.load(variant.accumulator)
+                if masked:
+                    scores = hide(scores, first_query, j * variant.tile.key, place.seq_len_kv, variant)
+                row_max, correction = next_maxima(scores, row_max, scale, variant)
+                if variant.correction:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+                    if j > 0:
+                        hand_over(factors, barriers, correction, turn - 1, part)
+                weights = weigh(scores, row_max, scale, variant)
+                row_sum = row_sum * correction + gl.sum(weights, 1)
+                weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+                if not variant.correction:  # noqa: SIM102
+                    if j > 0:  # these scores were begun when the PV product before had ended: nobody writes the output
+                        rescale(output_at, correction, variant)
+                weights_at.store(weights)
+                mbarrier.arrive(barriers.weights_ready.index(part), count=1)
+                turn += 1
 
-    store_sums(LSE, row_max, row_sum, place, head, work, arrays, part, variant)
-    if variant.correction:
-        hand_over(factors, barriers, 1.0 / row_sum, end - 1, part)
-    else:
-        mbarrier.wait(barriers.output_ready.index(part), end - 1 & 1)
-        store_output(arrays, tiles, columns, place, head, 1.0 / row_sum, part, variant)
+        store_sums(LSE, row_max, row_sum, place, head, work, arrays, part, variant)
+        if variant.correction:
+            hand_over(factors, barriers, 1.0 / row_sum, turn - 1, part)
+        else:
+            finish(arrays, tiles, columns, barriers, place, head, 1.0 / row_sum, turn - 1, part, variant)
 
 
 @gluon.jit
 def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constexpr):
     """A warp group: rescales the outputs of both parts, and stores them at the end."""
     PARTS: gl.constexpr = variant.parts
-    place, head = place_of(work, variant)
-    _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    for part in gl.static_range(PARTS):
-        mbarrier.arrive(barriers.weights_ready.index(part), count=1)  # there is no output yet that needs it
-    for j in range(1, end):
+    turn = 0
+    first, last = own_tiles(work, variant)
+    for n in range(first, last):
+        place, head = place_of(n, work, variant)
+        _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         for part in gl.static_range(PARTS):
-            factor = take_over(factors, barriers, j - 1, part, variant)  # of scores behind the PV product before
-            if variant.threshold > 0:
-                if gl.min(factor, 0) < 1.0:  # for all rows or none: a branch is for whole warps
+            mbarrier.arrive(barriers.weights_ready.index(part), count=1)  # there is no output yet that needs it
+        for _ in range(1, end):
+            for part in gl.static_range(PARTS):
+                factor = take_over(factors, barriers, turn, part, variant)  # of scores behind the PV product before
+                if variant.threshold > 0:
+                    if gl.min(factor, 0) < 1.0:  # for all rows or none: a branch is for whole warps
+                        rescale(columns.output.index(part), factor, variant)
+                else:
                     rescale(columns.output.index(part), factor, variant)
-            else:
-                rescale(columns.output.index(part), factor, variant)
-            mbarrier.arrive(barriers.weights_ready.index(part), count=1)
-    for part in gl.static_range(PARTS):
-        factor = take_over(factors, barriers, end - 1, part, variant)
-        mbarrier.wait(barriers.output_ready.index(part), end - 1 & 1)
-        store_output(arrays, tiles, columns, place, head, factor, part, variant)
+                mbarrier.arrive(barriers.weights_ready.index(part), count=1)
+            turn += 1
+        for part in gl.static_range(PARTS):
+            factor = take_over(factors, barriers, turn, part, variant)
+            finish(arrays, tiles, columns, barriers, place, head, factor, turn, part, variant)
+        turn += 1

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from steps.blackwell.kernel import fmha
-from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Variant, make_variant
+from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Variant, make_variant, stays
 from steps.core.fused import hole
+from steps.core.order import DEALT, NATURAL, Order
 from steps.hopper.launching import TmaStep
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.problem import Problem
@@ -43,6 +44,10 @@ class BlackwellStep(TmaStep):
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:
         """The constants that ``problem`` is compiled with."""
         return make_variant(self.roles, self.emulated, problem)
+
+    @property
+    def order(self) -> Order:
+        return DEALT if stays(self.roles) else NATURAL
 
     def kernel(self, problem: Problem):
         return fmha

@@ -9,13 +9,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from steps.blackwell.columns import issue_output, issue_scores, rescale, to_shared_memory, weights_of
 from steps.blackwell.softmax import hide, next_maxima, weigh
 from steps.gluon.softmax import store_lse, tiles_to_visit
-from steps.hopper.pipeline import Place, await_tile, fetch, position
+from steps.hopper.pipeline import Place, await_tile, fetch, numbered, position
 
 
 @gluon.jit
-def place_of(work, variant: gl.constexpr):
-    """Which tile of queries is this block's: (its place, head)."""
-    head, batch, i = position(gl.program_id(0), work)
+def place_of(n, work, variant: gl.constexpr):
+    """The n-th tile of queries in the order: (its place, head)."""
+    head, batch, i = position(numbered(work, n, variant), work)
     return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head
 
 
@@ -29,18 +29,18 @@ def fetch_part(arrays, tiles, barriers, place, head, part: gl.constexpr, variant
 
 
 @gluon.jit
-def fetch_keys(arrays, tiles, barriers, place, j, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of keys."""
+def fetch_keys(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr):
+    """Ask TMA for the j-th tile of keys, the turn-th that the block asks for."""
     row = j * variant.tile.key
-    stage = j % variant.stages
+    stage = turn % variant.stages
     fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
 
 
 @gluon.jit
-def fetch_values(arrays, tiles, barriers, place, j, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of values."""
+def fetch_values(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr):
+    """Ask TMA for the j-th tile of values, the turn-th that the block asks for."""
     row = j * variant.tile.key
-    stage = j % variant.stages
+    stage = turn % variant.stages
     fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
 
 
@@ -73,13 +73,13 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
     """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    place, head = place_of(work, variant)
+    place, head = place_of(gl.program_id(0), work, variant)
     whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
     fetch_part(arrays, tiles, barriers, place, head, 0, variant)
     for j in gl.static_range(STAGES):
         if j < end:
-            fetch_keys(arrays, tiles, barriers, place, j, variant)
-            fetch_values(arrays, tiles, barriers, place, j, variant)
+            fetch_keys(arrays, tiles, barriers, place, j, j, variant)
+            fetch_values(arrays, tiles, barriers, place, j, j, variant)
     query = part_of(tiles.query, 0, variant)
     scores_at = columns.scores.index(0)
     weights_at = weights_of(columns, 0, tiles.key.dtype, variant)
@@ -95,7 +95,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             issue_scores(query, tiles.key, j, scores_at, barriers.scores_ready.index(0), variant)
             mbarrier.wait(barriers.scores_ready.index(0), j & 1)
             if j + STAGES < end:
-                fetch_keys(arrays, tiles, barriers, place, j + STAGES, variant)
+                fetch_keys(arrays, tiles, barriers, place, j + STAGES, j, variant)
             scores = scores_at.load(variant.accumulator)
             if masked:
                 scores = hide(scores, place.row, j * variant.tile.key, place.seq_len_kv, variant)
@@ -114,7 +114,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_ready.index(0), variant)
             mbarrier.wait(barriers.output_ready.index(0), j & 1)
             if j + STAGES < end:
-                fetch_values(arrays, tiles, barriers, place, j + STAGES, variant)
+                fetch_values(arrays, tiles, barriers, place, j + STAGES, j, variant)
 
     store_sums(LSE, row_max, row_sum, place, head, work, arrays, 0, variant)
     store_output(arrays, tiles, columns, place, head, 1.0 / row_sum, 0, variant)

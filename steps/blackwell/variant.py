@@ -50,10 +50,12 @@ class Correction(Choices):
 class Roles(Choices):
     """Two warp groups do the softmax, each of 128 queries; a warp begins all products, and another asks for all tiles.
 
-    correction: who rescales the output, a warp group for it or the one that does the softmax.
+    correction: who rescales the output, a warp group for it or the one that does the softmax. stay: one block an SM
+    stays, and computes a list of tiles of queries that was dealt to it before the launch.
     """
 
     correction: Correction | Literal["by the softmax"] = "by the softmax"
+    stay: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Variant:
     stages: int
     roles: bool
     correction: bool
+    persistent: bool  # a block computes a list of tiles of queries
     threshold: float
     frequency: int
     remainder: int  # 0: no exponential is a polynomial
@@ -104,11 +107,6 @@ class Variant:
     def warps(self) -> int:
         """Warps that a block begins with: those of the first part."""
         return GROUP_WARPS
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a block computes a list of tiles of queries, as ``steps.hopper.pipeline`` asks."""
-        return False
 
     @property
     def output_columns(self) -> int:
@@ -185,6 +183,11 @@ class Variant:
         return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
 
 
+def stays(roles: Roles | str) -> bool:
+    """Whether blocks stay, and compute a list of tiles of queries."""
+    return isinstance(roles, Roles) and roles.stay
+
+
 def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Variant:
     """The constants that a kernel with these choices is compiled with for ``problem``."""
     has_roles = isinstance(roles, Roles)
@@ -200,6 +203,7 @@ def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Va
         stages=2,
         roles=has_roles,
         correction=correction is not None,
+        persistent=stays(roles),
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,
         remainder=emulated.remainder,

@@ -74,7 +74,13 @@ HARMLESS = [
     Harmless(BY_ITSELF, "gl.barrier()"),
     Harmless(NOTHING_LEFT, COPIES, (WITHOUT, ONE_MORE), number=1),
     Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), kernels=lambda v: isinstance(v, Hopper) and not v.persistent),
-    Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), 2, lambda v: v.persistent and not v.own_output),
+    Harmless(
+        ANOTHER_WAIT,
+        STORES,
+        (WITHOUT, ONE_MORE),
+        2,
+        lambda v: isinstance(v, Hopper) and v.persistent and not v.own_output,
+    ),
     *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.persistent) for its in OF_THE_ONLY_QUERIES),
     Harmless(ONLY_SPEED, TURNS),
     Harmless(ONLY_SPEED, TURNS, (OTHER_PARITY,), kernels=lambda v: v.parts == 2),  # of three, nobody would begin
@@ -99,6 +105,7 @@ ELSEWHERE = {
     "correction": [(64, True)],
     "threshold": [],
     "polynomial": [],
+    "lasting_blocks": [(64, True)],
 }
 KERNELS = [
     pytest.param(step, head_dim, causal, id=f"{step.name}-{head_dim}-{'causal' if causal else 'full'}")
