@@ -157,10 +157,11 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
                 turn += 1
 
         store_sums(LSE, row_max, row_sum, place, head, work, arrays, part, variant)
+        factor = 1.0 / row_sum
         if variant.correction:
-            hand_over(factors, barriers, 1.0 / row_sum, turn - 1, part)
+            hand_over(factors, barriers, factor, turn - 1, part)
         else:
-            finish(arrays, tiles, columns, barriers, place, head, 1.0 / row_sum, turn - 1, part, variant)
+            finish(arrays, tiles, columns, barriers, place, head, factor, turn - 1, part, variant)
 
 
 @gluon.jit
