@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 
+SIMULATED = ("gluon", "hopper", "blackwell", "triton", "cdna")  # kernels in Gluon, and one in Triton
 RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full ones
 
 
@@ -72,7 +73,7 @@ def asked(options: argparse.Namespace):
 
     try:
         step = read_step(Path(options.step)) if options.step.endswith(".py") else get_step(options.step)
-        if step.backend not in ("gluon", "hopper", "blackwell"):
+        if step.backend not in SIMULATED:
             raise BadRequest(f"step {step.label}: simulated are Gluon's kernels; `steps.run` runs this one on the CPU")
         if isinstance(step, WrittenStep):
             _load(step)
@@ -123,14 +124,16 @@ def against_gpu(console) -> int:
     from steps import STEPS
     from steps.measuring import agreement
     from tutorial_lib.files import RESULTS, write_whole
-    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.hardware import describe_machine, has_gpu
     from tutorial_lib.results import as_json, recorded_agreements
 
     if not has_gpu():
         raise BadRequest("--against-gpu needs a GPU")
     check_writable("results", RESULTS)
+    arch, [problem, *_] = describe_machine("cuda")["arch"], agreement.PROBLEMS
+    able = [step for step in STEPS if step.backend in SIMULATED and step.unsupported(problem, arch) is None]
     with console.status("compiling") as status:
-        found = agreement.measure([step for step in STEPS if step.backend in ("gluon", "hopper")], status.update)
+        found = agreement.measure(able, status.update)
     path = RESULTS / found.machine["slug"] / "simulated.json"
     write_whole(path, as_json(found))
     agreement.update_readme(recorded_agreements(RESULTS))
@@ -191,6 +194,9 @@ def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path
         console.print(f"Correct: an error of {accuracy.max_error:.0e}, SDPA's is {accuracy.reference_error:.0e}.")
         console.print(f"No race, no missing fence, no deadlock under {schedules}, in {took:.1f} s.")
         console.print(_busy(first), soft_wrap=True)
+        if first.counts:
+            ways = ", ".join(f"{way} {count} times" for way, count in first.counts.items())
+            console.print(f"Votes of waves, each on a block of the output: {ways}.")
     if timeline and first and first.trace:
         from steps.trace import beside_simulated, show_shares
         from tutorial_lib.files import RESULTS, write_whole

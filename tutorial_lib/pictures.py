@@ -279,8 +279,10 @@ SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
     "store": ("#56B4E9", "stores"),
     "reduction": ("#F0E442", "additions"),
     "wait": ("white", "waiting"),
+    "stage": ("#E8E8E8", "a stage of the waves"),
+    "stage first": ("#A8A8A8", "a stage with priority"),
 }
-MACHINERY = ("tensor cores", "TMA", "copies")  # lanes that stand below those of the roles
+MACHINERY = ("tensor cores", "TMA", "copies", "stages")  # lanes that stand below those of the roles
 
 
 MEASURED = {  # kind of a segment between two stamps -> colour, and its name in the legend

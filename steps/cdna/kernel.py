@@ -18,8 +18,22 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from steps.cdna.memory import fetch, load_queries, read, store_rows
 from steps.cdna.softmax import rescale, softmax
-from steps.gluon.kernel import to_head
 from steps.gluon.softmax import hide, store_lse, tiles_to_visit
+
+
+@gluon.jit
+def whose(variant: gl.constexpr):
+    """(first query, head, batch) of this block, and how many heads there are."""
+    if variant.heads_first:
+        return gl.program_id(1) * variant.tile.query, gl.program_id(0), gl.program_id(2), gl.num_programs(0)
+    else:
+        return gl.program_id(0) * variant.tile.query, gl.program_id(1), gl.program_id(2), gl.num_programs(1)
+
+
+@gluon.jit
+def to_head(pointer, strides, head, batch):
+    """A pointer, moved to a head of a batch."""
+    return pointer + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
 
 
 @gluon.jit
@@ -52,8 +66,11 @@ def fmha(
     dtype: gl.constexpr = Q.dtype.element_ty
 
     # --- which queries are ours, and which keys they see ---
-    first_query = gl.program_id(0) * TILE_QUERY
-    Q, K, V, Out = to_head(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, variant)
+    first_query, head, batch, heads = whose(variant)
+    Q = to_head(Q, q_strides, head, batch)
+    K = to_head(K, k_strides, head // variant.group_size, batch)
+    V = to_head(V, v_strides, head // variant.group_size, batch)
+    Out = to_head(Out, o_strides, head, batch)
     k_stride = k_strides[2]
     v_stride = v_strides[2]
     whole, end = tiles_to_visit(first_query, seq_len_kv, variant)
@@ -137,7 +154,7 @@ def fmha(
     if variant.direct:
         async_copy.wait_group(0)  # what still comes would come to the LDS of another block
     if variant.lse:
-        line = gl.program_id(2).to(gl.int64) * gl.num_programs(1) + gl.program_id(1)
+        line = batch.to(gl.int64) * heads + head
         store_lse(LSE, row_max, row_sum, line, first_query, seq_len_q)
     o = accumulator * (1.0 / row_sum)[:, None]
     store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q, variant)

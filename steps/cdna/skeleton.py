@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from steps.cdna.kernel import fmha
@@ -47,12 +47,16 @@ class CdnaStep(AmdStep):
     long as the scale is not unusually large.
     threshold: by how much, in powers of two, a score may exceed its row's maximum before that moves; None: by nothing.
     stages: how a turn of the loop is cut for two halves of the waves; None: all waves do the same.
+    heads_first: whether blocks are counted by heads first, and not by tiles of queries.
+    choose(problem, arch) -> what holes are filled with otherwise for a problem on "gfx950" and the like, by name.
     """
 
     transfer: Transfer = hole()
     scale_query: bool = hole(default=False)
     threshold: float | None = hole(default=None)
     stages: Stages | None = hole(default=None)
+    heads_first: bool = hole(default=False)
+    choose: Callable[[Problem, str], dict] | None = hole(default=None)
 
     backend: ClassVar[str] = "cdna"
 
@@ -60,9 +64,16 @@ class CdnaStep(AmdStep):
         if self.stages is not None and not (self.transfer.direct and self.stages.tiles > 2):
             raise ValueError(f"stages take direct copies, and three tiles in LDS, got {self.transfer}, {self.stages}")
 
+    def configured(self, problem: Problem, arch: str) -> CdnaStep:
+        if self.choose is None:
+            return self
+        return replace(self, choose=None, **self.choose(problem, SIMULATED if arch == "cpu" else arch))
+
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
+        if self.choose is not None:
+            return self.configured(problem, target).unsupported(problem, target)
         if self.transfer.direct and target not in (DIRECT, "cpu"):
             return f"copies 16 bytes a lane straight into LDS, which {DIRECT} alone can, not {target}"
         arch = SIMULATED if target == "cpu" else target
@@ -78,6 +89,8 @@ class CdnaStep(AmdStep):
 
     def variant(self, problem: Problem, arch: str = SIMULATED) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch`` ("cpu": those of gfx950)."""
+        if self.choose is not None:
+            return self.configured(problem, arch).variant(problem, arch)
         waves = self.stages.waves if self.stages else WAVES
         keys = 32 if self.stages and problem.head_dim > 128 else 64  # what LDS has room for
         return Variant(
@@ -94,6 +107,7 @@ class CdnaStep(AmdStep):
             scale_query=self.scale_query and problem.effective_scale**2 * problem.head_dim <= MOST_SCALE**2,
             threshold=self.threshold,
             stages=self.stages,
+            heads_first=self.heads_first,
         )
 
     def kernel(self, problem: Problem) -> Callable:
@@ -101,3 +115,7 @@ class CdnaStep(AmdStep):
 
     def number_of_warps(self, variant: Variant) -> int:
         return variant.waves
+
+    def blocks(self, problem: Problem, variant: Variant) -> tuple[int, int, int]:
+        tiles, heads, batch = super().blocks(problem, variant)
+        return (heads, tiles, batch) if variant.heads_first else (tiles, heads, batch)

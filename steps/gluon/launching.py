@@ -34,6 +34,10 @@ class PointerStep(FusedStep):
         """What the compiler makes of a kernel; the arguments are as those of ``compiler.compile_gluon``."""
         return compiler.compile_gluon(kernel, passed, warps, arch, scores)
 
+    def blocks(self, problem: Problem, variant) -> tuple[int, int, int]:
+        """The grid: how many blocks there are along each axis."""
+        return grid(problem, variant.tile)
+
     def shared_clocks(self, problem: Problem) -> float | None:
         """Clocks a K/V tile that shared memory is busy at least; None where that is not known."""
         return None
@@ -74,7 +78,7 @@ class PointerStep(FusedStep):
         moving, with_lse = (0, 1, 2, 3), lse is not None
         if with_lse:
             moving, passed = (*moving, len(passed)), (*passed, lse)
-        warps, blocks = self.number_of_warps(variant), grid(problem, variant.tile)
+        warps, blocks = self.number_of_warps(variant), self.blocks(problem, variant)
         run = gluon_launcher(kernel, blocks, passed, warps, q.device, moving, self.made_for)
 
         def launch(q, k, v, out):

@@ -92,6 +92,8 @@ class Bench:
 
     def prepare(self, step: Step | None) -> None:
         """Warm ``step`` (None: the ceiling) up and plan its samples."""
+        import torch
+
         name = step.name if step else timing.CEILING
         os.environ.pop(PROFILE, None)  # a line a launch would be timed with it; the check has told the rules
         with gpu_turn(self.device.type):
@@ -99,7 +101,8 @@ class Bench:
             for i in range(SETS):  # whoever makes something ready for a set of inputs does so before it is timed
                 self.calls[name](i)
             self.plans[name] = timing.plan_sample(self.calls[name])
-            self.stopwatch = self.stopwatch or Stopwatch()
+            if not torch.version.hip:  # it reads NVIDIA's counters
+                self.stopwatch = self.stopwatch or Stopwatch()
 
     def sample(self, name: str, sustained: bool = False) -> dict:
         """One contender's turn in a round, as ``timing.Sample`` has it."""

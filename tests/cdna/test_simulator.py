@@ -28,7 +28,7 @@ def test_a_copy_has_come_when_it_was_waited_for(relaxed):
     assert not run(kernels.copy, source, target, True, relaxed, False, False).found
     assert torch.equal(source, target)
     told = run(kernels.copy, source, target, False, relaxed, False, False).found.values()
-    assert target.isnan().all() and "after: cp.async of all warps" in next(iter(told))
+    assert target.isnan().all() and "after: copy into LDS by all warps" in next(iter(told))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.run import watched
 
 CDNA = [step for step in STEPS if 70 <= step.number < 80]
-DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.direct]
+DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.direct and not step.choose]
 TARGETS = ("gfx942", "gfx950")
 
 SPILLS = {"plain_triton"}  # at head_dim 256, where the compiler's choice of what to load ahead takes too many registers
@@ -62,7 +62,7 @@ def test_a_step_compiles_without_spills_and_fits(step, arch, head_dim):
     assert compiled.hot_loop["MFMA"] == 2 * variant.tile.scores * head_dim / (32 * 32 * depth) / variant.waves
     exponentials = variant.tile.scores / compiled.threads
     assert exponentials < compiled.hot_loop["transcendental"] <= exponentials + 2
-    assert (compiled.kinds["direct to LDS"] > 0) == (step in DIRECT)
+    assert (compiled.kinds["direct to LDS"] > 0) == (step in DIRECT or (step.name == "by_shape" and arch == "gfx950"))
 
 
 @pytest.mark.parametrize("step", CDNA, ids=lambda s: s.name)
@@ -128,6 +128,38 @@ def test_stages_have_priorities_unless_a_wait_stands_between_them():
     hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n"
     between = edited(whole, (hidden, "        async_copy.wait_group(AHEAD - 1)\n"))
     assert between.compile(shape).kinds["priority"] == 0
+
+
+# --- which blocks, and which kernel ---
+
+
+def test_heads_first_is_another_order_of_the_same_blocks():
+    shape = problem(seq_len_q=600, heads=6, kv_heads=2)
+    before, after = get_step("priorities"), get_step("heads_first")
+    assert before.blocks(shape, before.variant(shape)) == (3, 6, 2) and after.blocks(shape, after.variant(shape)) == (
+        6,
+        3,
+        2,
+    )
+    inputs = FORWARD.inputs(shape, 0)
+    assert torch.equal(after.attention(*inputs, True), before.attention(*inputs, True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "arch", "like"),
+    [
+        (big(), "gfx950", "heads_first"),
+        (big(), "gfx942", "mfma"),
+        (big(64), "gfx950", "scaled_query"),
+        (problem(head_dim=128, seq_len_q=512, seq_len_kv=768), "gfx950", "heads_first"),
+        (problem(head_dim=128, seq_len_q=512, seq_len_kv=800), "gfx950", "scaled_query"),
+        (problem(head_dim=128, seq_len_q=256, seq_len_kv=512), "cpu", "scaled_query"),
+    ],
+)
+def test_the_last_step_chooses_by_shape(shape, arch, like):
+    """The kernel is that of an earlier step, but for the order of the blocks, and for Q, which is scaled once."""
+    chosen_one, wanted = get_step("by_shape").variant(shape, arch), get_step(like).variant(shape, arch)
+    assert chosen_one == dataclasses.replace(wanted, heads_first=True, scale_query=True)
 
 
 # --- votes ---

@@ -10,6 +10,7 @@ import torch
 
 from steps import INSIDE, STEPS, get_step
 from steps.blackwell.skeleton import BlackwellStep
+from steps.cdna.skeleton import AmdStep
 from steps.core.fused import FusedStep
 from steps.core.order import Order
 from steps.core.step import Unsupported
@@ -27,6 +28,7 @@ CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
 GLUON = [step for step in STEPS if isinstance(step, GluonStep)]
 HOPPER = [step for step in STEPS if isinstance(step, HopperStep)]
 BLACKWELL = [step for step in STEPS if isinstance(step, BlackwellStep)]
+CDNA = [step for step in STEPS if isinstance(step, AmdStep)]
 
 
 def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
@@ -44,7 +46,7 @@ def test_step_is_correct(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER + BLACKWELL, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, ids=lambda s: s.name)
 def test_any_strides_will_do(step):
     shape = problem(seq_len_q=96, seq_len_kv=96)
     q, k, v = FORWARD.inputs(shape, secrets.randbits(32))

@@ -20,7 +20,8 @@ def async_copy(smem: Memory, pointer: Pointer, mask=None, **_):
         raise KernelError(at(f"{pointer.shape} elements for a place {smem.shape}"))
     pipe = me.copies
     me.uses(writes=(smem.buffer,))
-    me.block.touch(smem, True, pipe.agent, pipe.begun + 1, "generic", f"cp.async of {me}")
+    what = f"copy into LDS by {me}" if me.apart else f"cp.async of {me}"
+    me.block.touch(smem, True, pipe.agent, pipe.begun + 1, "generic", what)
     found = pointer.gather(plain(mask), 0)
     smem.poison()
     me.group.append((smem, found))

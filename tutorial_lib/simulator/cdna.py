@@ -123,7 +123,7 @@ class Stage:
     """
 
     def __init__(self, label=None, *, priority=None):
-        self.label = f"{label}, priority {priority}" if priority is not None else str(label)
+        self.label, self.kind = str(label), "stage first" if priority else "stage"
 
     def __enter__(self):
         self.role = me = state.role()
@@ -136,5 +136,5 @@ class Stage:
     def __exit__(self, kind, error, trace):
         if kind is None:
             self.role.meet()
-            self.role.block.draw(self.role.name, "stage", self.label, self.began, self.role.time)
+            self.role.block.draw("stages", self.kind, self.label, self.began, self.role.time)
         return False
