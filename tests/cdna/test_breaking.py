@@ -13,7 +13,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.breaking import broken
 from tutorial_lib.simulator.run import watched
 
-SCHEDULES = 20
+SCHEDULES = 100
 SHAPES = [  # more tiles of keys than LDS holds, and a single one
     problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=330),
     problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=50),
