@@ -45,7 +45,7 @@ def cuda(monkeypatch):
 
 
 def compiled_step(step, shape):
-    """(what Triton compiled for sm_90, the arguments) of a step in Gluon."""
+    """(what Triton compiled for what the step is made for, the arguments) of a step in Gluon."""
     if step.backend == "gluon":
         from steps.gluon.launching import arguments, shapes
 
@@ -59,7 +59,7 @@ def compiled_step(step, shape):
         warps, lists = variant.warps, ([compiler.Placeholder((1,), "int32")] * 2, variant)
     tensors = [compiler.Placeholder(x, shape.dtype) for x in shapes(shape)]
     given = (*arguments(*tensors, shape, shape.effective_scale, *lists), variant)
-    source, how = compiler.gluon_source(step.kernel(shape), given, warps, "sm_90")
+    source, how = compiler.gluon_source(step.kernel(shape), given, warps, step.made_for)
     return triton.compile(source, **how), given
 
 
@@ -68,7 +68,9 @@ def words(packed, sizes) -> list[bytes]:
     return [ctypes.string_at(address, size) for address, size in zip(packed.addresses, sizes, strict=True)]
 
 
-@pytest.mark.parametrize("step", [s for s in STEPS if s.backend in ("gluon", "hopper")], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "step", [s for s in STEPS if s.backend in ("gluon", "hopper", "blackwell")], ids=lambda s: s.name
+)
 def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, cuda):
     shape = problem(batch=3, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=333, head_dim=64, dtype="bfloat16")
     compiled, given = compiled_step(step, shape)
@@ -81,7 +83,7 @@ def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, cuda):
     assert [struct.unpack("q", again[i][:8])[0] for i in places] == list(PLACES[::-1])
     scale = struct.pack("f", shape.effective_scale / 0.6931471805599453)
     assert found.count(scale) == 1 and struct.pack("i", 333) in found
-    if step.backend == "hopper":  # [batch, heads, seq_len, head_dim], turned round: the last axis first
+    if step.backend != "gluon":  # [batch, heads, seq_len, head_dim], turned round: the last axis first
         _, dtype, *lengths = struct.unpack("7q", found[places[1]][:56])
         assert dtype == 9 and lengths[:4] == [64, 333, 2, 3] and lengths[4] == 2 * 64
 
