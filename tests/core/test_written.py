@@ -18,7 +18,7 @@ LATER = {  # names that only later steps bring; ordinary words that are names, t
     "hopper": {"linked", "own_end", "room", "half_query", "early_query", "half_output", "diagonal_first", "lean_sum"},
     "blackwell": {"threshold", "polynomial"},
     "triton": {"mfma", "warp_pipeline_stage"},
-    "cdna": {"vote", "priorities", "heads_first", "warp_pipeline_stage", "threshold", "inline_asm_elementwise"},
+    "cdna": {"vote", "heads_first", "by_shape"},
     "gluon": {"wide_block", "shared_kv", "q_registers", "fine_grained", "defer_sum", "share_keys_values"},
 }
 
