@@ -86,16 +86,27 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
             barrier_ring(PARTS, 1) if variant.persistent else None,
         )
         fence_async_shared()
-        gl.warp_specialize(
-            [
-                (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
-                (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 1, variant)),
-                (multiply, (tiles, columns, barriers, work, variant)),
-                (copy, (arrays, tiles, barriers, work, variant)),
-            ],
-            WORKERS,
-            BUDGETS,
-        )
+        if variant.parts == 2:
+            gl.warp_specialize(
+                [
+                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
+                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 1, variant)),
+                    (multiply, (tiles, columns, barriers, work, variant)),
+                    (copy, (arrays, tiles, barriers, work, variant)),
+                ],
+                WORKERS,
+                BUDGETS,
+            )
+        else:
+            gl.warp_specialize(
+                [
+                    (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
+                    (multiply, (tiles, columns, barriers, work, variant)),
+                    (copy, (arrays, tiles, barriers, work, variant)),
+                ],
+                WORKERS,
+                BUDGETS,
+            )
     else:
         factors = gl.allocate_shared_memory(gl.float32, [PARTS, variant.rows], variant.factors)
         barriers = Barriers(
@@ -112,14 +123,26 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
             barrier_ring(PARTS, 1),
         )
         fence_async_shared()
-        gl.warp_specialize(
-            [
-                (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
-                (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 1, variant)),
-                (correct, (arrays, tiles, columns, factors, barriers, work, variant)),
-                (multiply, (tiles, columns, barriers, work, variant)),
-                (copy, (arrays, tiles, barriers, work, variant)),
-            ],
-            WORKERS,
-            BUDGETS,
-        )
+        if variant.parts == 2:
+            gl.warp_specialize(
+                [
+                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
+                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 1, variant)),
+                    (correct, (arrays, tiles, columns, factors, barriers, work, variant)),
+                    (multiply, (tiles, columns, barriers, work, variant)),
+                    (copy, (arrays, tiles, barriers, work, variant)),
+                ],
+                WORKERS,
+                BUDGETS,
+            )
+        else:
+            gl.warp_specialize(
+                [
+                    (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),
+                    (correct, (arrays, tiles, columns, factors, barriers, work, variant)),
+                    (multiply, (tiles, columns, barriers, work, variant)),
+                    (copy, (arrays, tiles, barriers, work, variant)),
+                ],
+                WORKERS,
+                BUDGETS,
+            )

@@ -9,7 +9,7 @@ weights in columns of their own, begins the PV product, and waits. Before that i
 fetch all of it and to store it again.
 
 To expect, as a hypothesis: most of the time either the tensor cores or the warps have nothing to do. Scores, weights
-and outputs take 256 to 320 columns up to head_dim 128, so that registers are free for the scores of whole rows.
+and outputs take 224 to 352 columns, and registers are free for the scores of whole rows.
 """
 
 from steps.blackwell.skeleton import BlackwellStep

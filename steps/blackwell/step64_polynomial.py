@@ -9,9 +9,9 @@ relative error is below 1e-4. A weight is rounded to 16 bits afterwards, which e
 columns of scores the last 4 are computed so: those whose key k has k % 16 >= 16 - 4, as in FlashAttention-4
 (https://github.com/Dao-AILab/flash-attention).
 
-To expect, as a hypothesis: a quarter of the exponentials leaves the unit for exponentials, and takes about ten
-instructions each from the others. It can pay only where that unit decides, and where the other pipe has time: then the
-best share is somewhere between none and a half.
+To expect, as a hypothesis: a quarter of the exponentials leaves the unit for exponentials, and takes about nine
+instructions each of the other pipe. It can pay only where that unit decides, and where the other pipe has time: then
+the best share is somewhere between none and a half.
 """
 
 from steps.blackwell import step63_threshold

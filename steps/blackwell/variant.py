@@ -16,9 +16,10 @@ from steps.core.fused import Choices
 from steps.core.tiles import Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
-HEAD_DIMS = (32, 64, 128)  # at 256 the outputs of two parts alone would fill tensor memory
+HEAD_DIMS = (32, 64, 128, 256)
+WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memory the output of one part
 ROWS = 128  # queries of a part: the lanes of tensor memory, and the rows of one tcgen05.mma
-KEYS = 128  # of a tile
+KEYS, WIDE_KEYS = 128, 64  # of a tile
 GROUP_WARPS = 4  # of a warp group, which together reach all lanes
 ALONE_AT_ONCE = 64  # columns of the output that a warp group holds in registers at once, where it rescales or stores
 
@@ -27,6 +28,7 @@ ALONE_AT_ONCE = 64  # columns of the output that a warp group holds in registers
 SOFTMAX_REGISTERS, CORRECTION_REGISTERS = 192, 96
 SOFTMAX_REGISTERS_ALONE = 232
 PRODUCT_REGISTERS, COPY_REGISTERS = 32, 24
+WIDE_CORRECTION_REGISTERS, WIDE_REGISTERS = 160, 96  # where one warp group does the softmax, there are enough
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Correction(Choices):
 class Roles(Choices):
     """Two warp groups do the softmax, each of 128 queries; a warp begins all products, and another asks for all tiles.
 
+    At head_dim 256, where the outputs of two would fill tensor memory, one does.
+
     correction: who rescales the output, a warp group for it or the one that does the softmax. stay: one block an SM
     stays, and computes a list of tiles of queries that was dealt to it before the launch.
     """
@@ -65,14 +69,14 @@ class Emulated:
     Raises ValueError for a remainder that is not below the frequency, and a frequency that does not divide a tile.
     """
 
-    frequency: int = KEYS
+    frequency: int = WIDE_KEYS
     remainder: int = 0
 
     def __post_init__(self):
-        if not 0 <= self.remainder < self.frequency or KEYS % self.frequency:
+        if not 0 <= self.remainder < self.frequency or WIDE_KEYS % self.frequency:
             raise ValueError(
-                f"remainder must be at least 0 and below frequency, which divides {KEYS}, got {self.remainder} and "
-                f"{self.frequency}"
+                f"remainder must be at least 0 and below frequency, which divides {WIDE_KEYS}, "
+                f"got {self.remainder} and {self.frequency}"
             )
 
     def __str__(self) -> str:
@@ -93,6 +97,7 @@ class Variant:
     roles: bool
     correction: bool
     persistent: bool  # a block computes a list of tiles of queries
+    registers: tuple[int, ...]  # of a thread of every role but the first part's
     threshold: float
     frequency: int
     remainder: int  # 0: no exponential is a polynomial
@@ -126,14 +131,13 @@ class Variant:
     @property
     def workers(self) -> list[int]:
         """Warps of every role but the first part's: the other part's, those that rescale, products, copies."""
-        return [GROUP_WARPS, *([GROUP_WARPS] if self.correction else []), 1, 1]
+        groups = self.parts - 1 + self.correction
+        return [GROUP_WARPS] * groups + [1, 1]
 
     @property
     def budgets(self) -> list[int]:
         """Registers of a thread of those; the first part gets what is left, which is no less."""
-        if self.correction:
-            return [SOFTMAX_REGISTERS, CORRECTION_REGISTERS, PRODUCT_REGISTERS, COPY_REGISTERS]
-        return [SOFTMAX_REGISTERS_ALONE, PRODUCT_REGISTERS, COPY_REGISTERS]
+        return list(self.registers)
 
     @property
     def weights_arrivals(self) -> int:
@@ -188,22 +192,34 @@ def stays(roles: Roles | str) -> bool:
     return isinstance(roles, Roles) and roles.stay
 
 
+def _registers(parts: int, correction: bool) -> tuple[int, ...]:
+    """What ``Variant.budgets`` returns."""
+    if parts == 1:
+        return *([WIDE_CORRECTION_REGISTERS] * correction), WIDE_REGISTERS, WIDE_REGISTERS
+    if correction:
+        return SOFTMAX_REGISTERS, CORRECTION_REGISTERS, PRODUCT_REGISTERS, COPY_REGISTERS
+    return SOFTMAX_REGISTERS_ALONE, PRODUCT_REGISTERS, COPY_REGISTERS
+
+
 def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Variant:
     """The constants that a kernel with these choices is compiled with for ``problem``."""
     has_roles = isinstance(roles, Roles)
     correction = roles.correction if has_roles and isinstance(roles.correction, Correction) else None
-    parts = 2 if has_roles else 1
+    wide = problem.head_dim == WIDE
+    parts = 2 if has_roles and not wide else 1
+    keys = WIDE_KEYS if wide else KEYS
     return Variant(
-        tile=Tile(parts * ROWS, KEYS),
+        tile=Tile(parts * ROWS, keys),
         head_dim=problem.head_dim,
         group_size=problem.group_size,
         causal=problem.causal,
-        ragged=problem.seq_len_kv % KEYS != 0,
+        ragged=problem.seq_len_kv % keys != 0,
         parts=parts,
         stages=2,
         roles=has_roles,
         correction=correction is not None,
         persistent=stays(roles),
+        registers=_registers(parts, correction is not None) if has_roles else (),
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,
         remainder=emulated.remainder,

@@ -8,7 +8,7 @@ import torch
 from steps import STEPS, Unsupported, get_step
 from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
 from steps.blackwell.variant import Correction, Emulated
-from steps.core.problems import FULL, HEADLINE
+from steps.core.problems import FULL, HEADLINE, standard
 from tests.shapes import problem
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.passes import FORWARD
@@ -20,6 +20,7 @@ COMPILED = [  # problem, target
     (dataclasses.replace(HEADLINE, seq_len_kv=4001), "sm_100"),
     (dataclasses.replace(FULL, head_dim=64, dtype="bfloat16"), "sm_100"),
     (FULL, "sm_103"),
+    (standard(head_dim=256), "sm_103"),
 ]
 
 
@@ -51,9 +52,9 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
     assert compiled.tensor_columns < 2 * variant.tensor_columns
     # tcgen05.mma takes 16 of head_dim at a time for QK, and 16 keys for PV; of each loop's text there is one.
     assert compiled.hot_loop["tensor core"] == variant.parts * (shape.head_dim + variant.tile.key) / 16
-    # A few numbers that roles begin with may be kept in local memory, and nothing in a loop.
+    # A few numbers that roles begin with may be kept in local memory. A loop fetches none of them, or one at 256.
     assert compiled.spilled_bytes <= (40 if variant.roles else 0)
-    assert compiled.hot_loop["spill"] == 0
+    assert compiled.hot_loop["spill"] <= (4 if shape.head_dim == 256 else 0)
 
 
 @pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
@@ -89,7 +90,7 @@ def test_what_no_block_has_room_for_is_refused(monkeypatch):
         (lambda: Correction(threshold=-1.0), "threshold must be at least 0 and below 16, got -1.0"),
         (lambda: Correction(threshold=16.0), "threshold must be"),
         (lambda: Emulated(16, 16), "remainder must be at least 0 and below frequency"),
-        (lambda: Emulated(24, 4), "which divides 128, got 4 and 24"),
+        (lambda: Emulated(24, 4), "which divides 64, got 4 and 24"),
     ],
 )
 def test_choices_that_make_no_sense_are_refused(make, message):
