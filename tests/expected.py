@@ -54,13 +54,15 @@ def kernels() -> list:
 
 
 def code_of(compiled) -> str:
-    """A fingerprint of a kernel's instructions.
+    """A fingerprint of a kernel's instructions; of Blackwell's, those of its PTX."""
+    return compiled.code if compiled.tensor_columns is None else code_of_ptx(compiled)
 
-    Of Blackwell's, those of its PTX: for the same ones ptxas was seen to choose other registers where nothing but the
-    numbers of source lines differed.
+
+def code_of_ptx(compiled) -> str:
+    """As ``code_of``, of the PTX.
+
+    For the same one ptxas was seen to choose other registers where nothing but the numbers of source lines differed.
     """
-    if compiled.tensor_columns is None:
-        return compiled.code
     code = compiled.ptx.split(".section")[0]  # what follows is for debuggers
     told = [line for line in code.splitlines() if not re.match(r"\s*(\.loc|\.file|//|\$L__)", line)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]

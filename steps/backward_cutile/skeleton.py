@@ -102,13 +102,18 @@ class CuTileGradients(GradientStep, FusedStep):
         return _gradients_of_keys(step.variant(problem, step.keys.tile)), {}
 
     def make_ready(self, problem, tensors, out):
+        return self.make_kernel_ready(self.entry(problem, target_of(tensors[0].device))[0], problem, tensors, out)
+
+    def make_kernel_ready(self, function: Callable, problem: Problem, tensors, out):
+        """As ``make_ready``, for a function of the kernel whose blocks own keys that is given."""
         import torch
 
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
         rows = grid(problem, ROWS)
         row_sums = _runner(rows, _row_sums(step.variant(problem, ROWS)), SMALL, device)
-        keys = _runner(*step.kernel("keys", problem), device)
+        blocks, _, shape = step.kernel("keys", problem)
+        keys = _runner(blocks, function, shape, device)
         if step.adds:
             scaled = _runner(rows, _scaled(step.variant(problem, ROWS)), SMALL, device)
         else:
@@ -139,19 +144,24 @@ class CuTileGradients(GradientStep, FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel for keys. Where dQ has a kernel of its own it is one of two, and no model of the step."""
+        return self.compile_kernel(self.entry(problem, arch)[0], problem, arch)
+
+    def compile_kernel(self, function: Callable, problem: Problem, arch: str):
+        """As ``compile``, for a function of that kernel that is given."""
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         step = self.configured(problem, arch)
-        compiled = step.compile_one("keys", problem, arch)
+        compiled = step.compile_one("keys", problem, arch, function)
         if self.adds:
             return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, step.keys.tile))
         return dataclasses.replace(compiled, other_kernels=(step.compile_one("queries", problem, arch).code,))
 
-    def compile_one(self, name: Kernel, problem: Problem, arch: str):
-        """The kernel whose blocks own keys, or queries, compiled."""
+    def compile_one(self, name: Kernel, problem: Problem, arch: str, function: Callable | None = None):
+        """The kernel whose blocks own keys, or queries, compiled; function: another one in its place."""
         from tutorial_lib import compiler
 
-        _, function, shape = self.kernel(name, problem)
+        _, own, shape = self.kernel(name, problem)
+        function = function or own
         parameters = signature(name, problem, self.adds)
         warps = shape.warps or compiler.COMPUTE_WARPS
         kernel = compiled_when_launched(function, shape)

@@ -85,9 +85,13 @@ class HopperGradients(GradientStep, FusedStep):
         return too_long_to_simulate(problem, self.variant(problem).tile)
 
     def entry(self, problem: Problem, arch: str):
-        return fmha_backward, {"variant": self.variant(problem)}
+        return fmha_backward, {"variant": self.variant(problem), **({} if self.in_turn else {"Turns": None})}
 
     def make_ready(self, problem, tensors, out):
+        return self.make_kernel_ready(fmha_backward, problem, tensors, out, self.variant(problem))
+
+    def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
+        """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
         import torch
 
         device, variant, padded = tensors[0].device, self.variant(problem), self.padded(problem)
@@ -129,8 +133,8 @@ class HopperGradients(GradientStep, FusedStep):
         passed = (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant)
         preparing = _launcher(prepare, rows, passed, turns, ROW_WARPS, device, 5)
         blocks = (-(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch)
-        passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), variant)
-        multiplying = _launcher(fmha_backward, blocks, passed, turns, variant.warps, device, 8)
+        passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
+        multiplying = _launcher(kernel, blocks, passed, turns, variant.warps, device, 8)
         passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
         scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
 
@@ -149,6 +153,10 @@ class HopperGradients(GradientStep, FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel whose blocks own keys."""
+        return self.compile_kernel(fmha_backward, problem, arch, self.variant(problem))
+
+    def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
+        """As ``compile``, for a kernel that is given: see ``make_kernel_ready``."""
         if reason := self.unsupported(problem, arch):
             raise Unsupported(f"step {self.label}: {reason}")
         variant, padded = self.variant(problem), self.padded(problem)
@@ -159,8 +167,8 @@ class HopperGradients(GradientStep, FusedStep):
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
         turns = (compiler.Placeholder((1,), "int32"),) if self.in_turn else ()
         compiled = compiler.compile_gluon(
-            fmha_backward,
-            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), variant, *turns),
+            kernel,
+            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *turns),
             variant.warps,
             arch,
             variant.tile.scores,

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from steps.core.fused import FusedStep
+from steps.core.gradients import GradientStep
 from steps.core.ladder import get_step
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
@@ -119,7 +120,7 @@ class WrittenStep(Step):
             return f"written out for {self.arch}, not for {target}"
         if reason := self.base.unsupported(problem, target):
             return reason
-        if self.base.variant(problem, target) != self.base.variant(self.written_for, target):
+        if self.base.entry(problem, target) != self.base.entry(self.written_for, target):
             return f"written out for {self.written_for.describe()}, not for {problem.describe()}"
         return None
 
@@ -135,18 +136,25 @@ class WrittenStep(Step):
         return self.base.compile_kernel(kernel_in(self.text), problem, arch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenGradients(WrittenStep, GradientStep):
+    """As ``WrittenStep``, of a backward step."""
+
+    def make_ready(self, problem, tensors, out):
+        return self.base.make_kernel_ready(kernel_in(self.text), problem, tensors, out)
+
+
 def write_step(step: FusedStep, problem: Problem, arch: str | None = None, **changes: str) -> WrittenStep:
     """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below.
 
     arch: None for what the step is made for.
-    Raises Unsupported for a step that cannot run another kernel in place of its own.
+    Raises Unsupported for a step without a kernel.
     """
     arch = arch or step.made_for
-    if not hasattr(step, "make_kernel_ready"):
-        raise Unsupported(f"step {step.label}: its kernel can be shown, and not be run or compiled from a text yet")
-    return WrittenStep(
+    text = written_out(step, problem, arch)
+    return (WrittenGradients if step.direction == "backward" else WrittenStep)(
         base=step.configured(problem, arch),
-        text=written_out(step, problem, arch),
+        text=text,
         written_for=problem,
         arch=arch,
         **{"name": f"{step.name}_written", "title": step.title, "change": "Written out.", "previous": step, **changes},

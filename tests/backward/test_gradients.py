@@ -201,14 +201,38 @@ def test_tiles_are_counted_as_the_kernel_visits_them(shape, monkeypatch):
     assert len(visits) == tiles_visited(shape, step.configured(shape, "cpu").keys.tile)
 
 
-def test_a_kernel_from_a_file_is_refused(capsys, tmp_path):
-    from steps.inspect import main as inspect
+@pytest.mark.parametrize("name", ["atomics", "longest_first", "on_its_side", "groups_apart", "in_turn"])
+def test_a_kernel_from_a_file_is_the_step(name, capsys, tmp_path):
     from steps.show import main as show
+    from steps.writing.written import read_step
 
-    path = tmp_path / "mine.py"
-    assert show(["atomics", "--output", str(path)]) == 0
-    assert inspect([str(path)]) == 2
-    assert "can be shown, and not be run or compiled from a text yet" in capsys.readouterr().err
+    path, step = tmp_path / "mine.py", get_step(name)
+    assert show([name, "--output", str(path)]) == 0
+    mine = read_step(path)
+    assert (
+        mine.direction == "backward"
+        and mine.compile(standard(causal=True)).code == step.compile(standard(causal=True)).code
+    )
+    assert "variant" not in mine.text
+    path.write_text(path.read_text().replace("def fmha_backward(", "def fmha_backward(("))
+    with pytest.raises(ValueError, match="is not Python"):
+        read_step(path)
+
+
+@pytest.mark.parametrize("name", ["folded", "mask_loops", "groups_apart", "in_turn"])
+def test_a_kernel_from_a_text_runs(name):
+    """Written for the CPU; and what is changed in it is what runs."""
+    from steps.writing.written import edited, write_step
+
+    shape, step = problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=330), get_step(name)
+    mine = write_step(step, shape, "cpu" if step.backend == "cutile" else None)
+    assert accuracy_of(mine, shape).correct
+    added = {
+        "cutile": ("d_value = ct.mma(", "d_value = 0.9 * ct.mma("),
+        "hopper": ("weights = weigh(", "weights = 0.9 * weigh("),
+    }
+    wrong = edited(mine, added[step.backend])
+    assert not accuracy_of(wrong, shape).correct
 
 
 def test_forward_passes_are_remembered_and_no_more_than_a_few():

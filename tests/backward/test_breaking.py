@@ -1,0 +1,78 @@
+"""Every synchronisation of the backward kernels for Hopper is taken out, loosened or flipped, and is missed."""
+
+import dataclasses
+
+import pytest
+
+from steps import get_step
+from steps.writing.written import write_step
+from tests.shapes import problem
+from tests.simulator.test_breaking import AGAIN, BY_ITSELF, ONE_MORE, WITHOUT
+from tutorial_lib.passes import BACKWARD
+from tutorial_lib.simulator.block import Deadlock, KernelError
+from tutorial_lib.simulator.breaking import broken
+from tutorial_lib.simulator.run import watched
+
+SEEDS = (None, 1, 2)
+QUERIES_FIRST = "the producer has waited for Q's place in the same turn, which is free later than dO's"
+FREE_SAYS_SO = (
+    "the wait for the place of this turn's dS says so, too: who has freed it had written dS of the turn before"
+)
+WRITTEN_SAYS_SO = "the wait until global memory is written stands before, and waits for more"
+STORES = "tma.store_wait(0)"
+OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_free.index(stage), used)"
+OF_D_SCORES = "mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)"
+OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
+# What is not missed, and why: step and head_dim -> (way, statement) -> reason.
+HARMLESS = {
+    ("under_way", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
+    ("groups_apart", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
+    ("groups_apart", 256): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF},
+    ("in_turn", 64): OF_ALL
+    | {
+        (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
+        (WITHOUT, "gl.barrier()"): AGAIN,  # warps meet for the wait in front of it
+        (WITHOUT, STORES): WRITTEN_SAYS_SO,
+        (ONE_MORE, STORES): WRITTEN_SAYS_SO,
+    },
+}
+
+
+class Examination:
+    """Problems with inputs, and what is right for them: several turns, and a single one."""
+
+    def __init__(self, head_dim: int):
+        self.shapes = []
+        for queries in (450, 130):
+            shape = problem(batch=1, heads=2, kv_heads=1, seq_len_q=queries, seq_len_kv=130, head_dim=head_dim)
+            inputs = BACKWARD.inputs(shape, 0)
+            exact = BACKWARD.reference(shape, inputs)
+            self.shapes.append((shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact)))
+
+    def of(self, step) -> str | None:
+        """What the simulator says of a kernel first, for one of the problems, under one of the seeds."""
+        return next(filter(None, (self._under(step, *shape, seed) for shape in self.shapes for seed in SEEDS)), None)
+
+    @staticmethod
+    def _under(step, shape, inputs, exact, allowed, seed) -> str | None:
+        try:
+            with watched(seed, until_found=True) as watch:
+                accuracy = BACKWARD.check(step, shape, inputs, exact, allowed)
+        except (Deadlock, KernelError) as error:
+            return type(error).__name__
+        kinds = {kind for run in watch.runs for kind, *_ in run.found}
+        return " and ".join(sorted(kinds)) or (None if accuracy.correct else "wrong numbers alone")
+
+
+@pytest.mark.parametrize(("name", "head_dim"), HARMLESS, ids=lambda x: str(x))
+def test_every_synchronisation_is_missed(name, head_dim):
+    examination = Examination(head_dim)
+    whole = write_step(get_step(name), examination.shapes[0][0])
+    assert examination.of(whole) is None
+    not_missed = set()
+    for way in broken(whole.text):
+        seen = examination.of(dataclasses.replace(whole, text=way.text))
+        assert seen != "wrong numbers alone", way  # what makes numbers wrong is told, with its place
+        if seen is None:
+            not_missed.add((way.how, way.what))
+    assert not_missed == set(HARMLESS[name, head_dim])
