@@ -8,7 +8,9 @@ import torch
 from steps import STEPS, Unsupported, get_step
 from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
 from steps.blackwell.variant import Correction, Emulated
+from steps.core.ladder import select
 from steps.core.problems import FULL, HEADLINE, standard
+from steps.core.step import target_of
 from tests.shapes import problem
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.passes import FORWARD
@@ -73,6 +75,16 @@ def test_other_targets_are_refused_by_name(step, arch):
     with pytest.raises(Unsupported, match=f"made of tcgen05 and tensor memory, for sm_100 and sm_103, not for {arch}"):
         step.compile(FULL, arch)
     assert all(step.unsupported(FULL, target) is None for target in (*TARGETS, "cpu"))
+
+
+@pytest.mark.parametrize(("capability", "there"), [((10, 0), True), ((10, 3), True), ((9, 0), False), ((12, 0), False)])
+def test_a_machine_with_such_a_gpu_picks_them_up(capability, there, monkeypatch):
+    """A device that is made up: what it is called, and which steps then take a problem there."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    target = target_of(torch.device("cuda"))
+    able = [step for step in select("all") if step.unsupported(FULL, target) is None]
+    assert [step for step in able if step.backend == "blackwell"] == (BLACKWELL if there else [])
+    assert {step.backend for step in able} >= {"torch", "cutile", "gluon"}
 
 
 def test_what_no_block_has_room_for_is_refused(monkeypatch):
