@@ -1,5 +1,14 @@
 """Where scores, weights and outputs lie in tensor memory, and the products that go there.
 
+With roles and head_dim 128 all 512 columns are taken:
+
+    scores of part 0 | scores of part 1 | output of part 0 | output of part 1
+    128 columns      | 128              | 128              | 128
+
+Weights have 16 bits, so that those of a part need half as many columns as its scores. They lie in the first 64 of
+these, from when the softmax stores them until the PV product has read them. Then the next scores come there. The
+outputs stay from the first tile of keys to the last.
+
 The instructions are in the PTX ISA under "tcgen05".
 """
 

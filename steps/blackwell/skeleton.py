@@ -10,12 +10,13 @@ from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Var
 from steps.core.fused import hole
 from steps.core.order import DEALT, NATURAL, Order
 from steps.hopper.launching import TmaStep
+from tutorial_lib.architectures import ARCHITECTURES, TENSOR_COLUMNS
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.problem import Problem
-from tutorial_lib.simulator.machine import B200
 
 TARGETS = ("sm_100", "sm_103")
-MOST_SHARED, MOST_COLUMNS = B200.shared_bytes, B200.tensor_columns  # of a block
+LIMITS = ARCHITECTURES[TARGETS[0]]
+MOST_SHARED, MOST_COLUMNS = LIMITS.shared_bytes - LIMITS.reserved_bytes, TENSOR_COLUMNS  # of a block
 
 
 @dataclass(frozen=True, kw_only=True)
