@@ -202,11 +202,10 @@ def trial(name: str) -> Page:
 
 
 def _switched(runs: list[Run]) -> str:
-    """The table of a trial that was off and on; columns that no run can fill are left out."""
+    """The table of a trial that was off and on, maybe for several steps; columns that no run can fill are left out."""
     rows = []
-    for run in runs:
-        off, on = run.steps[-2:]
-        problem = run.the_problem().describe()
+    for run, (off, on) in ((one, pair) for one in runs for pair in _pairs(one)):
+        problem = run.the_problem().describe() + (f", {off.name}" if len(_pairs(run)) > 1 else "")
         if not (off.tflops and on.tflops):
             told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
             rows.append([problem, *told, "", "", "", "", ""])
@@ -216,12 +215,18 @@ def _switched(runs: list[Run]) -> str:
         cycles = f"{on.cycles / off.cycles:.3f}" if off.cycles and on.cycles else ""
         lasting = [m.sustained.joules for m in (off, on) if m.sustained and m.sustained.joules]
         energy = f"{lasting[1] / lasting[0]:.3f}" if len(lasting) == 2 else ""
-        errors = [f"{m.max_error / m.reference_error:.2f}" for m in (off, on)]
+        errors = [f"{m.max_error / m.reference_error:.2f}" if m.max_error else "" for m in (off, on)]
         rows.append([problem, tables.tflops(off), tables.tflops(on), change, cycles, energy, *errors])
     headers = ["problem", "off, TFLOPS", "on, TFLOPS", "on vs off", "cycles, on / off", "energy a call, on / off"]
     headers += ["error over SDPA's, off", "on"]
     filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     return table([headers[i] for i in filled], [[row[i] for i in filled] for row in rows])
+
+
+def _pairs(run: Run) -> list[tuple]:
+    """The versions of a trial, off and on; in front of them stands SDPA."""
+    tried = run.steps[len(run.steps) % 2 :]
+    return list(zip(tried[::2], tried[1::2], strict=True))
 
 
 # --- the clock and the power ---

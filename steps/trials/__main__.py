@@ -47,13 +47,17 @@ def run(options: argparse.Namespace) -> int:
         console.print(trial.question)
         for problem in trial.problems:
             seed = secrets.randbits(32)
-            settings = Settings(device="cuda", seed=seed, rounds=options.iterations, sustained=options.sustained)
+            settings = Settings(
+                device="cuda", seed=seed, rounds=options.iterations, sustained=options.sustained, check=trial.right
+            )
             with console.status(f"{trial.name}: {problem.describe()}"):
                 found, interrupted, _ = measure(problem, trial.steps(problem), [], settings)
             if interrupted:
                 raise KeyboardInterrupt
             for m in found.steps:
-                told = f"{m.tflops:.0f} TFLOPS, error {m.max_error:.1e}" if m.tflops else f"{m.status}: {m.reason}"
+                told = f"{m.tflops:.0f} TFLOPS" if m.tflops else f"{m.status}: {m.reason}"
+                if m.max_error is not None:
+                    told += f", error {m.max_error:.1e}"
                 if m.sustained:
                     told += f"; without rest {m.sustained.tflops:.0f} TFLOPS"
                 console.print(f"  {problem.slug} {m.name}: {told}", soft_wrap=True)

@@ -13,7 +13,8 @@ from tutorial_lib.problem import Problem
 class Trial(ABC):
     """Several versions of one step's kernel; the first is the step as it is. Subclasses say what the versions are.
 
-    values: what the axis of a plot shows, or "off" and "on", for which there is no axis.
+    values: what the axis of a plot shows, or pairs such as "off" and "on", for which there is no axis. right: whether
+    all versions compute the right thing; if not, their time alone is of interest.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Trial(ABC):
     values: tuple[float | str, ...]
     problems: tuple[Problem, ...]
     axis: str | None = None
+    right: bool = True
 
     @property
     def is_switch(self) -> bool:
