@@ -530,3 +530,14 @@ def test_what_is_timed_tells_no_rules(monkeypatch):
     monkeypatch.setattr(bench, "Stopwatch", lambda: None)
     timed.prepare(get_step("exp2"))
     assert PROFILE not in os.environ
+
+
+def test_the_best_backward_step_is_the_fastest_recorded_one(tmp_path):
+    from steps import best
+
+    status, out, _ = call("--direction", "backward", "--steps", "best", "--seq-len", 64, "--output-dir", tmp_path)
+    choice = best(Problem(batch=1, heads=2, seq_len_q=64, seq_len_kv=64, head_dim=128), "sm_90", direction="backward")
+    assert status == 0 and choice.step.direction == "backward"
+    [path] = tmp_path.glob("*/*/results.json")
+    assert [m.name for m in read_run(path).steps if m.status == "checked"] == [choice.step.name]
+    assert choice.step.label in " ".join(out.split())

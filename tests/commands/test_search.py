@@ -5,12 +5,13 @@ import json
 import pytest
 
 from steps import search, summary
+from steps.core.problems import standard
 from steps.core.recorded import recorded_search
 from steps.core.rules import rule_for
 from tutorial_lib.display import Page
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
-from tutorial_lib.results import recorded_searches
+from tutorial_lib.results import Found, Searched, recorded_searches
 
 RECORDED = recorded_searches(RESULTS)
 
@@ -88,3 +89,76 @@ def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"no configuration runs; the first says {reason}" in error
     assert list(tmp_path.iterdir()) == []
+
+
+BACKWARD_KERNELS = [kernel for kernel in search.SEARCHED if kernel.direction == "backward"]
+
+
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS, ids=lambda k: k.name)
+def test_a_kernel_of_the_backward_pass_is_searched_in_its_own_space(kernel):
+    space = kernel.space()
+    assert len(set(space)) == len(space) and {(c.query, c.key) for c in space} >= set(search.TILES)
+    for configuration in (space[0], space[-1]):
+        step, problem = kernel.configured(configuration), standard(head_dim=64)
+        made = kernel.compile(step, problem, "sm_90")
+        shape = search.as_shape(configuration)
+        blocks, _, found = step.kernel(kernel.kernel, problem)
+        assert found == shape and made.scores_per_tile == shape.tile.scores
+        own = (blocks[0] * (shape.tile.key if kernel.kernel == "keys" else shape.tile.query), *blocks[1:])
+        assert own == (problem.seq_len_q, problem.heads, problem.batch)
+
+
+@pytest.fixture
+def gpu_that_is_not_there(monkeypatch):
+    """Compiling and timing are made up: tiles of many scores are fast."""
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine", "arch": "sm_90"})
+    monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"triton": "1"})
+    monkeypatch.setattr(search, "compile_all", lambda pool, kernel, problem: {c: {} for c in kernel.space()})
+    done = []
+
+    def timed(kernel, problem, made, console):
+        if len(done) == stop:
+            raise KeyboardInterrupt
+        done.append((kernel.name, problem))
+        found = [
+            Found(
+                configuration=c, microseconds=1e6 / c.query / c.key, margin=0.1, samples=5, tflops=1.0, registers=1,
+                spill_instructions=0, shared_bytes=0,
+            )
+            for c in sorted(made, key=lambda c: -c.query * c.key)
+        ]  # fmt: skip
+        return Searched(problem=problem.as_dict(), kernel=kernel.name, found=found, failed={})
+
+    stop = None
+
+    def interrupt_at(n):
+        nonlocal stop
+        stop = n
+
+    monkeypatch.setattr(search, "search", timed)
+    return done, interrupt_at
+
+
+def test_an_interrupted_search_keeps_what_it_has_and_a_part_takes_its_place(gpu_that_is_not_there, tmp_path, capsys):
+    done, interrupt_at = gpu_that_is_not_there
+    interrupt_at(2)
+    asked = ["--direction", "backward", "--output-dir", str(tmp_path)]
+    assert search.main(asked) == 130
+    [kept] = recorded_searches(tmp_path, "backward")
+    assert [(s.kernel, s.the_problem()) for s in kept.searched] == done and len(done) == 2
+    interrupt_at(None)
+    assert search.main([*asked, "--head-dim", "64"]) == 0
+    [kept] = recorded_searches(tmp_path, "backward")
+    keys = [(s.kernel, s.problem["head_dim"]) for s in kept.searched]
+    assert len(set(keys)) == len(keys) and {dim for _, dim in keys} == {64, 128}
+    assert "('keys', 64, True): BlockShape(tile=Tile(query=128, key=128)" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_what_other_compilers_made_is_not_kept(gpu_that_is_not_there, monkeypatch, tmp_path):
+    asked = ["--direction", "backward", "--output-dir", str(tmp_path), "--head-dim"]
+    assert search.main([*asked, "64"]) == 0
+    monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"triton": "2"})
+    assert search.main([*asked, "128"]) == 0
+    [kept] = recorded_searches(tmp_path, "backward")
+    assert {s.problem["head_dim"] for s in kept.searched} == {128}
