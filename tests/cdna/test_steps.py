@@ -102,6 +102,31 @@ def waits(step) -> list[int]:
     return [int(found[1]) for i in body if (found := re.search(r"vmcnt\((\d+)\)", i.text))]
 
 
+def test_the_compiler_loads_the_next_tile_into_registers():
+    """What the module of plain_triton expects: an LDS that is swizzled, and fewer waves for what is loaded ahead."""
+    plain, by_hand = (get_step(name).compile(big(), "gfx950") for name in ("plain_triton", "mfma"))
+    assert re.search(r"swizzled_shared<\{vec = 8, perPhase = 1, maxPhase = 16", plain.tile_ir)
+    assert plain.amd.occupancy < by_hand.amd.occupancy
+
+
+def test_gfx950_reads_values_transposed_and_gfx942_has_the_weights_where_it_wants_them():
+    older, newer = (get_step("mfma").compile(big(causal=False), arch) for arch in TARGETS)
+    assert "ds_read_u16" in older.assembly and "ds_read_b64_tr_b16" not in older.assembly
+    assert "ds_read_b64_tr_b16" in newer.assembly and "ds_read_u16" not in newer.assembly
+    exchanges = 2  # of the lanes that share a row: for its maximum, and for its sum
+    assert older.hot_loop["cross-lane"] == exchanges < newer.hot_loop["cross-lane"]
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_swizzled_rows_lie_in_different_banks(head_dim):
+    """16 rows that follow each other, and one chunk of each: 16 groups of four banks, of 64."""
+    its = get_step("direct").transfer.shared(head_dim)
+    chunks = head_dim // its.vec
+    for chunk in range(chunks):
+        places = [row * chunks + (chunk ^ row // its.per_phase % its.max_phase) for row in range(16)]
+        assert len({place % 16 for place in places}) == 16
+
+
 def test_a_swizzle_moves_addresses_between_lanes():
     step = get_step("direct")
     flat = dataclasses.replace(step, transfer=dataclasses.replace(step.transfer, swizzle=False))

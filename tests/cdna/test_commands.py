@@ -1,0 +1,66 @@
+"""The commands know AMD's steps: what became of one, and what its waves voted."""
+
+import re
+
+import pytest
+
+from steps import inspect, simulate
+
+
+def test_inspect_shows_what_a_step_is_made_for(capsys):
+    assert inspect.main(["vote", "--against", "scaled_query"]) == 0
+    out = capsys.readouterr().out
+    assert "gfx950, Triton" in out and "Different code." in out and "Floor of the problem on MI355X" in out
+    for row in (
+        "MFMA",
+        "register move",
+        "direct to LDS",
+        "scalar registers a wave",
+        "waves a SIMD, as registers allow",
+    ):
+        assert re.search(rf"^ +{row} +\d", out, re.MULTILINE), row
+    assert "tensor core " not in out  # a kind that AMD's code has not
+
+
+def test_inspect_shows_the_assembly(monkeypatch):
+    shown = []
+    monkeypatch.setattr("pydoc.pager", shown.append)
+    assert inspect.main(["mfma", "--arch", "gfx942", "--text", "sass"]) == 0
+    assert "v_mfma_f32_32x32x8_f16" in shown[0] and "s_endpgm" in shown[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mfma", "--arch", "gfx90a"], "--arch: must be all or some of sm_80"),
+        (
+            ["direct", "--arch", "gfx942"],
+            "straight into LDS, which gfx950 alone can, not gfx942",
+        ),
+        (["mfma", "--arch", "sm_90"], "made for AMD's CDNA GPUs, gfx942 and gfx950, not for sm_90"),
+        (["linked", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
+        (["counted", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
+    ],
+)
+def test_a_step_is_refused_by_name_where_it_is_not_for(capsys, arguments, message):
+    assert inspect.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):
+    assert inspect.main(["all", "--arch", "gfx950"]) == 0
+    out = capsys.readouterr().out
+    assert "75 priorities" in out and "30 wgmma" not in out and "2 mma" not in out
+
+
+def test_a_simulated_step_tells_its_votes(capsys, tmp_path):
+    asked = ["vote", "--seq-len", "200", "--head-dim", "64", "--timeline", str(tmp_path / "t.png")]
+    assert simulate.main(asked) == 0
+    assert re.search(r"Votes of waves, .*: rescaled \d+ times, left as it was \d+ times", capsys.readouterr().out)
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_race_is_told_with_both_lines(capsys):
+    assert simulate.main(["direct", "--seq-len", "200", "--head-dim", "64", "--without", "gl.barrier()"]) == 1
+    out = capsys.readouterr().out
+    assert "race on keys" in out and "copy into LDS by all warps" in out and "after: read by other waves" in out
