@@ -271,10 +271,12 @@ def lanes(layout, rows: int = 8, columns: int = 16):
 
 SIMULATED = {  # kind of what a block does -> colour, and its name in the legend
     "wgmma": ("#0072B2", "tensor cores"),
+    "tcgen05": ("#0072B2", "tensor cores"),
     "tensor cores": ("#0072B2", "tensor cores"),  # products that hold their warps
     "mufu": ("#D55E00", "exponentials"),
     "alu": ("#BBBBBB", "arithmetic"),
     "smem": ("#CC79A7", "shared memory"),
+    "tmem": ("#882255", "tensor memory"),
     "load": ("#009E73", "loads"),
     "store": ("#56B4E9", "stores"),
     "reduction": ("#F0E442", "additions"),

@@ -6,8 +6,8 @@ A Blackwell SM does 16 exponentials and 8192 operations of a product a clock (``
 The pipe for additions and multiplications does 128 a clock. 2^x is 2^n times 2^rest, with an integer n and a rest from
 -1/2 to 1/2. The first factor is an addition to the exponent's bits, the second a polynomial of degree 3, whose
 relative error is below 1e-4. A weight is rounded to 16 bits afterwards, which errs by 5e-4 in float16. Of every 16
-columns of scores the last 4 are computed so: those whose key k has k % 16 >= 16 - 4, as in FlashAttention-4
-(https://github.com/Dao-AILab/flash-attention).
+columns of scores the last 4 are computed so: those whose key k has k % 16 >= 16 - 4. FlashAttention-4 has the same
+rule (https://github.com/Dao-AILab/flash-attention), and leaves out the last columns of a row.
 
 To expect, as a hypothesis: a quarter of the exponentials leaves the unit for exponentials, and takes about nine
 instructions each of the other pipe. It can pay only where that unit decides, and where the other pipe has time: then

@@ -11,6 +11,8 @@ from steps.blackwell.variant import Correction, Emulated
 from steps.core.ladder import select
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.core.step import target_of
+from steps.inspect import main as inspect
+from steps.simulate import main as simulate
 from tests.shapes import problem
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.passes import FORWARD
@@ -137,3 +139,20 @@ def test_rescaling_happens_when_a_maximum_grows_enough_and_not_else():
     parts, tiles = 2, 4
     always = parts * (tiles - 1)
     assert counts == {1.0: [always, 0], 8.0: [always, parts]}
+
+
+# --- the commands ---
+
+
+def test_the_simulator_draws_a_timeline_and_the_lens_tells_tensor_memory(capsys, tmp_path):
+    path = tmp_path / "timeline.png"
+    assert simulate(["threshold", "--seq-len", "200", "--timeline", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG") and "tmem" in capsys.readouterr().out
+    assert simulate(["correction", "--without", "tcgen05_mma(weights"]) == 1
+    assert "deadlock: block" in capsys.readouterr().out
+    assert inspect(["tensor_memory", "--head-dim", "64"]) == 0
+    told = capsys.readouterr().out
+    for word in ("sm_100", "tensor memory, columns", "UTCHMMA", "LDTM", "STTM", "UTMALDG"):
+        assert word in told
+    assert inspect(["tensor_memory", "--arch", "sm_120"]) == 2
+    assert "not for sm_120" in capsys.readouterr().err
