@@ -65,6 +65,22 @@ def test_a_step_compiles_without_spills_and_fits(step, arch, head_dim):
     assert (compiled.kinds["direct to LDS"] > 0) == (step in DIRECT or (step.name == "by_shape" and arch == "gfx950"))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("step", CDNA, ids=lambda s: s.name)
+def test_so_it_does_with_all_that_makes_a_kernel_longer(step, arch, head_dim):
+    """bfloat16, lengths that fill no tile, grouped heads, and the log-sum-exp."""
+    uneven = {"dtype": "bfloat16", "seq_len_q": 4001, "seq_len_kv": 4001, "kv_heads": 8}
+    shape = dataclasses.replace(big(head_dim), **uneven)
+    if step.unsupported(shape, arch):
+        pytest.skip(step.unsupported(shape, arch))
+    variant = dataclasses.replace(step.variant(shape, arch), lse=True)
+    lse = Placeholder((shape.batch, shape.heads, shape.seq_len_q), "float32")
+    compiled = step.compile_kernel(step.kernel(shape), shape, arch, variant, lse)
+    assert compiled.spilled_bytes == 0 and re.search(r"v_mfma_f32_32x32x\d+_bf16", compiled.assembly)
+    assert (compiled.kinds["priority"] > 0) == bool(getattr(variant, "stages", None))
+
+
 @pytest.mark.parametrize("step", CDNA, ids=lambda s: s.name)
 def test_other_targets_are_refused_by_name(step):
     for arch in ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx1201"):
@@ -146,10 +162,16 @@ def test_a_vote_costs_moves_between_registers():
     assert after["register move"] - before["register move"] > before["packed VALU"]
 
 
+LATE = re.compile(r"\ts_and_saveexec_b64[^\n]*\n\ts_cbranch_execz[^\n]*\n[^\n]*\n\ts_barrier\n")  # for some waves alone
+
+
 def test_stages_have_priorities_unless_a_wait_stands_between_them():
     shape = big(causal=False)
     whole = write_step(get_step("priorities"), shape)
-    assert whole.compile(shape).hot_loop["priority"] == 3 and whole.compile(shape).hot_loop["barrier"] == 4
+    compiled = whole.compile(shape)
+    assert compiled.hot_loop["priority"] == 3 and compiled.hot_loop["barrier"] == 4
+    assert LATE.search(compiled.assembly)  # the second half alone, in front of the loop: it begins one barrier later
+    assert not LATE.search(get_step("scaled_query").compile(shape).assembly)
     hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n"
     between = edited(whole, (hidden, "        async_copy.wait_group(AHEAD - 1)\n"))
     assert between.compile(shape).kinds["priority"] == 0
