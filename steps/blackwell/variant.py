@@ -21,14 +21,12 @@ WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memor
 ROWS = 128  # queries of a part: the lanes of tensor memory, and the rows of one tcgen05.mma
 KEYS, WIDE_KEYS = 128, 64  # of a tile
 GROUP_WARPS = 4  # of a warp group, which together reach all lanes
-ALONE_AT_ONCE = 64  # columns of the output that a warp group holds in registers at once, where it rescales or stores
+AT_ONCE = 64  # columns of the output that a warp group holds in registers at once, where it rescales or stores
 
-# Registers of a thread that does the softmax, with and without a warp group that rescales, and of one that does that.
-# What begins products and copies counts as another warp group. All of a block's threads share 65536.
-SOFTMAX_REGISTERS, CORRECTION_REGISTERS = 192, 96
-SOFTMAX_REGISTERS_ALONE = 232
-PRODUCT_REGISTERS, COPY_REGISTERS = 32, 24
-WIDE_CORRECTION_REGISTERS, WIDE_REGISTERS = 160, 96  # where one warp group does the softmax, there are enough
+# Registers of a thread. All threads of a block share 65536, and those of a warp group have the same number. The two
+# warps that begin products and ask for tiles are in a warp group of their own. What is left is the first part's.
+SOFTMAX_ALONE, SOFTMAX, CORRECTION, SINGLE_WARPS = 232, 192, 96, 32  # alone: no warp group rescales
+WIDE_CORRECTION, WIDE_SINGLE_WARPS = 160, 96  # where one warp group does the softmax, there are enough
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Variant:
     @property
     def at_once(self) -> int:
         """Columns of the output that are in registers at once."""
-        return min(self.head_dim, ALONE_AT_ONCE)
+        return min(self.head_dim, AT_ONCE)
 
     @property
     def weights_apart(self) -> bool:
@@ -195,10 +193,8 @@ def stays(roles: Roles | str) -> bool:
 def _registers(parts: int, correction: bool) -> tuple[int, ...]:
     """What ``Variant.budgets`` returns."""
     if parts == 1:
-        return *([WIDE_CORRECTION_REGISTERS] * correction), WIDE_REGISTERS, WIDE_REGISTERS
-    if correction:
-        return SOFTMAX_REGISTERS, CORRECTION_REGISTERS, PRODUCT_REGISTERS, COPY_REGISTERS
-    return SOFTMAX_REGISTERS_ALONE, PRODUCT_REGISTERS, COPY_REGISTERS
+        return *([WIDE_CORRECTION] * correction), WIDE_SINGLE_WARPS, WIDE_SINGLE_WARPS
+    return *([SOFTMAX, CORRECTION] if correction else [SOFTMAX_ALONE]), SINGLE_WARPS, SINGLE_WARPS
 
 
 def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Variant:
