@@ -28,6 +28,7 @@ from tutorial_lib.results import (
     of_one_machine,
     recorded_physics,
     recorded_runs,
+    recorded_trainings,
 )
 
 __all__ = ["machine"]  # every chapter begins with it
@@ -227,6 +228,17 @@ def _pairs(run: Run) -> list[tuple]:
     """The versions of a trial, off and on; in front of them stands SDPA."""
     tried = run.steps[len(run.steps) % 2 :]
     return list(zip(tried[::2], tried[1::2], strict=True))
+
+
+def training(results: Path = RESULTS) -> Page:
+    """The loss of a small transformer that was trained with the steps and with SDPA, as recorded."""
+    if not (found := recorded_trainings(results)):
+        return Page("No training is recorded: `python -m steps.train` trains a small transformer on a GPU.")
+    tables_shown = [
+        table(tables.LOSS_HEADERS, tables.loss_rows(found[0])),
+        table(tables.TRAINING_HEADERS, tables.training_rows(found[0])),
+    ]
+    return Page(tables.about_training(found[0]), plots.training(found[0]), *tables_shown)
 
 
 # --- the clock and the power ---

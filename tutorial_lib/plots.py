@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
-from tutorial_lib.results import Measurement, Run
+from tutorial_lib.results import Measurement, Run, Training
 from tutorial_lib.tables import provenance
 from tutorial_lib.timing import NOISE
 
@@ -228,6 +228,21 @@ def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
         axes.set_xlabel(axis)
     speed.legend(frameon=False)
     figure.suptitle(f"{runs[0].machine['name']}, {runs[0].day}", fontsize=9)
+    return figure
+
+
+def training(record: Training):
+    """The loss over training steps, by what computed attention. Returns a matplotlib Figure."""
+    figure, axes = figure_with_axes(6.4, 3.2)
+    for n, (name, curve) in enumerate(record.losses.items()):
+        axes.plot(range(1, len(curve) + 1), curve, label=name, color=f"C{n}", linestyle=STYLES[n % len(STYLES)])
+    axes.axhline(record.floor, color="black", linewidth=0.8)
+    axes.annotate("the least that the data allow", (1, record.floor), va="bottom", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("loss, nats a token")
+    axes.legend(frameon=False)
+    figure.suptitle(f"{record.machine['name']}, {record.day}", fontsize=9)
     return figure
 
 

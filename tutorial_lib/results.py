@@ -450,6 +450,35 @@ class Agreement(_Record):
     steps: list[Difference]
 
 
+class TrainingTime(_Record):
+    """Attention with its gradients, called eagerly: milliseconds of every round, by contender."""
+
+    problem: dict
+    milliseconds: dict[str, list[float]]
+
+
+class Training(_Record):
+    """A small transformer trained with SDPA and with steps (``steps.train``).
+
+    losses: of every training step, nats a token, by what computed attention. floor: the least that the data allow.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    forward: str
+    backward: str
+    size: dict
+    floor: float
+    losses: dict[str, list[float]]
+    timed: list[TrainingTime]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
@@ -524,6 +553,11 @@ def of_one_machine(runs: Sequence[Run]) -> list[Run]:
 def recorded_physics(folder: Path) -> list[Physics]:
     """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
     return _readable(Physics, Path(folder).glob("*/physics.json"))
+
+
+def recorded_trainings(folder: Path) -> list[Training]:
+    """Every readable ``<machine>/training.json`` under ``folder``, newest first."""
+    return _readable(Training, Path(folder).glob("*/training.json"))
 
 
 def recorded_agreements(folder: Path) -> list[Agreement]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
-from tutorial_lib.results import Measurement, Physics, Run, Speedup, Trace
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import Measurement, Physics, Run, Speedup, Trace, Training
 
 Column = tuple[str, Callable[[Measurement], str]]
 
@@ -141,6 +143,39 @@ def rate_rows(physics: Physics) -> list[list[str]]:
         [r.what, f"{r.a_clock.median:.4g} ({r.a_clock.low:.4g}–{r.a_clock.high:.4g})", f"{r.clock_ghz:.2f}"]
         for r in physics.rates
     ]
+
+
+SDPA, STEPS = "SDPA", "steps"  # who computes attention in a training
+LOSS_HEADERS = ("trained with", "loss at the end, nats a token")
+TRAINING_HEADERS = ("attention with its gradients, eager", "SDPA, ms", "steps.attention, ms", "times as fast (p10–p90)")
+AT_THE_END = 0.1  # of the training steps
+
+
+def about_training(record: Training) -> str:
+    """Who computed what, where and when."""
+    count = len(record.losses[STEPS])
+    return (
+        f"{record.machine['name']}, {record.day}, {count} training steps: attention by step {record.forward}, its "
+        f"gradients by step {record.backward}."
+    )
+
+
+def loss_rows(record: Training) -> list[list[str]]:
+    """The mean loss of the last tenth of every training, and the least that the data allow."""
+    ends = {name: curve[-max(1, int(AT_THE_END * len(curve))) :] for name, curve in record.losses.items()}
+    rows = [[name, f"{sum(end) / len(end):.4f}"] for name, end in ends.items()]
+    return [*rows, ["the least that the data allow", f"{record.floor:.4f}"]]
+
+
+def training_rows(record: Training) -> list[list[str]]:
+    """Attention with its gradients, by SDPA and through ``steps.attention``."""
+    rows = []
+    for one in record.timed:
+        ratio = timing.speedup(one.milliseconds[SDPA], one.milliseconds[STEPS])
+        times = [f"{timing.spread(one.milliseconds[name]).median:.3g}" for name in (SDPA, STEPS)]
+        told = f"{ratio.median:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
+        rows.append([Problem(**one.problem).describe(), *times, told])
+    return rows
 
 
 LOAD_HEADERS = (

@@ -1,0 +1,141 @@
+"""Does training go as it does with PyTorch's attention? ``python -m steps.train`` trains a small transformer with both.
+
+The model, its first weights and the made-up data are the same; attention and its gradients are computed by the fastest
+recorded steps, and by ``scaled_dot_product_attention``. A third training, with SDPA and other weights and data, shows
+how much a loss differs by chance. Then attention with its gradients is timed, eager, as a program calls it through
+``steps.attention``. Written to RESULTS/MACHINE/training.json. Without a GPU, what is recorded is shown. Exit status:
+0 done; 1 it cannot be written; 2 the request makes no sense; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.files import RESULTS
+
+OTHERS = "SDPA, other weights and data"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="python -m steps.train", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--forward", default="best", metavar="STEP", help="the forward step (best)")
+    parser.add_argument("--backward", default="best", metavar="STEP", help="the backward step (best)")
+    parser.add_argument("--count", type=whole_number, default=300, metavar="N", help="training steps (300)")
+    parser.add_argument("--iterations", type=whole_number, default=9, metavar="N", help="rounds of the timing (9)")
+    parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from tutorial_lib.files import write_whole
+    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.results import as_json, recorded_trainings
+
+    console = make_console()
+    if not has_gpu():
+        if not (recorded := recorded_trainings(options.output_dir)):
+            raise BadRequest(f"this needs a GPU, and nothing is recorded under {options.output_dir}")
+        console.print("There is no GPU here. Recorded:")
+        show(console, recorded[0])
+        return 0
+    check_writable("--output-dir", options.output_dir)
+    record = measure(options, console)
+    path = options.output_dir / record.machine["slug"] / "training.json"
+    write_whole(path, as_json(record))
+    show(console, record)
+    console.print(f"Written: {path}", soft_wrap=True)
+    return 0
+
+
+def measure(options: argparse.Namespace, console):
+    """A ``results.Training`` of this machine; raises BadRequest for a step that does not take the model's attention."""
+    import steps
+    from steps.core.problems import HEADLINE
+    from steps.measuring import training
+    from tutorial_lib import results
+    from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
+    from tutorial_lib.problem import Problem
+    from tutorial_lib.tables import SDPA, STEPS
+
+    machine, size = describe_machine("cuda"), training.Size()
+    problem = Problem(
+        batch=size.batch,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        seq_len_q=size.seq_len,
+        seq_len_kv=size.seq_len,
+        head_dim=size.head_dim,
+        dtype="bfloat16",
+    )
+    forward, backward = (asked(getattr(options, d), d, problem, machine["arch"]) for d in ("forward", "backward"))
+    ours = training.by_steps(forward, backward)
+    with gpu_turn("cuda"):
+        curves = {}
+        for name, attention, seed in ((SDPA, training.by_sdpa, 0), (STEPS, ours, 0), (OTHERS, training.by_sdpa, 1)):
+            with console.status(f"training with {name}"):
+                curves[name] = training.losses(attention, size, options.count, seed, "cuda")
+        timed = []
+        for shape in (HEADLINE, replace(HEADLINE, heads=64, kv_heads=8)):
+            contenders = {SDPA: training.by_sdpa, STEPS: lambda q, k, v: steps.attention(q, k, v, causal=True)}
+            with console.status(f"timing {shape.describe()}"):
+                found = training.milliseconds(contenders, shape, options.iterations)
+            timed.append(results.TrainingTime(problem=shape.as_dict(), milliseconds=found))
+    return results.Training(
+        schema=results.SCHEMA,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        versions=describe_versions(),
+        forward=forward.name,
+        backward=backward.name,
+        size=asdict(size),
+        floor=size.floor,
+        losses=curves,
+        timed=timed,
+    )
+
+
+def asked(name: str, direction: str, problem, arch: str):
+    """The step of this name, or the best recorded one; raises BadRequest."""
+    from steps import best, get_step
+
+    try:
+        step = best(problem, arch, direction=direction).step if name == "best" else get_step(name)
+    except ValueError as error:
+        raise BadRequest(f"argument --{direction}: {error}") from None
+    if step.direction != direction:
+        raise BadRequest(f"argument --{direction}: must be a step of the {direction} pass, got {step.label}")
+    if reason := step.unsupported(problem, arch):
+        raise BadRequest(f"argument --{direction}: step {step.label}: {reason}")
+    return step
+
+
+def show(console, record) -> None:
+    """The losses at the end, and the times."""
+    from rich.table import Table
+
+    from tutorial_lib import tables
+
+    console.print(tables.about_training(record), style="bold", soft_wrap=True)
+    for headers, rows in (
+        (tables.LOSS_HEADERS, tables.loss_rows(record)),
+        (tables.TRAINING_HEADERS, tables.training_rows(record)),
+    ):
+        table = Table(*headers, box=None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    told = "Interrupted: nothing was written."
+    return as_command("steps.train", lambda: run(make_parser().parse_args(arguments)), interrupted=told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
