@@ -371,6 +371,8 @@ def show_limit(console, compiled, problem) -> None:
         return
     least, own = floor(problem, gpu), limit(problem, compiled.as_dict(), gpu)
     console.print(f"Floor of the problem on {gpu.name}: {times(least.units)}.")
+    if "exponentials" not in least.units:
+        console.print("Exponentials are not in it: no source states their rate.")
     if own:
         console.print(f"This kernel: {times(own.units)}; {1000 * own.seconds:.3g} ms at least. {own.advice}.")
 

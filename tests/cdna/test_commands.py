@@ -11,6 +11,7 @@ def test_inspect_shows_what_a_step_is_made_for(capsys):
     assert inspect.main(["vote", "--against", "scaled_query"]) == 0
     out = capsys.readouterr().out
     assert "gfx950, Triton" in out and "Different code." in out and "Floor of the problem on MI355X" in out
+    assert "Exponentials are not in it" in out
     for row in (
         "MFMA",
         "register move",
