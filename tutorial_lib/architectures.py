@@ -15,7 +15,8 @@ Sources
   [H100]   NVIDIA H100 Tensor Core GPU Architecture, 2022: twice the A100's FMA a clock and SM; SXM5: 132 SMs, 1980 MHz
            at most, 3.35 TB/s (data sheet).
   [B200]   NVIDIA Blackwell data sheet, 2025: 2.25 PFLOPS dense FP16 a GPU of 148 SMs, 8 TB/s: 8192 operations a clock.
-  [rates]  Measured by `python -m steps.physics` on an H200: mma.sync reaches 98 % of two thirds of wgmma's rate.
+  [rates]  Measured by `python -m steps.physics` on an H200: mma.sync reaches 98 % of two thirds of wgmma's rate; and
+           how long a block takes that does next to nothing.
   [5090]   NVIDIA RTX Blackwell GPU Architecture, 2025: RTX 5090, 209.5 TFLOPS FP16 with FP32 accumulation, 170 SMs,
            2407 MHz, 1792 GB/s.
   [ROCm]   AMD GPU specifications, https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html: a compute unit has 160
@@ -58,6 +59,7 @@ class Architecture:
     fp32: int | None = 128  # results: add, multiply, fused multiply-add [guide]
     tensor_flops: int | None = None
     mma_sync_flops: int | None = None
+    block_clocks: int | None = None  # for a block that begins, fetches a tile by TMA, stores it and ends
     source: str = "[guide]"
     lanes: int = 32
     registers: int = REGISTERS
@@ -83,7 +85,13 @@ ARCHITECTURES = _known(
     Architecture("sm_87", 48, 16, 164 * KIB),
     Architecture("sm_88", None, None, None, mufu=None, fp32=None, source="not stated in [guide]"),
     Architecture("sm_89", 48, 24, 100 * KIB, tensor_flops=512, source="[guide], [Ada]"),
-    Architecture("sm_90", 64, 32, 228 * KIB, tensor_flops=4096, mma_sync_flops=2731, source="[guide], [H100], [rates]"),
+    Architecture(
+        *("sm_90", 64, 32, 228 * KIB),
+        tensor_flops=4096,
+        mma_sync_flops=2731,
+        block_clocks=2453,
+        source="[guide], [H100], [rates]",
+    ),
     Architecture("sm_100", 64, 32, 228 * KIB, tensor_flops=8192, source="[guide], [B200]"),
     Architecture("sm_103", None, None, None, mufu=None, fp32=None, source="not checked in [guide]"),
     Architecture("sm_107", None, None, None, mufu=None, fp32=None, source="not stated in [guide]"),

@@ -86,6 +86,7 @@ class Compiled:
     ptx: str | None = field(default=None, repr=False)  # tileiras makes none
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
     other_kernels: tuple[str, ...] = ()  # fingerprints of those that the step launches, too
+    blocks: int | None = None  # that a launch has, for the problem
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
@@ -244,6 +245,7 @@ class Compiled:
             "stack_bytes": self.stack_bytes,
             "spilled_bytes": self.spilled_bytes,
             "spill_instructions": self.spill_instructions,
+            "blocks": self.blocks,
             "blocks_per_sm": blocks,
             "limited_by": limiter,
             "occupancy_pct": self.occupancy_percent,

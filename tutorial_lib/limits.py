@@ -11,8 +11,9 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
   add; with two blocks or more, or two groups of warps that do not wait for each other, one's softmax can hide behind
   the other's matrix products, and the longest unit decides.
 
-Only throughput is counted, never one instruction waiting for another, nor how a block begins and ends, so a prediction
-is the least time. What a kernel takes beyond it is not explained here; `python -m steps.trace` measures where it is.
+Where an SM holds one block, nothing else runs while it begins and ends: that time is added, where a record says how many
+blocks there were. Otherwise only throughput is counted, never one instruction waiting for another, so a prediction is
+the least time. What a kernel takes beyond it is not explained here; `python -m steps.trace` measures where it is.
 Where the SMs' clock was read, prediction and measurement are at that clock, and their ratio is one of cycles. Where it
 was not, the prediction is at NVML's clock: the SMs may have run slower, and that is then a part of what is not
 explained.
@@ -40,10 +41,14 @@ class UnknownRates(ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """Seconds that each unit needs at least for the whole problem, and what follows."""
+    """Seconds that each unit needs at least for the whole problem, and what follows.
+
+    blocks: seconds in which an SM's only block begins or ends.
+    """
 
     units: dict[str, float]
     overlapped: bool
+    blocks: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -58,7 +63,7 @@ class Limit:
         """
         softmax = [time for unit, time in self.units.items() if unit in SOFTMAX]
         in_turn = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
-        return max(in_turn, *self.units.values())
+        return max(in_turn, *self.units.values()) + self.blocks
 
     @property
     def advice(self) -> str:
@@ -118,7 +123,9 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
     groups = resources.get("compute_groups", 1)
     if resources.get("compiler", "").startswith("tileiras"):  # each warp group of its blocks goes through its own rows
         groups = max(groups, threads // 128)
-    return Limit(units, overlapped=blocks * groups > 1)
+    launched = resources.get("blocks") if blocks == 1 else None  # None in older records, too
+    beginning = (launched or 0) * (rates.block_clocks or 0) / (gpu.multiprocessors * gpu.clock)
+    return Limit(units, overlapped=blocks * groups > 1, blocks=beginning)
 
 
 def explain(measured: float, predicted: float, counters: dict | None, traced: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -153,7 +154,8 @@ class CuTileGradients(GradientStep, FusedStep):
         step = self.configured(problem, arch)
         compiled = step.compile_one("keys", problem, arch, function)
         if self.adds:
-            return dataclasses.replace(compiled, kv_tiles=tiles_visited(problem, step.keys.tile))
+            blocks = math.prod(step.kernel("keys", problem)[0])
+            return dataclasses.replace(compiled, blocks=blocks, kv_tiles=tiles_visited(problem, step.keys.tile))
         return dataclasses.replace(compiled, other_kernels=(step.compile_one("queries", problem, arch).code,))
 
     def compile_one(self, name: Kernel, problem: Problem, arch: str, function: Callable | None = None):

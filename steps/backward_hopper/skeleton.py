@@ -132,7 +132,7 @@ class HopperGradients(GradientStep, FusedStep):
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         passed = (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant)
         preparing = _launcher(prepare, rows, passed, turns, ROW_WARPS, device, 5)
-        blocks = (-(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch)
+        blocks = own_blocks(problem, variant)
         passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
         multiplying = _launcher(kernel, blocks, passed, turns, variant.warps, device, 8)
         passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
@@ -174,7 +174,13 @@ class HopperGradients(GradientStep, FusedStep):
             variant.tile.scores,
             compute_warps=WARPS,
         )
-        return replace(compiled, kv_tiles=tiles_visited(problem, variant.tile))
+        blocks = math.prod(own_blocks(problem, variant))
+        return replace(compiled, blocks=blocks, kv_tiles=tiles_visited(problem, variant.tile))
+
+
+def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
+    """Blocks that own keys."""
+    return -(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch
 
 
 def _launcher(kernel, blocks, passed: tuple, turns: tuple, warps: int, device, moving: int):

@@ -71,6 +71,12 @@ class Order:
         blocks = min(number, gpu.multiprocessors if gpu else number)
         return number, blocks + 1, blocks
 
+    def number(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1) -> int:
+        """How many blocks are launched on the reference GPU of ``arch``; a_processor: those that an SM holds."""
+        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
+        gpu = REFERENCE_GPUS.get(arch)
+        return min(number, a_processor * gpu.multiprocessors) if self.persistent and gpu else number
+
     def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1) -> tuple[int, tuple]:
         """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
 

@@ -190,7 +190,11 @@ class CuTileStep(FusedStep):
             variant.tile.scores // blocks,
             self.warps or compiler.COMPUTE_WARPS,
         )
-        return dataclasses.replace(compiled, kv_tiles=blocks * tiles_visited(problem, variant.tile))
+        return dataclasses.replace(
+            compiled,
+            blocks=blocks * self.order.number(problem, variant.tile, arch, self.occupancy or 1),
+            kv_tiles=blocks * tiles_visited(problem, variant.tile),
+        )
 
 
 def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:

@@ -109,7 +109,10 @@ class PointerStep(FusedStep):
         passed = (*arguments(q, k, v, o, problem, problem.effective_scale), *constants)
         compiled = self.compiled(kernel, passed, self.number_of_warps(variant), arch, variant.tile.scores)
         return replace(
-            compiled, kv_tiles=tiles_visited(problem, variant.tile), shared_clocks=self.shared_clocks(problem)
+            compiled,
+            blocks=math.prod(self.blocks(problem, variant)),
+            kv_tiles=tiles_visited(problem, variant.tile),
+            shared_clocks=self.shared_clocks(problem),
         )
 
 

@@ -111,6 +111,7 @@ class TmaStep(FusedStep):
         )
         return replace(
             compiled,
+            blocks=self.order.number(problem, variant.tile, arch),
             kv_tiles=tiles_visited(problem, variant.tile),
             compute_groups=variant.parts,
             shared_clocks=self.shared_clocks(problem),

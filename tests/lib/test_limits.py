@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from steps import get_step
+from steps.core.problems import HEADLINE
 from steps.layouts import DRAWN
 from tests.results.recorded import recorded
 from tutorial_lib import limits
@@ -186,3 +187,28 @@ def test_ncu_that_fails_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(CountersError, match="ncu failed: ==ERROR== no permission"):
         read_counters(["true"], "fmha", 10.0)
+
+
+def test_a_block_begins_and_ends_where_an_sm_holds_no_other():
+    rich = Gpu("toy", "sm_90", 2, 1.0, 1e12)
+    clocks = ARCHITECTURES["sm_90"].block_clocks
+    without = limit(FULL, resources(blocks_per_sm=1), rich)
+    alone = limit(FULL, resources(blocks_per_sm=1, blocks=10), rich)
+    assert alone.seconds == without.seconds + 5 * clocks and alone.units == without.units
+    assert limit(FULL, resources(blocks=10), rich).seconds == limit(FULL, resources(), rich).seconds
+    physics = next(iter(recorded_physics(RESULTS)))
+    assert physics.rate("block") == pytest.approx(1 / clocks, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("exp2", 4 * 32 * 64), ("wide_block", 4 * 32 * 32), ("producer", 4 * 32 * 32), ("at_maxima", 132)],
+)
+def test_how_many_blocks_a_launch_has_is_known(name, blocks):
+    """A block has 64 queries in cuTile, 128 in Gluon; blocks that stay are as many as SMs."""
+    assert get_step(name).compile(HEADLINE, "sm_90").blocks == blocks
+
+
+def test_a_backward_kernels_blocks_own_keys():
+    assert get_step("folded").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 64
+    assert get_step("groups_apart").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 32
