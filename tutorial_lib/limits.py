@@ -11,8 +11,8 @@ Two questions, both answered from the rates in ``tutorial_lib.architectures``:
   add; with two blocks or more, or two groups of warps that do not wait for each other, one's softmax can hide behind
   the other's matrix products, and the longest unit decides.
 
-Where an SM holds one block, nothing else runs while it begins and ends: that time is added, where a record says how many
-blocks there were. Otherwise only throughput is counted, never one instruction waiting for another, so a prediction is
+Where an SM holds one block, nothing else runs while it begins and ends. That time is added, where a record says how
+many blocks there were. Otherwise only throughput is counted, never one instruction waiting for another: a prediction is
 the least time. What a kernel takes beyond it is not explained here; `python -m steps.trace` measures where it is.
 Where the SMs' clock was read, prediction and measurement are at that clock, and their ratio is one of cycles. Where it
 was not, the prediction is at NVML's clock: the SMs may have run slower, and that is then a part of what is not
