@@ -14,10 +14,10 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import module_file
+from steps.core.ladder import module_file, part_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_survey
-from steps.core.step import DEFAULT_ARCH, Step, Unsupported
+from steps.core.step import Step, Unsupported
 from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
@@ -55,13 +55,34 @@ class Lesson:
         self.on_gpu = has_gpu()
         self.guess: float | None = None  # the reader's, until the number appears
         self.recorded = find_recorded(self.problem, [results], self.step.direction)
+        if not _timed(self.step):  # what is recorded of other steps, on other GPUs, says nothing of it
+            self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
+            m = self.recorded and self.recorded.measurement(self.step.name)
+            self.recorded = self.recorded if m and m.tflops else None
 
     @property
     def previous(self) -> Step | None:
         return self.step.previous
 
+    @property
+    def never_timed(self) -> bool:
+        """Whether nobody has timed this step, and this machine cannot."""
+        return not (_timed(self.step) or self.on_gpu or self.recorded)
+
+    def _runs_on_this_gpu(self) -> bool:
+        return self.step.unsupported(self.problem, describe_machine("cuda")["arch"]) is None
+
+    def machine(self) -> Page:
+        """One line: where this chapter was executed, and what of it is timed."""
+        if not self.never_timed:
+            return machine(self.recorded)
+        return Page(
+            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: no such GPU was at hand. What "
+            "this chapter says of time is a model's word.**"
+        )
+
     def _ipython_display_(self) -> None:
-        machine(self.recorded)._ipython_display_()
+        self.machine()._ipython_display_()
 
     # --- the change ---
 
@@ -112,7 +133,7 @@ class Lesson:
         """What is compiled for: this machine's GPU, or the one that was recorded."""
         if self.on_gpu:
             return describe_machine("cuda")["arch"]
-        return self.recorded.machine["arch"] if self.recorded else DEFAULT_ARCH
+        return self.recorded.machine["arch"] if self.recorded else self.step.made_for
 
     def compiled(self, step: Step) -> dict | None:
         """What the compiler makes of a step for this lesson's problem; None where it has no kernel or does not fit."""
@@ -172,8 +193,13 @@ class Lesson:
             )
         return Page(*parts)
 
-    def predict(self, guess: float | None = None) -> Page:
-        """Your prediction, before the number; then the model's. guess: times as fast as the step before."""
+    def predict(self, guess: float | str | None = None) -> Page:
+        """Your prediction, before the number; then the model's. guess: times as fast as the step before.
+
+        Of a step that was never timed: the unit that needs longest, which the model knows.
+        """
+        if self.never_timed:
+            return self._predict_unit(guess)
         before = self.previous.label
         if guess is None:
             return Page(
@@ -190,6 +216,38 @@ class Lesson:
         if modelled := self._modelled():
             parts.append(f"By what each unit needs at least, the model allows {modelled:.2f} times.")
         return Page(*parts)
+
+    def _predict_unit(self, guess: str | None) -> Page:
+        """The unit that needs longest: the reader's guess, and the model's answer, without any time in seconds."""
+        nobody = "Nobody has timed this step, so no measurement will answer a guess."
+        kernels = self._limits()
+        if not self.limit(self.step):
+            return Page(f"{nobody} Nor does the model: no source states the rates of all units of {self.arch}.")
+        units = self.limit(self.step).units
+        known = ", ".join(f'"{unit}"' for unit in units)
+        if guess is None:
+            return Page(
+                f"{nobody} The model can answer another question: which unit needs longest for this step? Write one of "
+                f'{known} between the brackets, such as `lesson.predict("memory")`, and run the cell again.'
+            )
+        if guess not in units:
+            return Page(f"A guess is one of {known}. This came: `{guess!r}`.")
+        longest = self.limit(self.step).bound
+        rows = [
+            [unit, *(f"{limit.units.get(unit, 0) / limit.units[longest]:.0%}" for _, limit in kernels)]
+            for unit in units
+        ]
+        turns = [
+            f"In step {label} products and softmax take turns: their times add."
+            for label, limit in kernels
+            if not limit.overlapped
+        ]
+        return Page(
+            f"Your guess: {guess}. By the model it is {longest}. What each unit needs at least, as a share of that:",
+            table(["unit", *(f"step {label}" for label, _ in kernels)], rows),
+            " ".join(turns),
+            "The model knows rates, and no waiting. `tutorial_lib/architectures.py` has the rates and their sources.",
+        )
 
     def _limits(self) -> list[tuple]:
         return [(s.label, limit) for s in (self.previous, self.step) if s and (limit := self.limit(s))]
@@ -237,6 +295,11 @@ class Lesson:
 
     def time(self) -> Page:
         """This step, the one before and SDPA: measured here on a GPU, else as recorded."""
+        if self.never_timed:
+            return Page(
+                f"Compiled and simulated, not timed: step {self.step.label} is made for {self.step.made_for}, and no "
+                f"such GPU was at hand. On one, `python -m steps.run --steps {self.step.name}` times it."
+            )
         if self.run is None:
             return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
         names = [pass_of(self.step).baseline, *(s.name for s in (self.previous, self.step) if s is not None)]
@@ -531,6 +594,12 @@ def _off(ratio: float) -> str:
 
 
 SURVEYED = {"registers": "registers", "spilled, bytes": "spilled_bytes", "instructions": "instructions"}
+
+
+def _timed(step: Step) -> bool:
+    """Whether the steps of its part were timed."""
+    of = step if step.number is not None else get_step(step.inside)
+    return part_of(of.number).timed
 
 
 def machine(recorded: Run | None) -> Page:

@@ -87,6 +87,41 @@ def test_a_prediction_starts_empty_and_both_are_scored_against_the_measurement()
     assert line.get_ydata()[0] < figure.axes[0].get_ylim()[1]  # it is seen, however wild
 
 
+@pytest.mark.parametrize("name", ["tensor_memory", "threshold"])
+def test_a_step_that_was_never_timed_shows_no_timing_of_others(name):
+    lesson = Lesson(name)
+    assert lesson.arch == "sm_100" and lesson.recorded is None
+    assert "Compiled for sm_100 and simulated on the CPU, not timed" in words(lesson.machine())
+    assert "not timed: step" in words(lesson.time()) and len(lesson.time().parts) == 1
+    assert "registers a thread" in words(lesson.evidence()) and "H100" not in words(lesson.evidence())
+
+
+def test_a_prediction_of_what_was_never_timed_is_one_that_the_model_answers():
+    lesson = Lesson("warp_roles")
+    asked = words(lesson.predict())
+    assert asked.startswith("Nobody has timed this step") and '"exponentials"' in asked
+    assert "A guess is one of" in words(lesson.predict(1.5))
+    told = words(lesson.predict("memory"))
+    assert "Your guess: memory. By the model it is exponentials." in told and "ms" not in told.split()
+    assert "In step 60 tensor_memory products and softmax take turns" in told
+    assert "Nor does the model: no source states" in words(Lesson("plain_triton").predict("memory"))
+
+
+def test_a_step_for_another_gpu_than_this_machines_is_simulated(pretend_gpu):
+    """And one for this machine's is timed."""
+    assert not Lesson("tensor_memory").on_gpu and Lesson("tensor_memory").never_timed
+    assert "not timed" in words(Lesson("tensor_memory").time()) and pretend_gpu == []
+    assert Lesson("wgmma").on_gpu and not Lesson("wgmma").never_timed
+
+
+def test_a_machine_with_its_gpu_times_it(pretend_gpu, monkeypatch):
+    monkeypatch.setattr(lessons, "describe_machine", lambda device: {"name": "B200", "arch": "sm_100"})
+    lesson = Lesson("tensor_memory")
+    assert lesson.on_gpu and not lesson.never_timed
+    lesson.time()
+    assert pretend_gpu == [(lesson.problem, ["sdpa", "wgmma", "tensor_memory"])]
+
+
 @pytest.mark.parametrize("guess", ["1.2", 0, -1, True, float("nan"), [1.2]])
 def test_a_guess_that_is_none_gets_one_line(guess):
     lesson = Lesson("exp2")
