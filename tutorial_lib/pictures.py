@@ -395,3 +395,37 @@ def _timeline(axes, lanes: Sequence[str], events: Sequence[tuple], looks: dict, 
     axes.legend(
         marks, [name for _, name in shown], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8
     )
+
+
+HELD = {"scores": "#56B4E9", "weights": "#E69F00", "output": "#999999"}  # what lies in tensor memory -> colour
+
+
+def tensor_memory(columns: Sequence[tuple], block: tuple[int, int, int], title: str, until: float):
+    """What lies in which columns when, in a block of a simulated launch, from ``Run.columns``; until: the last clock.
+
+    Scores and weights are drawn until they are read for the last time, and an output until the block ends.
+    """
+    from matplotlib.patches import Patch, Rectangle
+
+    events = sorted((event[1:] for event in columns if event[0] == block), key=lambda event: event[4])
+    widest = max(event[2] + event[3] for event in events)
+    figure, axes = figure_with_axes(9, 4.0)
+    for n, (what, written, first, count, begin, end) in enumerate(events):
+        touching = [e for e in events[n + 1 :] if e[2] < first + count and first < e[2] + e[3]]
+        if held := {"product": "scores", "store of 16 bits": "weights", "first sum": "output"}.get(what):
+            over = next((e[4] for e in touching if e[1] and (held != "output" or e[0] == what)), math.inf)
+            reads = [e[5] for e in touching if not e[1] and e[4] < over]
+            gone = max([end, *reads]) if held != "output" else over
+            look = {"facecolor": HELD[held], "alpha": 0.45, "linewidth": 0}
+            axes.add_patch(Rectangle((begin, first), min(gone, until) - begin, count, **look))
+        look = {"facecolor": "black" if written else "none", "edgecolor": "black", "linewidth": 0.4}
+        axes.add_patch(Rectangle((begin, first), end - begin, count, hatch="" if written else "/////", **look))
+    axes.set(xlim=(events[0][4] - 200, until), ylim=(widest, 0), xlabel="simulated clocks", ylabel="columns of tensor memory")
+    axes.set_yticks(range(0, widest + 1, 64))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title(title, fontsize=9)
+    marks = [Patch(facecolor=colour, alpha=0.45, label=name) for name, colour in HELD.items()]
+    marks += [Patch(facecolor="black", label="being written")]
+    marks += [Patch(facecolor="none", edgecolor="black", hatch="/////", label="being read")]
+    axes.legend(handles=marks, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure

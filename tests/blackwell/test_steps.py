@@ -16,6 +16,7 @@ from steps.simulate import main as simulate
 from tests.shapes import problem
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.passes import FORWARD
+from tutorial_lib.pictures import tensor_memory
 from tutorial_lib.simulator.run import watched
 
 BLACKWELL = [step for step in STEPS if step.backend == "blackwell"]
@@ -139,6 +140,36 @@ def test_rescaling_happens_when_a_maximum_grows_enough_and_not_else():
     parts, tiles = 2, 4
     always = parts * (tiles - 1)
     assert counts == {1.0: [always, 0], 8.0: [always, parts]}
+
+
+# --- what lies in tensor memory ---
+
+
+def test_it_is_told_and_drawn_what_lies_in_which_columns():
+    """Weights lie where scores were, and outputs behind the scores of both parts; nobody notes it without a trace."""
+    shape = problem(batch=1, heads=1, seq_len_q=256, seq_len_kv=256, head_dim=128, causal=False)
+    q, k, v = FORWARD.inputs(shape, 0)
+    for trace in (False, True):
+        with watched(trace=trace) as watch:
+            get_step("correction").attention(q, k, v, causal=False)
+        [run] = watch.runs
+        assert bool(run.columns) == trace
+    touched = {(what, written, first, count) for _, what, written, first, count, *_ in run.columns}
+    for part in (0, 1):
+        scores, output = 128 * part, 256 + 128 * part
+        expected = {("product", True, scores, 128), ("load", False, scores, 128)}
+        expected |= {("store of 16 bits", True, scores, 64), ("factor", False, scores, 64)}
+        expected |= {("first sum", True, output, 128), ("sum", True, output, 128)}
+        expected |= {("load", False, output + n, 64) for n in (0, 64)}
+        expected |= {("store of 32 bits", True, output + n, 64) for n in (0, 64)}
+        assert expected <= touched
+        touched -= expected
+    assert not touched
+    figure = tensor_memory(run.columns, run.longest, "made up", until=20000)
+    [axes] = figure.axes
+    held = {patch.get_label() for patch in axes.get_legend().get_patches()}
+    assert {"scores", "weights", "output"} < held and axes.get_ylim() == (512, 0)
+    assert len(axes.patches) > len(run.columns)
 
 
 # --- the commands ---

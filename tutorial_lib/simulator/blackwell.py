@@ -61,7 +61,9 @@ class TensorMemory(Memory):
         """Into registers; the warps wait for it, as the compiler sets ``tcgen05.wait::ld`` behind it."""
         me = self._role()
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
+        began = me.time
         state.spend("tmem", self.data.numel() * self.data.itemsize, "load")
+        _note(me.block, "load", False, self, began, me.time)
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
 
     def store(self, value: Tensor, pred=True) -> None:
@@ -73,7 +75,9 @@ class TensorMemory(Memory):
             theirs, ours = f"{list(data.shape)} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
             raise KernelError(at(f"a tile {theirs} for a place {ours}"))
         me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
+        began = me.time
         state.spend("tmem", self.data.numel() * self.data.itemsize, "store")
+        _note(me.block, f"store of {8 * self.data.itemsize} bits", True, self, began, me.time)
         self.data.copy_(data)
         me.meet()
 
@@ -92,6 +96,16 @@ class TensorMemory(Memory):
         return me
 
 
+def _note(block, what: str, written: bool, place: TensorMemory, begin: float, end: float) -> None:
+    """Note for who asks for a trace which columns were read or written."""
+    if block.run.trace is not None:
+        row = place.data.stride(0) * place.data.itemsize  # bytes between lanes
+        part, within = divmod(place.data.storage_offset() * place.data.itemsize, LANES * row)
+        first = block.first_columns[place.buffer] + (part * row + within) // COLUMN_BYTES
+        count = place.data.shape[-1] * place.data.itemsize // COLUMN_BYTES
+        block.run.columns.append((block.index, what, written, first, count, begin - block.began, end - block.began))
+
+
 def _packed(layout) -> None:
     if layout.col_stride != 1 or layout.two_ctas or layout.block[0] != LANES:
         raise Unknown(at(f"the simulator has no tensor memory laid out as {layout}"))
@@ -103,11 +117,13 @@ def allocate_tensor_memory(element_ty, shape, layout, value: Tensor | None = Non
     _packed(layout)
     if shape[-2] != LANES:
         raise KernelError(at(f"a place with {shape[-2]} lanes in tensor memory, which has {LANES}"))
+    first = block.tensor_columns
     block.tensor_columns += math.prod(shape[:-2]) * shape[-1] * kind.itemsize // COLUMN_BYTES
     if block.tensor_columns > block.machine.tensor_columns:
         told = f"{block.tensor_columns} columns of tensor memory, of {block.machine.tensor_columns}"
         raise KernelError(at(told))
     buffer = Buffer(line_of(place()), math.prod(shape) * kind.itemsize, "tensor")
+    block.first_columns[buffer] = first
     memory = TensorMemory(buffer, buffer.bytes.view(kind).view(shape), layout)
     if value is not None:
         memory.store(value)
@@ -136,6 +152,10 @@ def tcgen05_mma(
     begin, end = block.units["tensor cores"].take(me.time, operations(a, b) / rate("tcgen05"))
     end = pipe.last_end = max(pipe.last_end, end)
     block.draw("tensor cores", "tcgen05", str(me), begin, end)
+    weighted = isinstance(a, TensorMemory)  # as a PV product has its first factor
+    if weighted:
+        _note(block, "factor", False, a, begin, end)
+    _note(block, "product" if not weighted else "sum" if use_acc else "first sum", True, acc, begin, end)
 
     def clear(time: float) -> None:
         acc.poison()

@@ -254,6 +254,7 @@ class Block:
         self.roles: list[Role] = []
         self.barriers: dict = {}
         self.shared_bytes = self.tensor_columns = 0
+        self.first_columns: dict = {}  # of each allocation of tensor memory
         self.began = self.ended = 0.0
 
     def draw(self, lane: str, kind: str, label: str, begin: float, end: float) -> None:

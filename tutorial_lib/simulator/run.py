@@ -32,8 +32,9 @@ _ONE_AT_A_TIME = threading.RLock()
 class Run:
     """found: races and missing fences, told once for each pair of lines. clocks: simulated, of every block.
 
-    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for. counts: how
-    often what the kernel decides by a vote of a wave went which way.
+    trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for. columns: then
+    also (block, what, whether it is written, first column, columns, begin, end) of tensor memory. counts: how often
+    what the kernel decides by a vote of a wave went which way.
     """
 
     def __init__(self, machine: Machine, trace: bool, seed: int | None):
@@ -41,6 +42,7 @@ class Run:
         self.chance = random.Random(seed) if seed is not None else None
         self.found: dict[tuple, str] = {}
         self.trace: list | None = [] if trace else None
+        self.columns: list[tuple] = []
         self.clocks: dict[tuple[int, int, int], float] = {}
         self.counts: Counter[str] = Counter()
         self.processor = Processor(self.chance)
