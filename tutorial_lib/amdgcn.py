@@ -33,7 +33,8 @@ DIRECT = "direct to LDS"  # vector memory with the word lds: bytes that go from 
 ALL_KINDS = (*KINDS, DIRECT)
 
 _PATTERNS = {kind: re.compile(pattern) for kind, pattern in KINDS.items()}
-_LINE = re.compile(r"^\s+([a-z][a-z0-9]*_[a-z0-9_]+)\b([^;\n]*)|^(\.?[\w$.]+):", re.MULTILINE)
+# A label stands at the begin of a line, and so do instructions that a kernel has in plain text.
+_LINE = re.compile(r"^(?P<label>\.?[\w$.]+):|^[ \t]*([a-z][a-z0-9]*_[a-z0-9_]+)\b([^;\n]*)", re.MULTILINE)
 _FACT = {
     "vgprs": r"\.vgpr_count:\s*(\d+)",
     "agprs": r"\.agpr_count:\s*(\d+)",
@@ -103,10 +104,10 @@ def parse(text: str) -> Code:
     """The instructions of assembly, without directives, comments, and what follows the kernel's end."""
     instructions, labels = [], {}
     for match in _LINE.finditer(text.split("\n.Lfunc_end", 1)[0]):
-        if match[3]:
-            labels[match[3]] = len(instructions)
+        if match["label"]:
+            labels[match["label"]] = len(instructions)
         else:
-            instructions.append(Instruction(len(instructions), match[1], match[2].strip()))
+            instructions.append(Instruction(len(instructions), match[2], match[3].strip()))
     return Code(instructions, labels)
 
 

@@ -86,3 +86,13 @@ def test_waves_share_registers_and_lds():
     assert blocks_per_multiprocessor("gfx950", 256, 128, 98304) == (1, "shared memory")
     assert blocks_per_multiprocessor("gfx942", 256, 128, 32768) == (2, "shared memory")
     assert blocks_per_multiprocessor("gfx942", 512, 24, 0) == (4, "warps")
+
+
+def test_instructions_in_plain_text_begin_a_line_and_are_read():
+    """LLVM writes inline assembly as it was given: only its first line is indented."""
+    text = (
+        "fmha:\n\tv_cmp_neq_f32 vcc, 1.0, v7\ns_cbranch_vccz 0f\nv_mul_f32 v2, v2, v7\n0:\n\ts_endpgm\n.Lfunc_end0:\n"
+    )
+    code = amdgcn.parse(text)
+    assert [i.kind for i in code.instructions] == ["VALU", "control", "VALU", "control"]
+    assert code.labels == {"fmha": 0, "0": 3}
