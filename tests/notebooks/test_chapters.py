@@ -10,7 +10,7 @@ from tutorial_lib import notebooks
 from tutorial_lib.course import TABLE, chapters_of, read_course
 
 SOURCES = notebooks.sources()
-WITH_CHAPTERS = [step for step in STEPS[1:] if part_of(step.number).timed]  # what was never timed has none yet
+WITH_CHAPTERS = [step for step in STEPS[1:] if part_of(step.number).timed]  # the others share chapters
 SOURCE = notebooks.NOTEBOOKS / "source"
 COMMITTED = notebooks.NOTEBOOKS / notebooks.LIST
 ITEM = re.compile(r"^(?P<mark>\d+\.|-) \[(?P<heading>.*)\]\((?P<name>\w+)\.ipynb\)(?P<from>.*)$", re.MULTILINE)
