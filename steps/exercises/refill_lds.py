@@ -1,0 +1,138 @@
+"""Direct copies: when a place in LDS may be filled again, and what belongs to a group of copies. Step direct."""
+
+from dataclasses import dataclass
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong, clean, source_of
+from tutorial_lib.passes import pass_of
+from tutorial_lib.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class AndNoLonger(InKernel):
+    """Waiting for more than the tile that is used next is wrong, too."""
+
+    def judge(self, function, chance):
+        if wrong := super().judge(function, chance):
+            return wrong
+        problem = Problem(batch=1, heads=1, head_dim=64, seq_len_q=128, seq_len_kv=64 * chance.randint(6, 9) - 5)
+        mine, needed = (self.clocks(problem, text) for text in (source_of(function), clean(self.solution)))
+        if mine <= 1.01 * needed:
+            return None
+        return (
+            "The numbers are right, and everything is in order. But a block waits for more than it needs: simulated, "
+            f"it takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for copies of a tile that only the "
+            "turn behind the next one uses. Either there is a wait for copies that nobody asked for, or a turn commits "
+            "more than one group, of which `wait_group(1)` leaves only the last one under way."
+        )
+
+    def clocks(self, problem: Problem, source: str) -> float:
+        """What the block takes, by the simulator's clock."""
+        from tutorial_lib.simulator.run import watched
+
+        step = self.kernel(problem, source)
+        kind = pass_of(step)
+        inputs = kind.inputs(problem, 0)
+        with watched(None) as watch:
+            kind.call(step, problem, inputs, kind.poisoned(inputs))
+        return sum(sum(run.clocks.values()) for run in watch.runs)
+
+
+EXERCISE = AndNoLonger(
+    name="refill_lds",
+    step="direct",
+    function="refill",
+    edits=(
+        (
+            """            gl.barrier()
+            later = gl.minimum(j + TILES, end - 1)
+            fetch(keys.index(stage), K, k_stride, later, seq_len_kv)
+            fetch(values.index(stage), V, v_stride, later, seq_len_kv)
+            async_copy.commit_group()
+""",
+            """            later = gl.minimum(j + TILES, end - 1)
+            refill(keys.index(stage), values.index(stage), K, V, k_stride, v_stride, later, seq_len_kv)
+""",
+        ),
+    ),
+    typical=(
+        (
+            r"race on \w+ .*: copy into LDS[^<]*< \w+:\d+ refill[\s\S]*after: read by other waves",
+            "A wave begins to copy while another may still read this place. All waves must have read the tile before "
+            "any of them begins. Nobody sees to that for a relaxed read.",
+        ),
+        (
+            r"race on \w+ .*: read by all warps[\s\S]*after: copy into LDS",
+            "A tile is read before it has come. The loop's `wait_group(1)` waits until one group is left under way. "
+            "What counts as a group is what was begun before a `commit_group()`: do both copies of this turn belong to "
+            "a group of this turn?",
+        ),
+        (
+            r"first wrong number",
+            "Everything is in order, but the numbers are wrong: does each place get what belongs there, keys from `K` "
+            "and values from `V`?",
+        ),
+    ),
+    hints=(
+        "Four statements: one in front of the copies, two copies, one behind them.",
+        "In front: a barrier of all waves, `gl.barrier()`. The copies are "
+        "`fetch(place, pointer, stride, later, seq_len_kv)`, one for the keys and one for the values.",
+        "Behind both copies, and only there: `async_copy.commit_group()`. Then a turn has one group.",
+    ),
+    solution="""
+def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
+    gl.barrier()
+    fetch(keys, K, k_stride, later, seq_len_kv)
+    fetch(values, V, v_stride, later, seq_len_kv)
+    async_copy.commit_group()
+""",
+    wrong=(
+        Wrong("no barrier", "must have read the tile", old="    gl.barrier()\n", new=""),
+        Wrong("no group", "read before it has come", old="    async_copy.commit_group()\n", new=""),
+        Wrong(
+            "the barrier behind the copies",
+            "must have read the tile",
+            source="""
+def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
+    fetch(keys, K, k_stride, later, seq_len_kv)
+    fetch(values, V, v_stride, later, seq_len_kv)
+    gl.barrier()
+    async_copy.commit_group()
+""",
+        ),
+        Wrong(
+            "committed before anything was begun",
+            "read before it has come",
+            source="""
+def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
+    gl.barrier()
+    async_copy.commit_group()
+    fetch(keys, K, k_stride, later, seq_len_kv)
+    fetch(values, V, v_stride, later, seq_len_kv)
+""",
+        ),
+        Wrong(
+            "a group for each copy",
+            "waits for more than it needs",
+            old="    fetch(values",
+            new="    async_copy.commit_group()\n    fetch(values",
+        ),
+        Wrong(
+            "waited for at once",
+            "waits for more than it needs",
+            old="    async_copy.commit_group()\n",
+            new="    async_copy.commit_group()\n    async_copy.wait_group(0)\n",
+        ),
+        Wrong(
+            "no new values", "the numbers are wrong", old="    fetch(values, V, v_stride, later, seq_len_kv)\n", new=""
+        ),
+        Wrong(
+            "keys in the place of values",
+            "the numbers are wrong",
+            old="fetch(values, V, v_stride",
+            new="fetch(values, K, k_stride",
+        ),
+    ),
+    debrief="The barrier is the price of the relaxed read: the compiler would have set one for an ordinary read, and "
+    "waited for all copies besides. With one group a turn, `wait_group(1)` leaves just the next tile under way.",
+)
