@@ -157,9 +157,9 @@ def test_every_architecture_is_accepted(arch):
 
 
 def test_loading_transposed_changes_nothing():
-    """Steps exp2 and load_order are the same instructions; mma is not, and what exp2 saves shows where it should."""
-    for arch in ("sm_90", "sm_121"):
+    """Up to Hopper exp2 and load_order are the same instructions; mma is not, and what exp2 saves shows in FP32."""
+    for arch in ("sm_90", "sm_80", "sm_121"):
         mma, exp2, load_order = (get_step(name).compile(EVEN, arch) for name in ("mma", "exp2", "load_order"))
-        assert load_order.same_code(exp2)
+        assert load_order.same_code(exp2) == (arch != "sm_121")  # as the chapter says
         assert not exp2.same_code(mma)
         assert exp2.hot_loop["FP32"] < 0.5 * mma.hot_loop["FP32"]
