@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -42,10 +43,18 @@ def lab(tmp_path):
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path, env=os.environ | own)
     try:
-        yield tmp_path, wait_for(lambda: re.search(r"(http://127\.0\.0\.1:\d+/)lab\?(token=\w+)", log.read_text()), 60)
+        address = wait_for(lambda: re.search(r"(http://127\.0\.0\.1:(\d+)/)lab\?(token=\w+)", log.read_text()), 60)
+        wait_for(lambda: answers(int(address[2])), 60)  # the address is told before anybody listens there
+        yield tmp_path, address
     finally:
         process.terminate()
         process.wait(30)
+
+
+def answers(port: int) -> bool:
+    """Whether a server listens."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_for(condition, seconds: float):
@@ -61,7 +70,7 @@ def open_chapter(playwright, address, path: str):
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
     page = browser.new_page(viewport={"width": 1200, "height": 1000})
-    page.goto(f"{address[1]}lab/tree/{path}?{address[2]}")
+    page.goto(f"{address[1]}lab/tree/{path}?{address[3]}")
     page.locator(".jp-Notebook").wait_for(timeout=60_000)
     page.get_by_text("| Idle").wait_for(timeout=60_000)
     return page
