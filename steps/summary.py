@@ -126,8 +126,13 @@ def architectures() -> Page:
         f"{survey.compiler}, {survey.date[:10]}.",
         table(["", *(f"{GENERATIONS[arch]} ({arch})" for arch in shown)], _surveyed(survey, several, shown)),
     ]
-    if alone:
-        parts.append(f"Only for sm_90, since their instructions are Hopper's: {', '.join(alone)}.")
+    made_for: dict[str, list[str]] = {}
+    for label in alone:
+        archs = [arch for arch in survey.architectures if isinstance(survey.compiled[label].get(arch), dict)]
+        made_for.setdefault(" and ".join(archs), []).append(label)
+    if made_for:
+        told = [f"Only for {archs}: {', '.join(labels)}." for archs, labels in made_for.items() if archs]
+        parts.append(f"Some steps are made of instructions that one generation has. {' '.join(told)}")
     rest = table(["", *survey.architectures], _surveyed(survey, survey.steps, survey.architectures))
     return Page(*parts, f"<details><summary>all steps, all architectures</summary>\n\n{rest}\n\n</details>")
 

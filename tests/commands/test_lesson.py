@@ -192,7 +192,8 @@ def test_an_edited_kernel_is_shown_and_judged():
 def test_the_survey_is_a_table_of_one_screen_and_the_rest_is_folded():
     _, table, alone, rest = summary.architectures().parts
     assert table.count("\n") < 25 and "24 wide_block" in table and "sm_80" in table and "93 diagonal" not in table
-    assert "30 wgmma" in alone and rest.startswith("<details>") and "93 diagonal_first" in rest
+    assert "Only for sm_90: 30 wgmma" in alone and "Only for sm_100 and sm_103: 60 tensor_memory" in alone
+    assert rest.startswith("<details>") and "93 diagonal_first" in rest
 
 
 def test_identical_code_is_called_so():
