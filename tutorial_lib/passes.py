@@ -5,6 +5,7 @@ Whatever measures or checks a step asks the step's pass, ``pass_of(step)``, and 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -71,13 +72,22 @@ class Pass(ABC):
         return accuracy.worst(accuracy.compare(*each) for each in zip(outputs, exact, allowed, strict=True))
 
     def repeat_difference(self, step, problem: Problem, inputs: Tensors, times: int) -> float:
-        """The largest difference between what ``times`` calls with the same inputs give; 0 where all bits are equal."""
+        """The largest difference between what ``times`` calls with the same inputs give; 0 where all bits are equal.
+
+        Infinity where a call gives NaN, and the least positive number where nothing but the sign of a zero differs.
+        """
+        import torch
+
         first = [x.clone() for x in self.call(step, problem, inputs)]
         largest = 0.0
         for _ in range(times - 1):
             again = self.call(step, problem, inputs)
-            differences = [(now.double() - before).abs().max() for now, before in zip(again, first, strict=True)]
-            largest = max(largest, max(differences).item())
+            for now, before in zip(again, first, strict=True):
+                if not torch.equal(now.view(torch.int16), before.view(torch.int16)):
+                    difference = (now.double() - before).abs().max().item()
+                    largest = max(largest, difference or math.ulp(0.0)) if difference == difference else math.inf
+                if largest == math.inf:
+                    return largest
         return largest
 
 

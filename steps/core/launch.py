@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,19 @@ class Launches:
 
 
 PROFILE = "FMHA_PROFILE"  # "1" in the environment when a kind of call is made ready: its launches tell what they are
+
+
+@contextmanager
+def untold(step) -> Iterator[None]:
+    """Inside, launches of a step (or None) are made ready anew, and then and later print nothing."""
+    told = os.environ.pop(PROFILE, None)
+    if told is not None and step is not None:
+        vars(step).pop("launches", None)
+    try:
+        yield
+    finally:
+        if told is not None:
+            os.environ[PROFILE] = told
 
 
 def told(launch: Launch, problem: Problem, target: str, choices: Sequence[str]) -> Launch:

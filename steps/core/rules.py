@@ -6,10 +6,10 @@ for a head_dim, a mask, a length or a batch. It stands on a record in results/, 
 has seen it, and nothing says that it is fast.
 
 Nothing here is read from results/ when a kernel is launched. A new measurement changes a kernel only when somebody
-writes its outcome into the table, and ``tests/core/test_rules.py`` compares the table with the records, and compiles
-every rule for the architectures that it is for.
+writes its outcome into the table. ``tests/core/test_rules.py`` compares the table with the records, and compiles the
+rules for an architecture of every kind.
 
-With ``FMHA_PROFILE=1`` in the environment every launch prints the rule that it follows (``steps.core.launch``).
+With ``FMHA_PROFILE=1`` in the environment launches print the rule that they follow (``steps.core.launch``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Rule:
 def shared_kib(arch: str) -> int:
     """KiB of shared memory that a block may have; 0 where that is not known, and for the CPU."""
     limits = ARCHITECTURES.get(arch)
-    return 0 if limits is None or limits.shared_bytes is None else limits.shared_bytes // KIB - 1  # one is the system's
+    known = limits is not None and limits.shared_bytes is not None
+    return (limits.shared_bytes - limits.reserved_bytes) // KIB if known else 0
 
 
 @cache

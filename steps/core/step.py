@@ -136,7 +136,7 @@ class Step:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
         if self.head_dims is not None and problem.head_dim not in self.head_dims:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
-        if target.startswith("gfx") and self.backend != "torch" and not self.made_for.startswith("gfx"):
+        if target.startswith("gfx") and self.backend not in ("torch", "peer") and not self.made_for.startswith("gfx"):
             return f"made for NVIDIA's GPUs, not for {target}"
         return None
 

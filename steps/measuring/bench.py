@@ -5,10 +5,9 @@ Lives in a process of its own (see ``tutorial_lib.worker``), because a kernel ma
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 
-from steps.core.launch import PROFILE
+from steps.core.launch import untold
 from steps.core.step import Step, target_of
 from tutorial_lib import accuracy, timing
 from tutorial_lib.clock import Stopwatch
@@ -56,7 +55,7 @@ class Bench:
 
     def repeat(self, step: Step) -> float:
         """The largest difference between ``REPETITIONS`` calls on the same inputs."""
-        with gpu_turn(self.device.type):
+        with gpu_turn(self.device.type), untold(step):
             return self.kind.repeat_difference(step, self.problem, self.inputs, REPETITIONS)
 
     def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
@@ -95,8 +94,7 @@ class Bench:
         import torch
 
         name = step.name if step else timing.CEILING
-        os.environ.pop(PROFILE, None)  # a line a launch would be timed with it; the check has told the rules
-        with gpu_turn(self.device.type):
+        with gpu_turn(self.device.type), untold(step):  # a line a launch would be timed with it
             self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
             for i in range(SETS):  # whoever makes something ready for a set of inputs does so before it is timed
                 self.calls[name](i)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import sys
@@ -183,8 +184,8 @@ def _qualify(
             contender.status, contender.reason = "checked", None
             if step.direction == "backward" and settings.device == "cuda":
                 contender.repeat_difference = call("repeat", step)
-                if getattr(step, "deterministic", False) and contender.repeat_difference:
-                    contender.fail(f"not deterministic: the same call differed by {contender.repeat_difference:.3g}")
+                if reason := _unsteady(step, contender.repeat_difference):
+                    contender.fail(reason)
                     return notes
         progress.done(f"checked {step.label}")
         if step.backend not in ("torch", "peer"):
@@ -208,6 +209,15 @@ def _qualify(
     finally:
         progress.done(f"finished {step.label}")
     return notes
+
+
+def _unsteady(step: Step, difference: float) -> str | None:
+    """Why what a step gives when it is called again is wrong, or None."""
+    if difference == math.inf:
+        return "called again, it gave NaN"
+    if difference and getattr(step, "deterministic", False):
+        return f"not deterministic: the same call differed by {difference:.3g}"
+    return None
 
 
 def _time(

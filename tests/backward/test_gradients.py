@@ -259,3 +259,31 @@ def test_the_run_of_the_other_direction(capsys, tmp_path):
     assert not recorded_runs(tmp_path, "forward")
     assert main([*asked, "--steps", "linked"]) == 2
     assert "must be steps of the backward pass, got 35 linked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda x: None, 0.0),
+        (lambda x: x.view(-1)[0].add_(0.5), 0.5),
+        (lambda x: x.view(-1)[0].fill_(float("nan")), float("inf")),
+        (lambda x: x.view(-1)[1].neg_(), 5e-324),
+    ],
+    ids=["same", "other number", "nan", "sign of zero"],
+)
+def test_calls_that_differ_are_told(change, expected):
+    """By the fourth call, in one number."""
+    calls = []
+
+    class Step:
+        @staticmethod
+        def gradients(*_, **__):
+            made = [torch.zeros(1, 1, 2, 4, dtype=torch.float16) for _ in range(3)]
+            calls.append(made)
+            if len(calls) == 4:
+                change(made[1])
+            return tuple(made)
+
+    shape = problem(batch=1, heads=1, kv_heads=1, seq_len_q=2, seq_len_kv=2)
+    assert BACKWARD.repeat_difference(Step(), shape, (None,) * 6, 6) == expected
+    assert len(calls) == 6 or expected == float("inf")

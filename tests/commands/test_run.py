@@ -1,6 +1,7 @@
 """``python -m steps.run``: bad input, faults, interruption, and what it leaves behind."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -519,17 +520,23 @@ def test_the_rules_of_every_launch_are_told_once(monkeypatch, tmp_path):
     assert status == 0 and [line.split("Choice=")[1] for line in told] == ["CPU_Block_64x64", "SM90_TwoGroups_128x128"]
 
 
-def test_what_is_timed_tells_no_rules(monkeypatch):
+def test_what_is_timed_or_repeated_tells_no_rules(monkeypatch, capfd):
+    """The check tells them, once for every kernel."""
     from steps.core.launch import PROFILE
     from steps.measuring import bench
 
     monkeypatch.setenv(PROFILE, "1")
-    timed = bench.Bench(problem(heads=1, seq_len_q=16, seq_len_kv=16), "forward", "cpu", 0, check=False)
-    monkeypatch.setattr(timed, "_call", lambda step: lambda i: None)
     monkeypatch.setattr(bench.timing, "plan_sample", lambda call: None)
     monkeypatch.setattr(bench, "Stopwatch", lambda: None)
-    timed.prepare(get_step("exp2"))
-    assert PROFILE not in os.environ
+    step = dataclasses.replace(get_step("mask_loops"))
+    timed = bench.Bench(problem(heads=1, kv_heads=1, seq_len_q=16, seq_len_kv=16), "backward", "cpu", 0, check=True)
+    monkeypatch.setattr(timed, "_call", lambda step: lambda i: timed.kind.call(step, timed.problem, timed.inputs))
+    assert timed.check(step).correct
+    assert capfd.readouterr().err.count(PROFILE) == 2
+    assert timed.repeat(step) == 0
+    timed.prepare(step)
+    timed.calls[step.name](0)
+    assert capfd.readouterr().err == "" and os.environ[PROFILE] == "1"
 
 
 def test_the_best_backward_step_is_the_fastest_recorded_one(tmp_path):

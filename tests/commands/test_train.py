@@ -71,7 +71,12 @@ def recorded(tmp_path):
     return tmp_path
 
 
-def test_a_record_is_shown(recorded, capsys):
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
+
+
+def test_a_record_is_shown(no_gpu, recorded, capsys):
     assert [one.floor for one in recorded_trainings(recorded)] == [0.9]
     assert train.main(["--output-dir", str(recorded)]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -80,7 +85,7 @@ def test_a_record_is_shown(recorded, capsys):
     assert len(page.parts) == 4 and "groups_apart" in page.parts[0]
 
 
-def test_without_a_gpu_and_a_record_it_is_one_line(tmp_path, capsys):
+def test_without_a_gpu_and_a_record_it_is_one_line(no_gpu, tmp_path, capsys):
     assert train.main(["--output-dir", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert "python -m steps.train" in summary.training(tmp_path).parts[0]
