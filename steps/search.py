@@ -3,10 +3,10 @@
 The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; with
 ``--direction backward`` they are those of the backward pass, each searched alone. ``cuda.tile.tune`` times every
 combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. The file is
-written after every problem, so that an interrupted search keeps what it has. ``--head-dim`` searches a part, which
-takes the place of what the file had on the same problems with the same compilers. No kernel reads that file: what is to
-be used is written into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be written; 2 bad request;
-130 interrupted.
+written after every problem that was timed, so that an interrupted search keeps what it has. ``--head-dim`` searches a
+part, which takes the place of what the file had on the same problems with the same compilers. No kernel reads that
+file: what is to be used is written into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be written;
+2 bad request; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ BLOCKS = (1, 2, 4)  # an SM, as a hint
 
 
 HEAD_DIMS = (64, 128, 256)
+COMPILERS = ("cuda-tile", "nvidia-cuda-tileiras")
 
 
 def problems(seq_len: int, masks: Sequence[bool], head_dims: Sequence[int] = HEAD_DIMS) -> list[Problem]:
@@ -152,11 +153,17 @@ def compile_one(kernel, configuration: Configuration, problem: Problem) -> dict 
     return made
 
 
-def compile_all(pool: ProcessPoolExecutor, kernel, problem: Problem) -> dict:
-    """Configuration -> what ``compile_one`` says, on all CPU cores at once."""
-    space = kernel.space()
-    said = pool.map(compile_one, [kernel] * len(space), space, [problem] * len(space))
-    return dict(zip(space, said, strict=True))
+def compile_all(asked: Sequence[tuple]) -> dict:
+    """(kernel's name, problem) -> configuration -> what ``compile_one`` says, on all CPU cores at once.
+
+    asked: pairs of a kernel and a problem.
+    """
+    jobs = [(kernel, c, problem) for kernel, problem in asked for c in kernel.space()]
+    made = {(kernel.name, problem): {} for kernel, problem in asked}
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # it ends before anything is timed
+        for (kernel, c, problem), said in zip(jobs, pool.map(compile_one, *zip(*jobs)), strict=True):
+            made[kernel.name, problem][c] = said
+    return made
 
 
 def search(kernel, problem: Problem, made: dict, console) -> Searched:
@@ -240,19 +247,19 @@ def run(options: argparse.Namespace) -> int:
     path = options.output_dir / machine["slug"] / f"{folder_name('search', options.direction)}.json"
     versions = describe_versions()
     kept = _on_record(path, versions)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for number, (kernel, problem) in enumerate(asked, 1):
-            with console.status(f"{number} of {len(asked)}: compiling, then timing"):
-                made = compile_all(pool, kernel, problem)
-                searched = search(kernel, problem, made, console)
-            kept = [*(s for s in kept if (s.kernel, s.problem) != (searched.kernel, searched.problem)), searched]
-            record = Search(
-                date=datetime.now(UTC).isoformat(timespec="seconds"),
-                machine=machine,
-                versions=versions,
-                searched=kept,
-            )
-            write_whole(path, as_json(record))
+    with console.status("compiling"):
+        made = compile_all(asked)
+    for number, (kernel, problem) in enumerate(asked, 1):
+        with console.status(f"searching: {number} of {len(asked)}"):
+            searched = search(kernel, problem, made[kernel.name, problem], console)
+        kept = [*(s for s in kept if (s.kernel, s.problem) != (searched.kernel, searched.problem)), searched]
+        record = Search(
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine,
+            versions=versions,
+            searched=kept,
+        )
+        write_whole(path, as_json(record))
     console.print(f"Written: {path}", soft_wrap=True)
     console.print("The fastest, for steps/core/rules.toml:")
     for key, found in fastest(record).items():
@@ -263,7 +270,8 @@ def run(options: argparse.Namespace) -> int:
 def _on_record(path: Path, versions: dict[str, str]) -> list[Searched]:
     """What was searched on this machine before, with the same compilers."""
     record = read_search(path)
-    return record.searched if record and record.versions == versions else []
+    same = record and all(record.versions.get(name) == versions.get(name) for name in COMPILERS)
+    return record.searched if same else []
 
 
 def fastest(record: Search) -> dict[tuple[str | None, int, bool], BlockShape]:

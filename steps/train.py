@@ -2,9 +2,9 @@
 
 The model, its first weights and the made-up data are the same; attention and its gradients are computed by the fastest
 recorded steps, and by ``scaled_dot_product_attention``. A third training, with SDPA and other weights and data, shows
-how much a loss differs by chance. Then attention with its gradients is timed, eager, as a program calls it through
-``steps.attention``. Written to RESULTS/MACHINE/training.json. Without a GPU, what is recorded is shown. Exit status:
-0 done; 1 it cannot be written; 2 the request makes no sense; 130 interrupted.
+how much a loss differs by chance. Then attention with its gradients is timed, eager: through ``steps.attention``, or by
+the steps themselves where that takes others. Written to RESULTS/MACHINE/training.json. Without a GPU, what is recorded
+is shown. Exit status: 0 done; 1 it cannot be written; 2 the request makes no sense; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -82,10 +82,17 @@ def measure(options: argparse.Namespace, console):
                 curves[name] = training.losses(attention, size, options.count, seed, "cuda")
         timed = []
         for shape in (HEADLINE, replace(HEADLINE, heads=64, kv_heads=8)):
-            contenders = {SDPA: training.by_sdpa, STEPS: lambda q, k, v: steps.attention(q, k, v, causal=True)}
+            pair = [asked(getattr(options, d), d, shape, machine["arch"]) for d in ("forward", "backward")]
+            contenders = {SDPA: training.by_sdpa, STEPS: training.by_steps(*pair)}
+            through = front_door(shape, machine["arch"]) == pair
+            if through:
+                contenders[STEPS] = lambda q, k, v: steps.attention(q, k, v, causal=True)
             with console.status(f"timing {shape.describe()}"):
                 found = training.milliseconds(contenders, shape, options.iterations)
-            timed.append(results.TrainingTime(problem=shape.as_dict(), milliseconds=found))
+            names = [step.name for step in pair]
+            timed.append(
+                results.TrainingTime(problem=shape.as_dict(), steps=names, front_door=through, milliseconds=found)
+            )
     return results.Training(
         schema=results.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -98,6 +105,13 @@ def measure(options: argparse.Namespace, console):
         losses=curves,
         timed=timed,
     )
+
+
+def front_door(problem, arch: str) -> list:
+    """The steps that ``steps.attention`` computes both passes of a problem with; none where PyTorch's own does."""
+    from steps.core import attention as front
+
+    return list(front.training(problem, arch)) if front._trains(problem, arch) else []
 
 
 def asked(name: str, direction: str, problem, arch: str):

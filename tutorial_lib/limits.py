@@ -21,6 +21,7 @@ explained.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from tutorial_lib.architectures import ARCHITECTURES, ISSUE, REFERENCE_GPUS, Gpu
@@ -43,12 +44,12 @@ class UnknownRates(ValueError):
 class Limit:
     """Seconds that each unit needs at least for the whole problem, and what follows.
 
-    blocks: seconds in which an SM's only block begins or ends.
+    beginnings: seconds in which an SM begins and ends blocks while it holds no other.
     """
 
     units: dict[str, float]
     overlapped: bool
-    blocks: float = 0.0
+    beginnings: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -63,7 +64,7 @@ class Limit:
         """
         softmax = [time for unit, time in self.units.items() if unit in SOFTMAX]
         in_turn = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
-        return max(in_turn, *self.units.values()) + self.blocks
+        return max(in_turn, *self.units.values()) + self.beginnings
 
     @property
     def advice(self) -> str:
@@ -100,9 +101,9 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
 
     None where its hot loop or occupancy is not known, and for AMD's, whose rates no source states for all units.
     """
-    hot, blocks = resources.get("hot_loop"), resources.get("blocks_per_sm")
+    hot, an_sm = resources.get("hot_loop"), resources.get("blocks_per_sm")
     tiles, scores_per_tile = resources.get("kv_tiles"), resources.get("scores_per_tile")
-    if not (hot and blocks and tiles and scores_per_tile) or "tensor core" not in hot:  # AMD's are counted otherwise
+    if not (hot and an_sm and tiles and scores_per_tile) or "tensor core" not in hot:  # AMD's are counted otherwise
         return None
     rates = _rates(gpu)
     threads = compute_threads(resources)
@@ -123,9 +124,10 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
     groups = resources.get("compute_groups", 1)
     if resources.get("compiler", "").startswith("tileiras"):  # each warp group of its blocks goes through its own rows
         groups = max(groups, threads // 128)
-    launched = resources.get("blocks") if blocks == 1 else None  # None in older records, too
-    beginning = (launched or 0) * (rates.block_clocks or 0) / (gpu.multiprocessors * gpu.clock)
-    return Limit(units, overlapped=blocks * groups > 1, blocks=beginning)
+    launched = resources.get("blocks") if an_sm == 1 else None  # None in older records, too
+    of_an_sm = math.ceil((launched or 0) / gpu.multiprocessors)
+    beginnings = of_an_sm * (rates.block_clocks or 0) / gpu.clock
+    return Limit(units, overlapped=an_sm * groups > 1, beginnings=beginnings)
 
 
 def explain(measured: float, predicted: float, counters: dict | None, traced: bool = False) -> str:

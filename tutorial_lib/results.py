@@ -451,9 +451,14 @@ class Agreement(_Record):
 
 
 class TrainingTime(_Record):
-    """Attention with its gradients, called eagerly: milliseconds of every round, by contender."""
+    """Attention with its gradients, called eagerly: milliseconds of every round, by contender.
+
+    steps: of both passes; front_door: whether they were called through ``steps.attention``.
+    """
 
     problem: dict
+    steps: list[str]
+    front_door: bool
     milliseconds: dict[str, list[float]]
 
 

@@ -115,6 +115,12 @@ class WrittenStep(Step):
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return self.base.too_long_on_cpu(problem)
 
+    def scratch_bytes(self, problem: Problem) -> int:
+        return self.base.scratch_bytes(problem)
+
+    def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        return self.base.choices(problem, target)
+
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if target != self.arch and not (target == "cpu" and self.runs_on_cpu):
             return f"written out for {self.arch}, not for {target}"
@@ -139,6 +145,10 @@ class WrittenStep(Step):
 @dataclass(frozen=True, kw_only=True)
 class WrittenGradients(WrittenStep, GradientStep):
     """As ``WrittenStep``, of a backward step."""
+
+    @property
+    def deterministic(self) -> bool:
+        return self.base.deterministic
 
     def make_ready(self, problem, tensors, out):
         return self.base.make_kernel_ready(kernel_in(self.text), problem, tensors, out)

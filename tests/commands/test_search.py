@@ -82,7 +82,7 @@ def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
         search,
         "compile_all",
-        lambda pool, kernel, problem: dict.fromkeys(kernel.space(), reason),
+        lambda asked: {(k.name, p): dict.fromkeys(k.space(), reason) for k, p in asked},
     )
     monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine"})
     assert search.main(["--output-dir", str(tmp_path)]) == 2
@@ -113,8 +113,10 @@ def gpu_that_is_not_there(monkeypatch):
     """Compiling and timing are made up: tiles of many scores are fast."""
     monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
     monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: {"slug": "machine", "arch": "sm_90"})
-    monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"triton": "1"})
-    monkeypatch.setattr(search, "compile_all", lambda pool, kernel, problem: {c: {} for c in kernel.space()})
+    monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"cuda-tile": "1", "torch": "2"})
+    monkeypatch.setattr(
+        search, "compile_all", lambda asked: {(k.name, p): {c: {} for c in k.space()} for k, p in asked}
+    )
     done = []
 
     def timed(kernel, problem, made, console):
@@ -158,7 +160,7 @@ def test_an_interrupted_search_keeps_what_it_has_and_a_part_takes_its_place(gpu_
 def test_what_other_compilers_made_is_not_kept(gpu_that_is_not_there, monkeypatch, tmp_path):
     asked = ["--direction", "backward", "--output-dir", str(tmp_path), "--head-dim"]
     assert search.main([*asked, "64"]) == 0
-    monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"triton": "2"})
+    monkeypatch.setattr("tutorial_lib.hardware.describe_versions", lambda: {"cuda-tile": "2", "torch": "2"})
     assert search.main([*asked, "128"]) == 0
     [kept] = recorded_searches(tmp_path, "backward")
     assert {s.problem["head_dim"] for s in kept.searched} == {128}

@@ -65,7 +65,14 @@ def recorded(tmp_path):
         size={},
         floor=0.9,
         losses=curves,
-        timed=[TrainingTime(problem=shape, milliseconds={"SDPA": [2.0, 2.0, 2.2], "steps": [1.0, 1.0, 1.1]})],
+        timed=[
+            TrainingTime(
+                problem=shape,
+                steps=["a", "b"],
+                front_door=False,
+                milliseconds={"SDPA": [2.0, 2.0, 2.2], "steps": [1.0, 1.0, 1.1]},
+            )
+        ],
     )
     write_whole(tmp_path / "gpu" / "training.json", as_json(record))
     return tmp_path
@@ -81,6 +88,7 @@ def test_a_record_is_shown(no_gpu, recorded, capsys):
     assert train.main(["--output-dir", str(recorded)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "There is no GPU here. Recorded:" in said and "steps 1.5000" in said and "2.00× (2.00–2.00)" in said
+    assert "the steps themselves" in said
     page = summary.training(recorded)
     assert len(page.parts) == 4 and "groups_apart" in page.parts[0]
 
@@ -105,3 +113,15 @@ def test_steps_that_do_not_fit_are_refused():
     ):
         with pytest.raises(BadRequest, match=told):
             train.asked(name, direction, shape, "sm_80")
+
+
+def test_the_front_door_is_timed_only_where_it_takes_the_steps(monkeypatch):
+    from steps.core import attention as front
+    from steps.core.problems import HEADLINE
+
+    pair = front.Training(get_step("at_maxima"), get_step("groups_apart"))
+    monkeypatch.setattr(front, "training", lambda problem, target: pair)
+    monkeypatch.setattr(front, "_trains", lambda problem, target: True)
+    assert train.front_door(HEADLINE, "sm_90") == list(pair)
+    monkeypatch.setattr(front, "_trains", lambda problem, target: False)
+    assert train.front_door(HEADLINE, "sm_90") == []

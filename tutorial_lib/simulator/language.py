@@ -226,12 +226,9 @@ def await_number(_, pointer: Pointer, wanted) -> int:
     return wanted
 
 
-POLL = (
-    "{ .reg .pred wrong; .reg .b32 seen;"
-    " again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2; @wrong bra again;"
-    " fence.proxy.async.global; mov.b32 $0, seen; }"
-)
-SEQUENCES[re.escape(POLL)] = await_number
+SEQUENCES[
+    r"\{.*ld\.acquire\.gpu\.global\.b32 (\w+), \[\$1\]; setp\.ne\.b32 (\w+), \1, \$2; @\2 bra.*fence\.proxy\.async\.global;.*\}"
+] = await_number
 
 
 # --- what is said to the compiler, or checked ---
