@@ -226,9 +226,12 @@ def await_number(_, pointer: Pointer, wanted) -> int:
     return wanted
 
 
-SEQUENCES[
-    r"\{.*ld\.acquire\.gpu\.global\.b32 (\w+), \[\$1\]; setp\.ne\.b32 (\w+), \1, \$2; @\2 bra.*fence\.proxy\.async\.global;.*\}"
-] = await_number
+# Loads in a loop until the number is right, and then a fence for the async proxy: all of it must be there.
+AWAIT = (
+    r"\{.*ld\.acquire\.gpu\.global\.b32 (\w+), \[\$1\]; setp\.ne\.b32 (\w+), \1, \$2; @\2 bra"
+    r".*fence\.proxy\.async\.global;.*\}"
+)
+SEQUENCES[AWAIT] = await_number
 
 
 # --- what is said to the compiler, or checked ---
