@@ -420,7 +420,9 @@ def tensor_memory(columns: Sequence[tuple], block: tuple[int, int, int], title: 
             axes.add_patch(Rectangle((begin, first), min(gone, until) - begin, count, **look))
         look = {"facecolor": "black" if written else "none", "edgecolor": "black", "linewidth": 0.4}
         axes.add_patch(Rectangle((begin, first), end - begin, count, hatch="" if written else "/////", **look))
-    axes.set(xlim=(events[0][4] - 200, until), ylim=(widest, 0), xlabel="simulated clocks", ylabel="columns of tensor memory")
+    axes.set(
+        xlim=(events[0][4] - 200, until), ylim=(widest, 0), xlabel="simulated clocks", ylabel="columns of tensor memory"
+    )
     axes.set_yticks(range(0, widest + 1, 64))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title, fontsize=9)

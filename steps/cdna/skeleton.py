@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from triton.experimental.gluon.language import amd
+
 from steps.cdna.kernel import fmha
 from steps.cdna.variant import MFMA, MFMA_ROWS, Stages, Transfer, Variant
 from steps.core.fused import hole
@@ -33,6 +35,8 @@ class AmdStep(PointerStep):
             return reason
         if target not in (*MFMA, "cpu"):
             return f"made for AMD's CDNA GPUs, {' and '.join(MFMA)}, not for {target}"
+        if target != "cpu" and not hasattr(amd, "warp_pipeline_stage"):
+            return "needs Triton 3.7 or newer, whose Gluon has what these kernels are made of"
         return None
 
     def compiled(self, kernel, passed: tuple, warps: int, arch: str, scores: int) -> compiler.Compiled:

@@ -53,6 +53,7 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     """
     arch = _architecture(device)
     runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
+    runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
     for run in sorted(runs, key=lambda run: (_distance(problem, arch, run), -len(run.by_speed()))):
         if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
             chosen = earliest_within_noise(run, able)

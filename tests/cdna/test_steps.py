@@ -289,3 +289,21 @@ def test_a_kernel_for_amd_is_left_to_tritons_launcher():
     source, how = triton_source(step.kernel(big()), given, 4, "gfx950")
     with pytest.raises(LookupError):
         driver.Parameters(triton.compile(source, **how), given)
+
+
+def test_an_older_triton_is_refused_in_one_sentence(monkeypatch):
+    """3.6 has no stages, and no ``gl.barrier``; the simulator needs neither."""
+    from triton.experimental.gluon.language import amd
+
+    monkeypatch.delattr(amd, "warp_pipeline_stage")
+    for name in ("plain_triton", "mfma", "priorities"):
+        assert "needs Triton 3.7" in get_step(name).unsupported(standard(), "gfx950")
+        assert get_step(name).unsupported(standard(), "cpu") is None
+
+
+def test_no_record_of_another_maker_names_a_best_step():
+    from steps import Unsupported, best
+
+    for direction in ("forward", "backward"):
+        with pytest.raises(Unsupported, match="no recorded step takes"):
+            best(standard(), "gfx950", direction=direction)
