@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -259,12 +260,15 @@ def test_runs_of_the_backward_pass_are_no_part_of_the_ladder(blank_figures, tmp_
 
 
 def test_what_is_committed_is_what_make_report_makes():
-    made = [(path.parent / "report.md", read(path)) for path in PATHS]
+    made, pictures = [(path.parent / "report.md", read(path)) for path in PATHS], []
     for path, run in made:
         expected = as_markdown(run, path.parent, linked=run.the_problem() in report.HEADLINES)
         assert path.read_text() == expected, "run `make report`"
         for name in LINKS.findall(expected):
             assert (path.parent / name).exists(), name
+            pictures += [path.parent / name] * name.endswith(".png")
+    told = subprocess.run(["git", "check-ignore", *pictures], cwd=ROOT, capture_output=True, text=True)
+    assert not told.stdout, "no clone has these figures: name their folder in .gitignore"
     runs = [run for _, run in made]
     assert (ROOT / "results" / "ladder.md").read_text() == report.ladder_report(runs, ROOT / "results")
     text = report.README.read_text()
