@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = re.compile(r"step(?P<number>\d\d)_(?P<name>\w+)")
+FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 
 
 @dataclass(frozen=True)
