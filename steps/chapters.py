@@ -17,7 +17,7 @@ from tutorial_lib.course import Chapter, read_course
 from tutorial_lib.files import write_whole
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading
 
-STEP = re.compile(r"(?P<number>\d\d)_(?P<name>\w+)")
+STEP = re.compile(r"(?P<number>\d\d\d?)_(?P<name>\w+)")
 
 INTRODUCTION = """# The course: fused attention, one optimization a step
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import module_file, part_of
+from steps.core.ladder import Part, module_file, part_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_survey
 from steps.core.step import Step, Unsupported
@@ -55,7 +55,7 @@ class Lesson:
         self.on_gpu = has_gpu()
         self.guess: float | None = None  # the reader's, until the number appears
         self.recorded = find_recorded(self.problem, [results], self.step.direction)
-        if not _timed(self.step):  # what is recorded of other steps, on other GPUs, says nothing of it
+        if not _part(self.step).timed:  # what is recorded of other steps, on other GPUs, says nothing of it
             self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
             m = self.recorded and self.recorded.measurement(self.step.name)
             self.recorded = self.recorded if m and m.tflops else None
@@ -67,7 +67,7 @@ class Lesson:
     @property
     def never_timed(self) -> bool:
         """Whether nobody has timed this step, and this machine cannot."""
-        return not (_timed(self.step) or self.on_gpu or self.recorded)
+        return not (_part(self.step).timed or self.on_gpu or self.recorded)
 
     def _runs_on_this_gpu(self) -> bool:
         return self.step.unsupported(self.problem, describe_machine("cuda")["arch"]) is None
@@ -76,9 +76,10 @@ class Lesson:
         """One line: where this chapter was executed, and what of it is timed."""
         if not self.never_timed:
             return machine(self.recorded)
+        why = _part(self.step).untimed
         return Page(
-            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: no such GPU was at hand. What "
-            "this chapter says of time is a model's word.**"
+            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What this chapter says "
+            "of time is a model's word.**"
         )
 
     def _ipython_display_(self) -> None:
@@ -297,8 +298,8 @@ class Lesson:
         """This step, the one before and SDPA: measured here on a GPU, else as recorded."""
         if self.never_timed:
             return Page(
-                f"Compiled and simulated, not timed: step {self.step.label} is made for {self.step.made_for}, and no "
-                f"such GPU was at hand. On one, `python -m steps.run --steps {self.step.name}` times it."
+                f"Compiled and simulated, not timed: step {self.step.label} is made for {self.step.made_for}, and "
+                f"{_part(self.step).untimed}. `python -m steps.run --steps {self.step.name}` times it on such a GPU."
             )
         if self.run is None:
             return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
@@ -596,10 +597,9 @@ def _off(ratio: float) -> str:
 SURVEYED = {"registers": "registers", "spilled, bytes": "spilled_bytes", "instructions": "instructions"}
 
 
-def _timed(step: Step) -> bool:
-    """Whether the steps of its part were timed."""
-    of = step if step.number is not None else get_step(step.inside)
-    return part_of(of.number).timed
+def _part(step: Step) -> Part:
+    """The part that a step, or the step that it is inside, belongs to."""
+    return part_of(step.number if step.number is not None else get_step(step.inside).number)
 
 
 def machine(recorded: Run | None) -> Page:

@@ -30,7 +30,7 @@ COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set besid
 # The problems whose figures are committed, and linked from reports; .gitignore names their folders.
 HEADLINES = (HEADLINE, FULL)
 
-NOT_TIMED = "Compiled, simulated, not timed: no such GPU was at hand. `python -m steps.run` on one times these steps."
+NOT_TIMED = "Compiled, simulated, not timed: {}. `python -m steps.run` times these steps on a GPU they are made for."
 
 BEGIN, END = "<!-- best: made by `make report` from results/ -->", "<!-- end of best -->"
 
@@ -190,7 +190,7 @@ def _part(part: Part, runs: Sequence[Run], folder: Path) -> list[str]:
     """
     if not part.timed and not any(run.measurement(step.name) for run in runs for step in _steps(part)):
         told = [line for step in _steps(part) for line in (f"### {_heading(step)}", "", *_told(step, runs))]
-        return [f"## {part.title}", "", NOT_TIMED, "", *told]
+        return [f"## {part.title}", "", NOT_TIMED.format(part.untimed), "", *told]
     shown = [next((run for run in runs if run.the_problem() == problem), None) for problem in HEADLINES]
     rows = []
     for step in _steps(part):

@@ -1,4 +1,4 @@
-"""The ladder: its parts, and the steps that stand in their folders.
+"""The ladder: its parts in their order, and the steps that stand in their folders.
 
 A step is found by its file: ``steps/<part>/stepNN_name.py`` holds ``STEP``, whose number is NN and whose name is
 ``name``. ``INSIDE``, where a module has it, holds what the step was put together from: steps without a number, which
@@ -21,15 +21,23 @@ FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 class Part:
     """A part of the course. numbers: of its steps; folders: where they stand.
 
-    timed: whether its steps were timed. If not, no GPU for them was at hand: they are compiled, and simulated.
+    untimed: why none of its steps was timed, as a clause; empty where they were. Untimed steps are compiled, and run on
+    the CPU; they need no record and no chapter.
     """
 
     name: str
     title: str
     numbers: range
     folders: tuple[str, ...]
-    timed: bool = True
+    untimed: str = ""
 
+    @property
+    def timed(self) -> bool:
+        """Whether its steps were timed."""
+        return not self.untimed
+
+
+NO_SUCH_GPU = "no such GPU was at hand"
 
 PARTS = (
     Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
@@ -42,9 +50,16 @@ PARTS = (
         "Blackwell: tensor memory and tcgen05, compiled and simulated, not timed",
         range(60, 70),
         ("blackwell",),
-        timed=False,
+        untimed=NO_SUCH_GPU,
     ),
-    Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), timed=False),
+    Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), NO_SUCH_GPU),
+    Part(
+        "everyday",
+        "Everyday problems: grouped heads, decoding, masks",
+        range(100, 120),
+        ("everyday",),
+        untimed="these steps are new, and no record holds them yet",
+    ),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
 
@@ -75,7 +90,7 @@ def _span(part: Part) -> str:
 
 @cache
 def _load() -> tuple[tuple, tuple]:
-    """(all steps in the order of their numbers, of both directions; what they were put together from)."""
+    """(all steps, part by part in the order of their numbers, of both directions; what they were put together from)."""
     found, inside = {}, []
     for part in PARTS:
         for folder in part.folders:
@@ -93,7 +108,7 @@ def _load() -> tuple[tuple, tuple]:
                     )
                 found[step.number] = step
                 inside += getattr(module, "INSIDE", ())
-    return tuple(found[number] for number in sorted(found)), tuple(inside)
+    return tuple(found[number] for part in PARTS for number in part.numbers if number in found), tuple(inside)
 
 
 def __getattr__(name: str):
@@ -107,7 +122,7 @@ def __getattr__(name: str):
 
 
 def steps_of(direction: str) -> tuple:
-    """The steps that compute this pass, in the order of their numbers."""
+    """The steps that compute this pass, part by part, in the order of their numbers."""
     return tuple(step for step in _load()[0] if step.direction == direction)
 
 
