@@ -140,11 +140,14 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     They differ on the CPU alone, where batch and heads default to less.
     """
     from steps.core.ladder import steps_of
+    from steps.core.step import PADDING
     from tutorial_lib.problem import Problem
 
-    known = sorted({dim for step in steps_of(options.direction) for dim in step.head_dims or ()})
-    if unknown := [head_dim for head_dim in options.head_dim if head_dim not in known]:
-        raise BadRequest(f"argument --head-dim: must be one of {', '.join(map(str, known))}, got {unknown[0]}")
+    made = [step for step in steps_of(options.direction) if step.head_dims]
+    if unknown := [d for d in options.head_dim if not any(step.takes_head_dim(d) for step in made)]:
+        known = ", ".join(map(str, sorted({dim for step in made for dim in step.head_dims})))
+        others = f", or else {PADDING}" if options.direction == "forward" else ""
+        raise BadRequest(f"argument --head-dim: must be one of {known}{others}; got {unknown[0]}")
 
     def build(head_dim: int, dtype: str, seq_len: int, batch: int, heads: int) -> Problem:
         return Problem(

@@ -39,3 +39,11 @@ SHAPES = [
     problem(scale=-0.3, causal=False, seq_len_q=90, seq_len_kv=90),
     problem(scale=0.0),
 ]
+
+# Head dimensions between those of tiles, which some steps fill up with zeros.
+PADDED = [
+    problem(head_dim=96, seq_len_q=130, seq_len_kv=200),
+    problem(head_dim=80, causal=False, dtype="bfloat16", kv_heads=2, seq_len_q=77),
+    problem(head_dim=40, causal=False, seq_len_q=1, seq_len_kv=70),
+    problem(head_dim=192, batch=1, heads=2),
+]

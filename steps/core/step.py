@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tutorial_lib.compiler import Compiled
 
 
+PIECE = 8  # elements that are copied at once, 16 bytes: rows must consist of whole ones where head_dim is padded
+PADDING = f"the forward steps of cuTile and for Hopper take any multiple of {PIECE} up to 256"
 DEFAULT_ARCH = "sm_90"  # compiled for where there is no GPU: the architecture that most of results/ was recorded on
 
 
@@ -51,6 +53,7 @@ class Step:
     backend: ClassVar[str]
     direction: ClassVar[str] = "forward"  # which pass it computes: see ``tutorial_lib.passes``
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
+    pads_head_dim: ClassVar[bool] = False  # True: others, too, in tiles of the next of head_dims (``in_tiles``)
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
     made_for: ClassVar[str] = DEFAULT_ARCH  # compiled for where no architecture is named
 
@@ -134,11 +137,30 @@ class Step:
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
-        if self.head_dims is not None and problem.head_dim not in self.head_dims:
-            return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        if not self.takes_head_dim(problem.head_dim):
+            known = ", ".join(map(str, self.head_dims))
+            if self.pads_head_dim:
+                return f"head_dim must be a multiple of {PIECE} up to {self.head_dims[-1]}, got {problem.head_dim}"
+            return f"head_dim must be one of {known}, got {problem.head_dim} ({PADDING})"
         if target.startswith("gfx") and self.backend not in ("torch", "peer") and not self.made_for.startswith("gfx"):
             return f"made for NVIDIA's GPUs, not for {target}"
         return None
+
+    def takes_head_dim(self, head_dim: int) -> bool:
+        """Whether there are tiles for a head dimension."""
+        if self.head_dims is None or head_dim in self.head_dims:
+            return True
+        return self.pads_head_dim and head_dim % PIECE == 0 and head_dim <= self.head_dims[-1]
+
+    def in_tiles(self, problem: Problem) -> Problem:
+        """``problem`` with the head_dim of its tiles, and its scale: tiles have a power of two, which zeros fill up.
+
+        Loads fill what is behind a tensor's end with zeros, which add nothing to a score; stores leave it out.
+        """
+        wide = min((d for d in self.head_dims if d >= problem.head_dim), default=problem.head_dim)
+        if wide == problem.head_dim:
+            return problem
+        return dataclasses.replace(problem, head_dim=wide, scale=problem.effective_scale)
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """By which launch rules its kernels are launched for ``problem`` on ``target``, a name each."""

@@ -60,6 +60,7 @@ class CuTileStep(FusedStep):
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
     def __post_init__(self):
         if not isinstance(self.tile, Tile | None):
@@ -82,10 +83,11 @@ class CuTileStep(FusedStep):
         """This step with the holes that a search decides filled for ``problem`` on ``arch``."""
         if not self.searched:
             return self
-        found = rule_for("searched", problem, arch)
+        found = rule_for("searched", self.in_tiles(problem), arch)
         return configured_as(self, found and found.choice)
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
+        problem = self.in_tiles(problem)
         found = self.searched and rule_for("searched", problem, target)
         if self.tile and not found:
             return super().choices(problem, target)
@@ -93,6 +95,7 @@ class CuTileStep(FusedStep):
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""
+        problem = self.in_tiles(problem)
         tile = self.tile or rule_for("attention", problem, arch).choice.tile
         ragged = problem.seq_len_kv % tile.key != 0
         cut = problem.head_dim == MASK_LOOP_HEAD_DIM and (problem.causal or ragged)

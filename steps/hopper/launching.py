@@ -131,7 +131,7 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tup
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    def described(x, rows: int, columns: int = problem.head_dim):
+    def described(x, rows: int, columns: int = variant.head_dim):
         # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
         strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
         box = [1, 1, rows, columns]

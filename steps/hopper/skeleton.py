@@ -27,6 +27,7 @@ class HopperStep(TmaStep):
 
     backend: ClassVar[str] = "hopper"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -36,11 +37,11 @@ class HopperStep(TmaStep):
         return None
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
-        return (rule_for("hopper", problem, DEFAULT_ARCH).name,)
+        return (rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).name,)
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        return make_variant(self.roles, problem)
+        return make_variant(self.roles, self.in_tiles(problem))
 
     @property
     def order(self) -> Order:

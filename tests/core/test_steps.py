@@ -13,13 +13,13 @@ from steps.blackwell.skeleton import BlackwellStep
 from steps.cdna.skeleton import AmdStep
 from steps.core.fused import FusedStep
 from steps.core.order import Order
-from steps.core.step import Unsupported
+from steps.core.step import PADDING, PIECE, Unsupported
 from steps.cutile.skeleton import CuTileStep
 from steps.cutile.variant import Latency, MaskLoop
 from steps.gluon.skeleton import GluonStep
 from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Roles
-from tests.shapes import SHAPES, problem
+from tests.shapes import PADDED, SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, compare, rounding_step, worst
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.reference import attention_float64, sdpa_error
@@ -40,10 +40,28 @@ def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", [s for s in (*STEPS[1:], *INSIDE) if s.runs_on_cpu], ids=lambda s: s.name)
 def test_step_is_correct(step, shape):
-    if step.head_dims and shape.head_dim not in step.head_dims:
+    if not step.takes_head_dim(shape.head_dim):
         pytest.skip(step.unsupported(shape, "cpu"))
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("shape", PADDED, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", [s for s in (*STEPS, *INSIDE) if s.pads_head_dim], ids=lambda s: s.name)
+def test_head_dims_between_are_filled_up_with_zeros(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
+    shape = problem(head_dim=96)
+    refused = get_step("swizzle").unsupported(shape, "sm_90")
+    assert refused == f"head_dim must be one of 32, 64, 128, 256, got 96 ({PADDING})"
+    named = [step for step in STEPS if step.backend in ("cutile", "hopper") and step in CUTILE + HOPPER]
+    assert named and all(step.unsupported(shape, "sm_90") is None for step in named)
+    for head_dim in (100, 264):
+        with pytest.raises(Unsupported, match=f"head_dim must be a multiple of {PIECE} up to 256, got {head_dim}"):
+            get_step("linked").compile(problem(head_dim=head_dim))
 
 
 @pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, ids=lambda s: s.name)
