@@ -148,7 +148,7 @@ def test_every_colour_of_a_figure_is_kept_in_its_png(dpi):
 COMMITTED = re.compile(
     r"results/(layouts/\w+"
     r"|compiled/\w+/survey"
-    rf"|[\w-]+/({'|'.join(problem.slug for problem in HEADLINES)})/figures/\w+"
+    rf"|[\w-]+/({'|'.join(problem.slug for problem in HEADLINES)})(_backward)?/figures/\w+"
     rf"|[\w-]+/by_length-({'|'.join(problem.family for problem in HEADLINES)}))\.png"
 )
 
@@ -160,7 +160,13 @@ def test_only_figures_of_the_headline_problems_are_committed():
 
 
 @pytest.mark.parametrize(
-    "name", ["a-gpu/{slug}/figures/gain.png", "a-gpu/by_length-{family}.png", "a/{slug}/results.csv"]
+    "name",
+    [
+        "a-gpu/{slug}/figures/gain.png",
+        "a/{slug}_backward/figures/gain.png",
+        "a-gpu/by_length-{family}.png",
+        "a/{slug}/results.csv",
+    ],
 )
 def test_gitignore_knows_which_figures_are_committed(name):
     other = "b1_h8_s8192_d128_fp16_full", "b4_h32_d64_fp16_full"
