@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+import zlib
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 DTYPES = ("float16", "bfloat16")
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 BYTES_PER_ELEMENT = 2  # both dtypes have 16 bits
+
+# What a problem may ask for beside plain attention: its field, and what that is called. A step names what it takes.
+FEATURES = {
+    "window": "a sliding window",
+    "softcap": "a soft cap",
+    "lengths": "sequences packed into one tensor",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +32,16 @@ class Problem:
     Query heads share key/value heads in groups of ``heads // kv_heads`` (grouped-query attention). ``causal``
     hides key ``j`` from query ``i`` where ``j > i``, also when the lengths differ, as
     ``scaled_dot_product_attention`` does. ``scale`` None means ``1 / sqrt(head_dim)``.
+
+    ``window``: query ``i`` sees the keys ``i - window < j <= i`` alone, itself and ``window - 1`` before it. That is
+    Mistral's sliding window (Jiang et al. 2023, https://arxiv.org/abs/2310.06825), and flash-attn's
+    ``window_size=(window - 1, 0)`` where the lengths are equal. It goes with ``causal``.
+    ``softcap``: a scaled score ``s`` becomes ``softcap * tanh(s / softcap)`` before the mask, as in Gemma 2
+    (https://arxiv.org/abs/2408.00118).
+    ``lengths``: queries of each sequence, which stand behind each other in one tensor as for flash-attn's
+    ``flash_attn_varlen_func``; ``lengths_kv``: keys of each (as many). ``batch`` is then 1, and ``seq_len_q`` and
+    ``seq_len_kv`` are the sums. A query sees keys of its own sequence, and ``i`` and ``j`` count inside it. Shapes: q
+    and o ``[seq_len_q, heads, head_dim]``, k and v ``[seq_len_kv, kv_heads, head_dim]``.
 
     Raises ValueError with one sentence (what it must be, what came) for a problem that makes no sense.
     """
@@ -35,6 +55,10 @@ class Problem:
     dtype: str = "float16"
     causal: bool = False
     scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    lengths: tuple[int, ...] | None = None
+    lengths_kv: tuple[int, ...] | None = None
 
     def __post_init__(self):
         if self.kv_heads is None:
@@ -49,6 +73,49 @@ class Problem:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.scale is not None and not math.isfinite(self.scale):
             raise ValueError(f"scale must be a finite number, got {self.scale!r}")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise ValueError(f"softcap must be a finite number above 0, got {self.softcap!r}")
+        if self.lengths is not None or self.lengths_kv is not None:
+            self._check_lengths()
+        if self.window is not None:
+            self._check_window()
+
+    def _check_window(self) -> None:
+        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
+            raise ValueError(f"window must be a whole number of at least 1, got {self.window!r}")
+        if not self.causal:
+            raise ValueError("window takes a causal mask, of which it is the last part: say causal, too")
+        for queries, keys in self.pairs_of_lengths:
+            if queries - self.window >= keys:
+                raise ValueError(
+                    f"window must leave every query a key: with {queries} queries and {keys} keys at least "
+                    f"{queries - keys + 1}, got {self.window}"
+                )
+
+    def _check_lengths(self) -> None:
+        lengths = tuple(self.lengths or ())
+        lengths_kv = lengths if self.lengths_kv is None else tuple(self.lengths_kv)
+        for name, found, total in (
+            ("lengths", lengths, self.seq_len_q),
+            ("lengths_kv", lengths_kv, self.seq_len_kv),
+        ):
+            if not found or not all(isinstance(n, int) and n > 0 for n in found):
+                raise ValueError(f"{name} must be whole numbers of at least 1, got {found}")
+            if sum(found) != total:
+                raise ValueError(f"{name} must add up to the tensor's {total} tokens, got {sum(found)}")
+        if len(lengths) != len(lengths_kv):
+            raise ValueError(f"lengths_kv must be as many as lengths ({len(lengths)}), got {len(lengths_kv)}")
+        if self.batch != 1:
+            raise ValueError(f"batch must be 1 where sequences are packed into one tensor, got {self.batch}")
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "lengths_kv", None if lengths_kv == lengths else lengths_kv)
+
+    @classmethod
+    def packed(cls, lengths: Sequence[int], lengths_kv: Sequence[int] | None = None, **fields) -> Problem:
+        """The problem of sequences of these lengths, packed into one tensor; fields: all but lengths and batch."""
+        keys = lengths if lengths_kv is None else lengths_kv
+        sums = {"batch": 1, "seq_len_q": sum(lengths), "seq_len_kv": sum(keys)}
+        return cls(**sums, lengths=tuple(lengths), lengths_kv=tuple(keys), **fields)
 
     @classmethod
     def of(
@@ -58,8 +125,12 @@ class Problem:
         v: torch.Tensor,
         causal: bool = False,
         scale: float | None = None,
+        **features,
     ) -> Problem:
-        """The problem that these inputs pose; raises ValueError naming the argument that does not fit."""
+        """The problem that these inputs pose; raises ValueError naming the argument that does not fit.
+
+        features: the fields of that name. Tensors of packed sequences come as ``[1, heads, tokens, head_dim]``.
+        """
         import torch
 
         for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -94,6 +165,29 @@ class Problem:
             dtype=str(q.dtype).removeprefix("torch."),
             causal=bool(causal),
             scale=None if scale is None else float(scale),
+            **features,
+        )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is asked for beside plain attention: keys of ``FEATURES``."""
+        return tuple(name for name in FEATURES if getattr(self, name) is not None)
+
+    @property
+    def pairs_of_lengths(self) -> tuple[tuple[int, int], ...]:
+        """(queries, keys) of every sequence that stands behind others in one tensor; one pair where none does."""
+        if self.lengths is None:
+            return ((self.seq_len_q, self.seq_len_kv),)
+        return tuple(zip(self.lengths, self.lengths_kv or self.lengths))
+
+    @property
+    def sequences(self) -> tuple[Problem, ...]:
+        """The problem of every packed sequence by itself; the problem alone where none is packed."""
+        if self.lengths is None:
+            return (self,)
+        return tuple(
+            replace(self, seq_len_q=queries, seq_len_kv=keys, lengths=None, lengths_kv=None)
+            for queries, keys in self.pairs_of_lengths
         )
 
     @property
@@ -108,11 +202,17 @@ class Problem:
 
     @property
     def visible_pairs(self) -> float:
-        """Query-key pairs of one head that the mask lets through; a causal square counts as half, as is customary."""
+        """Query-key pairs of one head that the mask lets through; a causal square counts as half, as is customary.
+
+        What a window hides is such a half square, too.
+        """
+        if self.lengths is not None:
+            return sum(sequence.visible_pairs for sequence in self.sequences)
         if not self.causal:
             return self.seq_len_q * self.seq_len_kv
         square = min(self.seq_len_q, self.seq_len_kv)
-        return square**2 / 2 + (self.seq_len_q - square) * self.seq_len_kv
+        hidden = max(0, self.seq_len_q - self.window) if self.window else 0
+        return square**2 / 2 + (self.seq_len_q - square) * self.seq_len_kv - hidden**2 / 2
 
     @property
     def family(self) -> str:
@@ -127,7 +227,8 @@ class Problem:
     @property
     def order(self) -> tuple:
         """What problems are sorted by in tables: family first, then length, as numbers."""
-        return (self.batch, self.heads, self.head_dim, self.dtype, self.causal, self.seq_len_q, self.seq_len_kv)
+        kind = (self.batch, self.heads, self.head_dim, self.dtype, self.causal)
+        return (*kind, self.window or 0, self.softcap or 0, self.lengths or (), self.seq_len_q, self.seq_len_kv)
 
     def _name_parts(self, lengths: bool) -> list[str]:
         parts = [f"b{self.batch}", f"h{self.heads}"]
@@ -137,7 +238,15 @@ class Problem:
             parts.append(f"s{self.seq_len_q}")
             if self.seq_len_kv != self.seq_len_q:
                 parts.append(f"skv{self.seq_len_kv}")
+        if self.lengths is not None:
+            parts.append(f"packed{len(self.lengths)}")
+            if lengths:  # which they are, in as few letters as a name has room for
+                parts[-1] += f"-{zlib.crc32(repr(self.pairs_of_lengths).encode()):08x}"
         parts += [f"d{self.head_dim}", SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
+        if self.window is not None:
+            parts.append(f"w{self.window}")
+        if self.softcap is not None:
+            parts.append(f"cap{self.softcap:g}")
         if self.scale is not None:
             parts.append(f"scale{self.scale:g}")
         return parts
@@ -147,12 +256,21 @@ class Problem:
         heads = f"H={self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         lengths = f"S={self.seq_len_q}" + (f"x{self.seq_len_kv}" if self.seq_len_kv != self.seq_len_q else "")
         mask = "causal" if self.causal else "full"
+        batch = f"B={self.batch}" if self.lengths is None else f"{_counted(self.lengths)} packed,"
+        if self.window is not None:
+            mask += f" window={self.window}"
+        if self.softcap is not None:
+            mask += f" softcap={self.softcap:g}"
         scale = "" if self.scale is None else f" scale={self.scale:g}"
-        return f"B={self.batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {mask}{scale}"
+        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {mask}{scale}"
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them."""
         return asdict(self)
+
+
+def _counted(lengths: tuple[int, ...]) -> str:
+    return "1 sequence" if len(lengths) == 1 else f"{len(lengths)} sequences"
 
 
 def positive(scale: float) -> tuple[int, float]:
