@@ -43,9 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m steps.inspect", description=__doc__.split("\n\n")[0])
     parser.add_argument("step", help="number or name of a step, a file that steps.show wrote, or all")
     parser.add_argument("--against", metavar="STEP", help="compare with this step")
-    parser.add_argument(
-        "--arch", metavar="ARCHS", help="such as sm_90,sm_121 or gfx950; all: NVIDIA's (the step's own, such as sm_90)"
-    )
+    archs = "such as sm_90,sm_121 or gfx950; all: NVIDIA's or AMD's, as the step is, or both (the step's own)"
+    parser.add_argument("--arch", metavar="ARCHS", help=archs)
     parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help="(4096; a file: its own)")
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="(as --seq-len)")
     parser.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="(128)")
@@ -74,8 +73,7 @@ class Examined:
 
 def run(options: argparse.Namespace) -> int:
     known = (*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES)
-    asked_for = options.arch.split(",") if options.arch is not None else []
-    architectures = CUTILE_ARCHITECTURES if options.arch == "all" else asked_for  # none: the step's own
+    architectures = options.arch.split(",") if options.arch not in (None, "all") else []  # none: the step's own
     for arch in architectures:
         if arch not in known:
             raise BadRequest(f"argument --arch: must be all or some of {', '.join(known)}, got {arch!r}")
@@ -87,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
         check_writable("--output", options.output)
     console = make_console()
     if options.step == "all":
-        steps, _, problem = asked(options, architectures := architectures or [DEFAULT])
+        architectures = architectures or (known if options.arch else [DEFAULT])
+        steps, _, problem = asked(options, architectures)
         return survey(console, steps, architectures, problem, options.output)
     examined = remembered(options) or examine(options, architectures)
     console.print(f"{examined.label}: {examined.change} Compiled for {examined.problem.describe()}.")
@@ -136,7 +135,9 @@ def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examin
     from steps import Unsupported
 
     try:
-        architectures = architectures or [find(options.step).made_for]
+        own = find(options.step).made_for
+        of_maker = AMD_ARCHITECTURES if own in AMD_ARCHITECTURES else CUTILE_ARCHITECTURES
+        architectures = architectures or (of_maker if options.arch else [own])
     except ValueError as error:
         raise BadRequest(str(error)) from None
     [step], other, problem = asked(options, architectures)
@@ -210,7 +211,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from rich.table import Table
 
     from steps.core.step import Unsupported
-    from tutorial_lib import plots
+    from tutorial_lib import plots, tables
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole
     from tutorial_lib.results import Survey, as_json
@@ -228,14 +229,21 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
             failed = True
     made_by = {c["compiler"] for made in found.values() for c in made.values() if isinstance(c, dict)}
     compilers = ", ".join(sorted(made_by)) or compiler_version()
-    title = f"registers, spilled bytes, instructions: {problem.describe()}, {compilers}"
-    table = Table("", *architectures, title=title, title_justify="left", show_lines=True)
-    for label, made in found.items():
-        cells = [made[arch] for arch in architectures]
-        keys = ("registers", "spilled_bytes", "instructions")
-        shown = ["\n".join(text(c[key]) for key in keys) if isinstance(c, dict) else "none" for c in cells]
-        table.add_row(label, *shown)
-    console.print(table)
+    record = Survey(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        compiler=compilers,
+        problem=problem.as_dict(),
+        architectures=list(architectures),
+        steps=list(found),
+        compiled=found,
+    )
+    for of in tables.readings(record):
+        title = f"{', '.join(of.figures)}: {problem.describe()}, {compilers}"
+        table = Table("", *of.architectures, title=title, title_justify="left", show_lines=True)
+        for label in of.steps:
+            each = [of.values(record, label, arch) for arch in of.architectures]
+            table.add_row(label, *("\n".join(map(text, values)) if any(values) else "none" for values in each))
+        console.print(table)
     reasons = [(label, arch, c) for label, made in found.items() for arch, c in made.items() if isinstance(c, str)]
     unread = sorted(
         {
@@ -250,14 +258,6 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     for label, arch, reason in reasons:
         print(f"steps.inspect: {label}, {arch}: {reason}", file=sys.stderr)
     if output:
-        record = Survey(
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            compiler=compilers,
-            problem=problem.as_dict(),
-            architectures=list(architectures),
-            steps=list(found),
-            compiled=found,
-        )
         write_whole(output / "survey.json", as_json(record))
         plots.save(plots.heat_table(record), output, "survey")
         console.print(f"Written: {output / 'survey.json'}")

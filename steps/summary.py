@@ -133,8 +133,17 @@ def architectures() -> Page:
     if made_for:
         told = [f"Only for {archs}: {', '.join(labels)}." for archs, labels in made_for.items() if archs]
         parts.append(f"Some steps are made of instructions that one generation has. {' '.join(told)}")
-    rest = table(["", *survey.architectures], _surveyed(survey, survey.steps, survey.architectures))
-    return Page(*parts, f"<details><summary>all steps, all architectures</summary>\n\n{rest}\n\n</details>")
+    rest = []
+    for of in tables.readings(survey):
+        if of.several:
+            headers, rows = of.architectures, _surveyed(survey, of.steps, of.architectures)
+        else:
+            headers = [f"{arch}: {name}" for arch in of.architectures for name in of.figures]
+            values = [[of.values(survey, label, arch) for arch in of.architectures] for label in of.steps]
+            rows = [[label, *(n for each in of_arch for n in each)] for label, of_arch in zip(of.steps, values)]
+        rest.append(f"{of.title}:\n\n{table(['', *headers], rows)}")
+    folded = "\n\n".join(rest)
+    return Page(*parts, f"<details><summary>all steps, all architectures</summary>\n\n{folded}\n\n</details>")
 
 
 def _surveyed(survey, labels, archs) -> list[list[str]]:

@@ -257,6 +257,8 @@ class Compiled:
             "scores_per_tile": self.scores_per_tile,
             "kv_tiles": self.kv_tiles,
             "shared_clocks_per_tile": self.shared_clocks,
+            "tensor_columns": self.tensor_columns,
+            "amd": self.amd and asdict(self.amd),
         }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Measurement, Run, Training
-from tutorial_lib.tables import provenance
+from tutorial_lib.tables import provenance, readings
 from tutorial_lib.timing import NOISE
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
@@ -402,34 +402,49 @@ def predicted_and_measured(comparisons: Sequence, run: Run):
 
 
 def heat_table(survey):
-    """Steps by architectures: registers, spilled bytes and instructions, darker for more. Returns a matplotlib Figure.
+    """Steps by architectures, darker for more. Returns a matplotlib Figure.
 
-    A cell is empty where there is no such kernel, or no figure. survey: a ``tutorial_lib.results.Survey``.
+    Registers, spilled bytes and instructions of NVIDIA's; what Blackwell's take of tensor memory; what AMD's take. A
+    cell is empty where there is no such kernel, or no figure. survey: a ``tutorial_lib.results.Survey``.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     from tutorial_lib.problem import Problem
 
-    def number(made: dict | str, key: str) -> float:
-        return made[key] if isinstance(made, dict) and made[key] is not None else float("nan")
-
-    figures = {
-        "registers": "registers a thread",
-        "spilled_bytes": "spilled bytes a thread",
-        "instructions": "instructions",
-    }
+    panels = []  # (title, steps, names of columns, columns that are compared with each other)
+    for found in readings(survey):
+        columns = [
+            [[found.values(survey, step, arch)[n] for step in found.steps] for arch in found.architectures]
+            for n in range(len(found.figures))
+        ]
+        names = ["\n".join(name.split()) for name in found.figures]
+        if found.several:
+            for title, group in zip(found.figures, columns):
+                panels.append((title, found.steps, found.architectures, [group]))
+        else:
+            labels = [f"{name}\n{arch}" for name in names for arch in found.architectures]
+            panels.append((found.title, found.steps, labels, columns))
+    heights = [len(steps) for _, steps, _, _ in panels]
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(7.4, 1.0 + 0.44 * len(survey.steps)), layout="constrained")
-        for axes, (key, title) in zip(figure.subplots(len(figures), 1), figures.items()):
-            values = [[number(survey.compiled[s][arch], key) for arch in survey.architectures] for s in survey.steps]
-            numbers = [value for row in values for value in row if value == value]
-            axes.imshow(values, cmap="Greys", vmin=0, vmax=1.6 * max([*numbers, 1]), aspect="auto")
-            for y, row in enumerate(values):
-                for x, value in enumerate(row):
-                    axes.text(x, y, f"{value:.0f}" if value == value else "", ha="center", va="center", fontsize=6)
-            axes.set_xticks(range(len(survey.architectures)), survey.architectures, fontsize=6.5)
-            axes.set_yticks(range(len(survey.steps)), survey.steps, fontsize=6.5)
+        figure = Figure(figsize=(7.4, 1.0 + 0.6 * len(panels) + 0.14 * sum(heights)), layout="constrained")
+        all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (title, steps, labels, groups) in zip(all_axes, panels):
+            _heat(axes, steps, labels, groups)
             axes.set_title(title, fontsize=8)
         figure.suptitle(f"{Problem(**survey.problem).describe()}, {survey.compiler}, {survey.date[:10]}", fontsize=9)
     return figure
+
+
+def _heat(axes, rows: Sequence[str], labels: Sequence[str], groups: Sequence[Sequence[Sequence[float | None]]]):
+    """A table of numbers, each darker the nearer it is to the largest of its group of columns."""
+    shades = []
+    for group in groups:
+        most = max([number for column in group for number in column if number is not None], default=0) or 1
+        shades += [[float("nan") if number is None else number / most for number in column] for column in group]
+    axes.imshow([list(row) for row in zip(*shades)], cmap="Greys", vmin=0, vmax=1.6, aspect="auto")
+    for x, column in enumerate(column for group in groups for column in group):
+        for y, number in enumerate(column):
+            axes.text(x, y, "" if number is None else f"{number:.0f}", ha="center", va="center", fontsize=6)
+    axes.set_xticks(range(len(labels)), labels, fontsize=6.5 if "\n" not in labels[0] else 6)
+    axes.set_yticks(range(len(rows)), rows, fontsize=6.5)

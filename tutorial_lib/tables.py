@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Physics, Run, Speedup, Trace, Training
+from tutorial_lib.results import Measurement, Physics, Run, Speedup, Survey, Trace, Training
 
 Column = tuple[str, Callable[[Measurement], str]]
 
@@ -62,6 +63,11 @@ def error(m: Measurement) -> str:
     if m.max_error is None:
         return NOTHING
     return f"{m.max_error:.0e} ({m.reference_error:.0e})"
+
+
+def error_ratio(m: Measurement) -> str:
+    """The error as a multiple of SDPA's."""
+    return f"{m.max_error / m.reference_error:.2f}" if m.max_error and m.reference_error else NOTHING
 
 
 def correct(m: Measurement) -> str:
@@ -242,6 +248,10 @@ def cycles_and_clock(run: Run) -> Column:
 
 CHECKING: list[Column] = [("error (SDPA's)", error), ("correct", correct)]
 
+# As others publish results, in the reports: beside SDPA's error, and the cosine where it is known.
+ERROR_RATIO: Column = ("error / SDPA's", error_ratio)
+COSINE: Column = ("cosine", lambda m: NOTHING if m.cosine is None else f"{m.cosine:.8f}")
+
 REPEATED: Column = (
     "same bits",
     lambda m: (
@@ -301,7 +311,9 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
         known = any(m.clock_ghz for m in run.everybody)
         clocked = [*CLOCKED, *([] if compact else [cycles_and_clock(run)])] if known else []
         repeated = [REPEATED] if any(m.repeat_difference is not None for m in run.everybody) else []
-        return label + (COMPACT_TIMING if compact else TIMING) + clocked + CHECKING + repeated
+        published = [ERROR_RATIO, *([COSINE] if any(m.cosine for m in run.everybody) else [])]
+        checked = CHECKING if compact else [*CHECKING, *published]
+        return label + (COMPACT_TIMING if compact else TIMING) + clocked + checked + repeated
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 
@@ -319,6 +331,71 @@ def rows(measurements: Sequence[Measurement], columns: Sequence[Column]) -> list
 def reasons(measurements: Sequence[Measurement]) -> list[str]:
     """A line for everyone who was skipped or failed."""
     return [f"{m.label} {outcome(m)}" for m in measurements if m.reason]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a survey tells of steps on the architectures of one maker: the figures that kernels have there.
+
+    figures: name -> what it is, of ``Compiled.as_dict()``. several: whether there are so many architectures that each
+    figure is drawn by itself.
+    """
+
+    title: str
+    steps: list[str]
+    architectures: list[str]
+    figures: dict[str, Callable[[dict], float | None]]
+    several: bool = False
+
+    def values(self, survey: Survey, step: str, arch: str) -> list[float | None]:
+        """The figures of a step, None where there is no kernel or no figure."""
+        made = survey.compiled[step].get(arch)
+        return [get(made) if isinstance(made, dict) else None for get in self.figures.values()]
+
+
+EVERYWHERE = {
+    "registers a thread": lambda made: made["registers"],
+    "spilled bytes a thread": lambda made: made["spilled_bytes"],
+    "instructions": lambda made: made["instructions"],
+}
+IN_TENSOR_MEMORY = {
+    "tensor columns": lambda made: made.get("tensor_columns"),
+    "shared KiB": lambda made: made["shared_bytes"] / 1024,
+    "threads": lambda made: made["threads"],
+}
+OF_AMD = {
+    "VGPRs": lambda made: made["amd"]["vgprs"],
+    "AGPRs": lambda made: made["amd"]["agprs"],
+    "SGPRs": lambda made: made["amd"]["sgprs"],
+    "scratch bytes": lambda made: made["amd"]["scratch_bytes"],
+    "LDS KiB": lambda made: made["shared_bytes"] / 1024,
+    "waves a SIMD": lambda made: made["amd"]["occupancy"],
+    "code, instr.": lambda made: made["instructions"],
+}
+
+
+def readings(survey: Survey) -> list[Readings]:
+    """What there is to read in a survey: of NVIDIA's architectures, of tensor memory, of AMD's."""
+
+    def those(architectures: list[str], key: str | None = None) -> list[str]:
+        made = {step: [survey.compiled[step].get(arch) for arch in architectures] for step in survey.steps}
+        return [s for s, all_of in made.items() if any(isinstance(m, dict) and (not key or m.get(key)) for m in all_of)]
+
+    amds = [arch for arch in survey.architectures if arch.startswith("gfx")]
+    nvidias = [arch for arch in survey.architectures if arch not in amds]
+    having = [arch for arch in nvidias if any(those([arch], "tensor_columns"))]
+    not_amds = [step for step in survey.steps if step not in those(amds)]
+    found = [
+        Readings("NVIDIA: registers and spilled bytes of a thread", not_amds, nvidias, EVERYWHERE, several=True),
+        Readings(
+            "Blackwell: tensor memory and shared memory of a block",
+            those(nvidias, "tensor_columns"),
+            with_tensor_memory,
+            IN_TENSOR_MEMORY,
+        ),
+        Readings("AMD: registers of a lane or wave, LDS of a block", those(amds), amds, OF_AMD),
+    ]
+    return [one for one in found if one.steps and one.architectures]
 
 
 def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

@@ -4,7 +4,10 @@ import re
 
 import pytest
 
-from steps import inspect, simulate
+from steps import get_step, inspect, simulate
+from steps.core.problems import HEADLINE
+from tutorial_lib import plots, tables
+from tutorial_lib.results import Survey
 
 
 def test_inspect_shows_what_a_step_is_made_for(capsys):
@@ -52,6 +55,28 @@ def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):
     assert inspect.main(["all", "--arch", "gfx950"]) == 0
     out = capsys.readouterr().out
     assert "75 priorities" in out and "30 wgmma" not in out and "2 mma" not in out
+    assert "VGPRs, AGPRs, SGPRs, scratch bytes, LDS KiB, waves a SIMD" in " ".join(out.split())
+    assert "spilled bytes a thread" not in out
+
+
+def test_a_survey_of_all_tells_of_every_maker_what_belongs_to_it(monkeypatch, tmp_path):
+    few = tuple(map(get_step, ("mma", "tensor_memory", "mfma", "direct")))
+    monkeypatch.setattr("steps.STEPS", few)
+    assert inspect.main(["all", "--arch", "sm_90,sm_100,gfx942,gfx950", "--output", str(tmp_path)]) == 0
+    survey = Survey.model_validate_json((tmp_path / "survey.json").read_text())
+    of_all, blackwell, amd = tables.readings(survey)
+    assert of_all.steps == ["2 mma", "60 tensor_memory"] and of_all.architectures == ["sm_90", "sm_100"]
+    assert blackwell.steps == ["60 tensor_memory"] and blackwell.architectures == ["sm_100"]
+    assert amd.steps == ["71 mfma", "72 direct"] and amd.architectures == ["gfx942", "gfx950"]
+    compiled = get_step("tensor_memory").compile(HEADLINE, "sm_100")
+    assert blackwell.values(survey, "60 tensor_memory", "sm_100")[0] == compiled.tensor_columns
+    found, compiled = amd.values(survey, "71 mfma", "gfx942"), get_step("mfma").compile(HEADLINE, "gfx942")
+    kib = compiled.shared_bytes / 1024
+    facts = compiled.amd
+    assert found[:6] == [facts.vgprs, facts.agprs, facts.sgprs, facts.scratch_bytes, kib, facts.occupancy]
+    assert not any(amd.values(survey, "72 direct", "gfx942"))  # which cannot
+    panels = [axes.get_title() for axes in plots.heat_table(survey).axes]
+    assert panels == [*of_all.figures, blackwell.title, amd.title]
 
 
 def test_a_simulated_step_tells_its_votes(capsys, tmp_path):
