@@ -358,8 +358,9 @@ EVERYWHERE = {
     "spilled bytes a thread": lambda made: made["spilled_bytes"],
     "instructions": lambda made: made["instructions"],
 }
+COLUMNS = "tensor_columns"
 IN_TENSOR_MEMORY = {
-    "tensor columns": lambda made: made.get("tensor_columns"),
+    "tensor columns": lambda made: made.get(COLUMNS),
     "shared KiB": lambda made: made["shared_bytes"] / 1024,
     "threads": lambda made: made["threads"],
 }
@@ -383,16 +384,11 @@ def readings(survey: Survey) -> list[Readings]:
 
     amds = [arch for arch in survey.architectures if arch.startswith("gfx")]
     nvidias = [arch for arch in survey.architectures if arch not in amds]
-    having = [arch for arch in nvidias if any(those([arch], "tensor_columns"))]
+    having = [arch for arch in nvidias if any(those([arch], COLUMNS))]
     not_amds = [step for step in survey.steps if step not in those(amds)]
     found = [
         Readings("NVIDIA: registers and spilled bytes of a thread", not_amds, nvidias, EVERYWHERE, several=True),
-        Readings(
-            "Blackwell: tensor memory and shared memory of a block",
-            those(nvidias, "tensor_columns"),
-            with_tensor_memory,
-            IN_TENSOR_MEMORY,
-        ),
+        Readings("Blackwell: tensor and shared memory of a block", those(having, COLUMNS), having, IN_TENSOR_MEMORY),
         Readings("AMD: registers of a lane or wave, LDS of a block", those(amds), amds, OF_AMD),
     ]
     return [one for one in found if one.steps and one.architectures]
