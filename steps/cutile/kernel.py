@@ -15,6 +15,8 @@ import math
 
 import cuda.tile as ct
 
+LN2 = math.log(2)  # as a number: cuTile translates no call of math's functions
+
 
 def position(number, Q, variant):
     """Tile of queries, head and batch of the tile of this number."""
@@ -104,7 +106,7 @@ def with_maxima(row_sum, row_max, variant):
 def log_sum_exp(row_max, row_sum, variant):
     """The natural logarithm of the sum of exponentials of a row's scaled scores [query, 1]."""
     if variant.base == 2:
-        return (row_max + ct.log2(row_sum)) * math.log(2)
+        return (row_max + ct.log2(row_sum)) * LN2
     else:
         return row_max + ct.log(row_sum)
 
