@@ -29,6 +29,7 @@ class Accuracy:
     max_error: float  # max |o - o_64|; NaN when an element was not written or is not a number
     reference_error: float  # max |o_sdpa - o_64|
     limit: float  # 2 * reference_error + one rounding step
+    cosine: float | None = None  # of the angle between o and o_64, each as one long vector; None: one of them is zero
 
     @property
     def correct(self) -> bool:
@@ -59,10 +60,27 @@ def max_error(output: torch.Tensor, exact: torch.Tensor) -> float:
     return torch.stack(worst).max().item()  # max() propagates NaN
 
 
+def cosine(output: torch.Tensor, exact: torch.Tensor) -> float | None:
+    """The cosine of the angle between both, as one long vector each; None where one of them is zero, or holds NaN.
+
+    It tells little: an error in one row of thousands does not show. It is here because others publish it.
+    """
+    import torch
+
+    sums = torch.zeros(3, dtype=torch.float64, device=exact.device)
+    for batch, exact_batch in zip(output, exact):
+        for o, e in zip(batch, exact_batch):
+            o, e = o.double().flatten(), e.flatten()
+            sums += torch.stack([o @ e, o @ o, e @ e])
+    product, mine, right = sums.tolist()
+    length = math.sqrt(mine * right)
+    return product / length if length > 0 else None
+
+
 def compare(output: torch.Tensor, exact: torch.Tensor, reference_error: float) -> Accuracy:
     """How right ``output`` is. exact: the same in float64. reference_error: SDPA's largest error on the same inputs."""
     limit = 2 * reference_error + rounding_step(exact, output.dtype)
-    return Accuracy(max_error(output, exact), reference_error, limit)
+    return Accuracy(max_error(output, exact), reference_error, limit, cosine(output, exact))
 
 
 def first_difference(output: torch.Tensor, exact: torch.Tensor, limit: float) -> str:

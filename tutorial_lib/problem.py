@@ -18,9 +18,9 @@ BYTES_PER_ELEMENT = 2  # both dtypes have 16 bits
 
 # What a problem may ask for beside plain attention: its field, and what that is called. A step names what it takes.
 FEATURES = {
-    "window": "a sliding window",
-    "softcap": "a soft cap",
-    "lengths": "sequences packed into one tensor",
+    "window": "sliding window",
+    "softcap": "soft cap",
+    "lengths": "packed sequences",
 }
 
 
@@ -227,8 +227,20 @@ class Problem:
     @property
     def order(self) -> tuple:
         """What problems are sorted by in tables: family first, then length, as numbers."""
-        kind = (self.batch, self.heads, self.head_dim, self.dtype, self.causal)
+        kind = (self.batch, self.heads, -self.kv_heads, self.head_dim, self.dtype, self.causal)
         return (*kind, self.window or 0, self.softcap or 0, self.lengths or (), self.seq_len_q, self.seq_len_kv)
+
+    @property
+    def mask(self) -> str:
+        """Which keys a query sees, and what is done to the scores, such as ``causal window=1024``."""
+        words = ["causal" if self.causal else "full"]
+        if self.window is not None:
+            words.append(f"window={self.window}")
+        if self.softcap is not None:
+            words.append(f"softcap={self.softcap:g}")
+        if self.scale is not None:
+            words.append(f"scale={self.scale:g}")
+        return " ".join(words)
 
     def _name_parts(self, lengths: bool) -> list[str]:
         parts = [f"b{self.batch}", f"h{self.heads}"]
@@ -255,18 +267,17 @@ class Problem:
         """One line for a person, such as ``B=4 H=32 S=4096 D=128 fp16 causal``."""
         heads = f"H={self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         lengths = f"S={self.seq_len_q}" + (f"x{self.seq_len_kv}" if self.seq_len_kv != self.seq_len_q else "")
-        mask = "causal" if self.causal else "full"
         batch = f"B={self.batch}" if self.lengths is None else f"{_counted(self.lengths)} packed,"
-        if self.window is not None:
-            mask += f" window={self.window}"
-        if self.softcap is not None:
-            mask += f" softcap={self.softcap:g}"
-        scale = "" if self.scale is None else f" scale={self.scale:g}"
-        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {mask}{scale}"
+        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {self.mask}"
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them."""
         return asdict(self)
+
+
+def masks(problem: Problem) -> dict[str, object]:
+    """What of a problem's features is an argument of the same name: its window and soft cap, where it has them."""
+    return {name: getattr(problem, name) for name in ("window", "softcap") if name in problem.features}
 
 
 def _counted(lengths: tuple[int, ...]) -> str:

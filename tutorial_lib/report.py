@@ -110,6 +110,8 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     parts += _evidence(run, figures, {trace.step for trace in traces})
     parts += _traces(traces, figures)
     parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
+    if any(m.cosine for m in run.everybody):
+        parts += [HOW_NEAR, ""]
     if any(m.repeat_difference is not None for m in run.everybody):
         parts += [HOW_REPEATED, ""]
     if run.timed:
@@ -227,6 +229,10 @@ HOW_TIMED = (
     "machine code, «same code» stands there, whatever the rounds say. TFLOPS count 4·B·H·Sq·Skv·D "
     "operations, half of that for a causal square. The error is the largest difference from attention in float64 on "
     "the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's plus one rounding step."
+)
+HOW_NEAR = (
+    "The cosine is that of the angle between an output and float64's, each as one long vector. Others publish it; it "
+    "hides an error in few rows."
 )
 HOW_REPEATED = (
     "Every step was also called several times with the same inputs. «Same bits» tells whether all gradients were equal "

@@ -94,6 +94,7 @@ class Measurement(_Record):
     previous_number: int | None = None
     max_error: float | None = None
     reference_error: float | None = None
+    cosine: float | None = None  # between output and float64's, as others publish; null in records before 2026-11-24
     correct: bool | None = None
     repeat_difference: float | None = None  # between calls on the same inputs, the largest; 0: always the same bits
     change: str

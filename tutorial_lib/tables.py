@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import SHORT_DTYPES, Problem
 from tutorial_lib.results import Measurement, Physics, Run, Speedup, Survey, Trace, Training
 
 Column = tuple[str, Callable[[Measurement], str]]
@@ -400,26 +400,54 @@ def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+SHAPE = ("B", "H", "KV heads", "D", "dtype", "mask")  # what tells a family of problems from others
+
+Lengths = tuple[int, int]  # of queries and keys
+
+
 def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
-    """Markdown: a table for each machine, with a row for each family of problems and a column for each length."""
+    """Markdown: for each machine tables with a row for each family of problems and a column for each length.
+
+    Families share a table where the lengths of one are among those of another.
+    """
     machines: dict[str, list[tuple[Run, str]]] = {}
     for run, cell in sorted(cells, key=lambda item: item[0].the_problem().order):
         machines.setdefault(run.machine["name"], []).append((run, cell))
     made = []
     for machine, found in machines.items():
-        lengths = sorted({_lengths(run) for run, _ in found})
-        rows: dict[str, dict[tuple[int, int], str]] = {}
-        for run, cell in found:
-            rows.setdefault(run.the_problem().family, dict.fromkeys(lengths, NOTHING))[_lengths(run)] = cell
         days = sorted({run.day for run, _ in found})
-        corner = f"{machine}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
-        headers = [corner, *(f"S={q}" if q == kv else f"S={q}x{kv}" for q, kv in lengths)]
-        made.append(markdown(headers, [[family, *row.values()] for family, row in rows.items()]))
+        made.append(f"{machine}, {' to '.join(dict.fromkeys((days[0], days[-1])))}:")
+        families: dict[str, tuple[Problem, dict[Lengths, str]]] = {}
+        for run, cell in found:
+            problem = run.the_problem()
+            _, by_length = families.setdefault(problem.family, (problem, {}))
+            by_length[problem.seq_len_q, problem.seq_len_kv] = cell
+        made += [_table_of(rows) for rows in _sharing_lengths(list(families.values()))]
     return "\n\n".join(made)
 
 
-def _lengths(run: Run) -> tuple[int, int]:
-    return run.problem["seq_len_q"], run.problem["seq_len_kv"]
+def _sharing_lengths(rows: list[tuple[Problem, dict[Lengths, str]]]) -> list[list[tuple[Problem, dict[Lengths, str]]]]:
+    """The rows of every table, in their order; the first table is that of the most lengths."""
+    widest: list[set[Lengths]] = []
+    for lengths in sorted((set(by_length) for _, by_length in rows), key=len, reverse=True):
+        if not any(lengths <= other for other in widest):
+            widest.append(lengths)
+    shared: list[list] = [[] for _ in widest]
+    for problem, by_length in rows:
+        first = next(n for n, lengths in enumerate(widest) if by_length.keys() <= lengths)
+        shared[first].append((problem, by_length))
+    return shared
+
+
+def _table_of(rows: list[tuple[Problem, dict[Lengths, str]]]) -> str:
+    lengths = sorted({each for _, by_length in rows for each in by_length})
+    headers = [*SHAPE, *(f"S={q}" if q == kv else f"S={q}x{kv}" for q, kv in lengths)]
+    return markdown(headers, [[*_shape(p), *(cells.get(each, NOTHING) for each in lengths)] for p, cells in rows])
+
+
+def _shape(problem: Problem) -> list[str]:
+    counts = problem.batch, problem.heads, problem.kv_heads, problem.head_dim
+    return [*map(str, counts), SHORT_DTYPES[problem.dtype], problem.mask]
 
 
 def subject(run: Run) -> str:

@@ -359,6 +359,7 @@ def _measurement(contender: _Contender) -> Measurement:
         previous_number=step.previous.number if step.previous else None,
         max_error=accuracy and accuracy.max_error,
         reference_error=accuracy and accuracy.reference_error,
+        cosine=accuracy and accuracy.cosine,
         correct=accuracy and accuracy.correct,
         repeat_difference=contender.repeat_difference,
         change=step.change,

@@ -20,7 +20,7 @@ from steps.gluon.skeleton import GluonStep
 from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Roles
 from tests.shapes import PADDED, SHAPES, problem
-from tutorial_lib.accuracy import Accuracy, compare, rounding_step, worst
+from tutorial_lib.accuracy import Accuracy, compare, cosine, rounding_step, worst
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.reference import attention_float64, sdpa_error
 
@@ -120,6 +120,15 @@ def test_of_several_outputs_the_worst_counts():
     right, near, nan = (exact.half() + offset for offset in (0.0, 1e-3, float("nan")))
     found = [compare(output, exact, 1e-3) for output in (right, near, nan)]
     assert worst(found) is found[2] and worst(found[:2]) is found[1] and not found[2].correct
+
+
+def test_the_cosine_is_told_as_others_publish_it():
+    """And none of a vector that has no direction."""
+    exact = torch.tensor([[[[3.0, 4.0]], [[0.0, 1.0]]]], dtype=torch.float64)
+    assert cosine(exact, exact) == pytest.approx(1) and cosine(-2 * exact, exact) == pytest.approx(-1)
+    turned = torch.tensor([[[[4.0, -3.0]], [[1.0, 0.0]]]])
+    assert cosine(turned, exact) == 0
+    assert cosine(turned * 0, exact) is None and cosine(turned * float("nan"), exact) is None
 
 
 def test_reference_agrees_with_a_direct_computation():

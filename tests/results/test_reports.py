@@ -229,14 +229,18 @@ def test_a_table_by_problem_has_a_cell_for_each_run_and_a_dash_for_none():
 
     elsewhere = run.model_copy(update={"machine": run.machine | {"name": "Another"}})
     runs = [like(seq_len_q=512), run, like(head_dim=64), like(seq_len_q=512, seq_len_kv=512), elsewhere]
-    first, second = tables.by_problem([(r, f"cell {n}") for n, r in enumerate(runs)]).split("\n\n")
+    runs += [like(kv_heads=8, seq_len_q=17, seq_len_kv=17, window=9)]
+    where, first, short, other, second = tables.by_problem([(r, f"cell {n}") for n, r in enumerate(runs)]).split("\n\n")
+    assert where == f"{run.machine['name']}, {run.day}:" and other == f"Another, {run.day}:"
     assert first.splitlines() == [
-        f"| {run.machine['name']}, {run.day} | S=512 | S=512x4096 | S=4096 |",
-        "| --- | --- | --- | --- |",
-        "| b4_h32_d64_fp16_causal | – | – | cell 2 |",
-        "| b4_h32_d128_fp16_causal | cell 3 | cell 0 | cell 1 |",
+        "| B | H | KV heads | D | dtype | mask | S=512 | S=512x4096 | S=4096 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| 4 | 32 | 32 | 64 | fp16 | causal | – | – | cell 2 |",
+        "| 4 | 32 | 32 | 128 | fp16 | causal | cell 3 | cell 0 | cell 1 |",
     ]
-    assert second.startswith("| Another") and second.endswith("| b4_h32_d128_fp16_causal | cell 4 |")
+    assert short.splitlines()[0].endswith("| mask | S=17 |")  # has no length in common with the others
+    assert short.endswith("| 4 | 32 | 8 | 128 | fp16 | causal window=9 | cell 5 |")
+    assert second.endswith("| 4 | 32 | 32 | 128 | fp16 | causal | cell 4 |")
 
 
 def test_runs_of_the_backward_pass_are_no_part_of_the_ladder(blank_figures, tmp_path):
@@ -281,3 +285,12 @@ def test_a_backward_report_tells_whether_bits_are_the_same():
     steps = [m.model_copy(update={"repeat_difference": x}) for m, x in zip(run.steps, (3e-5, 0.0), strict=True)]
     text = as_markdown(run.model_copy(update={"steps": steps}))
     assert "| ± 3e-05 |" in text and "| yes | yes |" in text and "«Same bits»" in text
+
+
+def test_a_report_tells_what_others_publish():
+    """The error beside SDPA's, and the cosine, where the record has it."""
+    run = run_of({"sdpa": 1.0, "exp2": 2.0})
+    text = as_markdown(run)
+    assert "| error / SDPA's |" in text and "cosine" not in text
+    told = run.model_copy(update={"steps": [m.model_copy(update={"cosine": 0.999999987}) for m in run.steps]})
+    assert "| 0.99999999 |" in as_markdown(told) and "The cosine is that of the angle" in as_markdown(told)
