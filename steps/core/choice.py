@@ -44,8 +44,9 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     direction: "backward" for the fastest backward step.
-    Of the recorded problems the nearest counts: same architecture before head_dim, mask, dtype, length and the number
-    of heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
+    Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
+    window and the like), head_dim, mask, dtype, lengths together with query heads a key/value head, and the number of
+    heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
     head_dim; of several records of one problem that with most steps counts. PyTorch's own is no candidate: it is what
     the choice is compared with.
 
@@ -79,7 +80,7 @@ def _architecture(device: str) -> str:
 
 
 def _distance(problem: Problem, arch: str, run: Run) -> tuple:
-    """What differs, most important first; lengths and heads as factors."""
+    """What differs, most important first; lengths, heads of a group and heads as factors."""
     recorded = run.the_problem()
 
     def apart(a: float, b: float) -> float:
@@ -87,11 +88,14 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
 
     return (
         run.machine["arch"] != arch,
+        len({*problem.features} ^ {*recorded.features}),
         apart(problem.head_dim, recorded.head_dim),
         not _has_every_kind(run),
         problem.causal != recorded.causal,
         problem.dtype != recorded.dtype,
-        apart(problem.seq_len_kv, recorded.seq_len_kv) + apart(problem.seq_len_q, recorded.seq_len_q),
+        apart(problem.seq_len_kv, recorded.seq_len_kv)
+        + apart(problem.seq_len_q, recorded.seq_len_q)
+        + apart(problem.group_size, recorded.group_size),
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
     )
 

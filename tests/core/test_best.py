@@ -59,6 +59,22 @@ def test_unknown_territory_falls_back_with_a_word():
     assert elsewhere.step.unsupported(H100, "sm_120") is None and "on sm_120, which was not measured" in elsewhere.why
 
 
+def test_of_records_that_differ_in_the_groups_of_heads_the_nearest_answers():
+    """The same length with eight times the group is as far as an eighth of the length."""
+    run = recorded(H100.slug)
+
+    def like(**changes):
+        return run.model_copy(update={"problem": run.problem | changes})
+
+    alone, grouped = like(), like(kv_heads=4, seq_len_q=8192, seq_len_kv=8192)
+    asked = dataclasses.replace(H100, kv_heads=4)
+    assert best(asked, "sm_90", [alone, grouped]).record is grouped
+    assert best(H100, "sm_90", [grouped, alone]).record is alone
+    shorter = dataclasses.replace(asked, seq_len_q=1024, seq_len_kv=1024)
+    assert best(shorter, "sm_90", [like(seq_len_q=1024, seq_len_kv=1024), grouped]).record is not grouped
+    assert "H=32/4 S=8192" in best(asked, "sm_90", [alone, grouped]).why
+
+
 def test_a_step_that_cannot_take_it_is_passed_over():
     wide = dataclasses.replace(H100, head_dim=512)
     assert best(wide, "sm_90", RECORDED).step.name == "fine_grained"
