@@ -42,6 +42,8 @@ def _seed(text: str) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    from steps.core.grids import GRIDS
+
     parser = OneLineParser(
         prog="python -m steps.run",
         description="Measure attention step by step: check every step, time all of them in turn, write a report.",
@@ -59,6 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
     dtypes = ("float16", "bfloat16")
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    grids = "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
+    problem.add_argument("--grid", choices=GRIDS, help=f"in place of all of these, on a GPU: all problems of {grids}")
     measuring = parser.add_argument_group("what to measure, and how")
     measuring.add_argument(
         "--steps",
@@ -139,6 +143,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
     They differ on the CPU alone, where batch and heads default to less.
     """
+    if options.grid:
+        return _problems_of_grid(options, device)
     from steps.core.ladder import steps_of
     from steps.core.step import PADDING
     from tutorial_lib.problem import Problem
@@ -171,6 +177,20 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
             raise BadRequest(str(error)) from None
         problems.append((here, asked))
     return problems
+
+
+OF_ONE_PROBLEM = ("seq_len", "seq_len_kv", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal")
+
+
+def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
+    from steps.core.grids import GRIDS
+
+    parser = make_parser()
+    if given := [name for name in OF_ONE_PROBLEM if getattr(options, name) != parser.get_default(name)]:
+        raise BadRequest(f"argument --grid: goes without --{given[0].replace('_', '-')}, which it decides itself")
+    if device != "cuda":
+        raise BadRequest("argument --grid: needs a GPU; without one, ask for one problem: --seq-len and the like")
+    return [(problem, problem) for problem in GRIDS[options.grid].problems]
 
 
 def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) -> bool:

@@ -17,11 +17,12 @@ import pytest
 
 from steps import STEPS, get_step
 from steps.core import fused
+from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.reference.peers import PEERS
-from steps.run import main, make_parser, select_peers, select_steps, show_run
+from steps.run import main, make_parser, make_problems, select_peers, select_steps, show_run
 from tests import faulty
 from tests.shapes import problem
 from tutorial_lib.clock import Clock
@@ -68,6 +69,10 @@ BAD = [
     (["--timeout", "0"], "--timeout: must be a number of seconds above 0"),
     (["--timeout", "nan"], "--timeout: must be a number of seconds above 0"),
     (["--seed", "x"], "--seed: must be a whole number"),
+    (["--grid", "gqa", "--batch", "3"], "--grid: goes without --batch, which it decides itself"),
+    (["--grid", "gqa", "--no-causal"], "--grid: goes without --causal"),
+    (["--grid", "gqa", "--device", "cpu"], "--grid: needs a GPU; without one, ask for one problem"),
+    (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'gqa'"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["4096"], "unrecognized arguments: 4096"),
 ]
@@ -80,6 +85,16 @@ def test_bad_input_gets_one_line(arguments, message, tmp_path):
     assert out == ""
     assert len(err.splitlines()) == 1 and message.replace("'", "") in err.replace("'", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_grid_is_a_family_of_problems_that_some_step_takes():
+    for name, grid in GRIDS.items():
+        found = [here for here, _ in make_problems(make_parser().parse_args(["--grid", name]), "cuda")]
+        assert found == list(grid.problems) and len({problem.slug for problem in found}) == len(found) > 1
+        for problem in found:
+            assert any(step.unsupported(problem, "sm_90") is None for step in STEPS[2:]), problem.describe()
+    assert {p.kv_heads for p in GRIDS["gqa"].problems} == {64, 8, 1}
+    assert {p.batch * p.seq_len_q for p in GRIDS["constant"].problems if p.seq_len_q <= 32768} == {32768}
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here")

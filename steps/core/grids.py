@@ -1,0 +1,84 @@
+"""Grids: families of problems with a name, which ``python -m steps.run --grid NAME`` measures in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from steps.core.problems import standard
+from tutorial_lib.problem import DTYPES, Problem
+
+
+@dataclass(frozen=True)
+class Grid:
+    """about: what its problems have in common, in a few words."""
+
+    about: str
+    problems: tuple[Problem, ...]
+
+
+MASKS = (True, False)  # causal, full
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+TOKENS = 32768
+
+
+def _problems(shapes: Iterable[dict], **common) -> tuple[Problem, ...]:
+    """Each shape with and without a causal mask; keys are as many as queries unless a shape says otherwise."""
+    return tuple(
+        Problem(**{"seq_len_kv": shape["seq_len_q"], **common, **shape, "causal": causal})
+        for shape, causal in product(shapes, MASKS)
+    )
+
+
+def _standard() -> tuple[Problem, ...]:
+    found = (standard(*shape) for shape in product(LENGTHS, (64, 128, 256), MASKS))
+    return tuple(replace(problem, dtype=dtype) for problem, dtype in product(found, DTYPES))
+
+
+def _grouped() -> tuple[Problem, ...]:
+    sizes = ((16, 8192), (4, 1024), (4, 4096))
+    shapes = [
+        {"batch": batch, "seq_len_q": seq_len, "kv_heads": kv_heads}
+        for (batch, seq_len), kv_heads in product(sizes, (64, 8, 1))
+    ]
+    return _problems(shapes, heads=64, head_dim=128, dtype="bfloat16")
+
+
+def _constant() -> tuple[Problem, ...]:
+    shapes = [
+        {"batch": max(1, TOKENS // seq_len), "seq_len_q": seq_len, "head_dim": head_dim}
+        for seq_len, head_dim in product((*LENGTHS, 32768, 65536, 131072), (128, 256))
+    ]
+    return _problems(shapes, heads=8, dtype="bfloat16")
+
+
+def _short() -> tuple[Problem, ...]:
+    shapes = [{"batch": batch, "seq_len_q": length} for batch, length in product((8, 16, 32), (128, 256, 384, 512))]
+    return _problems(shapes, heads=32, head_dim=128)
+
+
+def _odd() -> tuple[Problem, ...]:
+    shapes = [{"seq_len_q": 4000}, {"seq_len_q": 3001, "seq_len_kv": 5003}]
+    return _problems(shapes, batch=4, heads=32, head_dim=128)
+
+
+def _wide() -> tuple[Problem, ...]:
+    shapes = [{"seq_len_q": seq_len, "head_dim": d} for seq_len, d in ((8192, 512), (16384, 512), (8192, 1024))]
+    return _problems(shapes, batch=1, heads=48)
+
+
+def _between() -> tuple[Problem, ...]:
+    shapes = [{"head_dim": d, "heads": 32 if d <= 128 else 16, "seq_len_q": 4096} for d in (80, 96, 160, 192)]
+    return _problems(shapes, batch=4)
+
+
+GRIDS = {
+    "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
+    "gqa": Grid("64 query heads on 64, 8 and 1 key/value heads", _grouped()),
+    "constant": Grid(f"{TOKENS} tokens in sequences of 1024 to {TOKENS}, and longer ones", _constant()),
+    "short": Grid("many sequences of 128 to 512 tokens", _short()),
+    "odd": Grid("lengths that no tile divides", _odd()),
+    "wide": Grid("head_dim 512 and 1024", _wide()),
+    "between": Grid("head_dim 80, 96, 160 and 192, between those of tiles", _between()),
+}
