@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from tutorial_lib import accuracy, reference
-from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+from tutorial_lib.packing import Packing, as_batch, as_packed, cu_seqlens, split
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, masks
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,11 @@ class Pass(ABC):
 
 
 class Forward(Pass):
-    """q ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]`` -> o, as q."""
+    """q ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]`` -> o, as q.
+
+    Packed sequences: q ``[seq_len_q, heads, head_dim]``, k and v ``[seq_len_kv, kv_heads, head_dim]``, and
+    ``cu_seqlens`` of the queries and of the keys.
+    """
 
     name = "forward"
     title = "Attention"
@@ -115,11 +120,15 @@ class Forward(Pass):
             tensor = torch.empty(problem.batch, heads, seq_len, problem.head_dim, dtype=dtype, device=device)
             return tensor.normal_(mean, 1.0, generator=generator)
 
-        return (
+        tensors = (
             normal(problem.heads, problem.seq_len_q, 0.0),
             normal(problem.kv_heads, problem.seq_len_kv, 0.0),
             normal(problem.kv_heads, problem.seq_len_kv, 0.5),
         )
+        if problem.lengths is None:
+            return tensors
+        begins = (cu_seqlens(lengths, device) for lengths in zip(*problem.pairs_of_lengths))
+        return (*(as_packed(x).contiguous() for x in tensors), *begins)
 
     def poisoned(self, inputs):
         import torch
@@ -127,17 +136,29 @@ class Forward(Pass):
         return (torch.full_like(inputs[0], float("nan"), memory_format=torch.contiguous_format),)
 
     def call(self, step, problem, inputs, outputs=None):
-        out = outputs[0] if outputs else None
-        return (step.attention(*inputs, causal=problem.causal, scale=problem.scale, out=out),)
+        out, more = outputs[0] if outputs else None, masks(problem)
+        if problem.lengths is not None:
+            more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[3:]
+        return (step.attention(*inputs[:3], causal=problem.causal, scale=problem.scale, out=out, **more),)
 
     def reference(self, problem, inputs):
-        return (reference.attention_float64(*inputs, problem.causal, problem.scale),)
+        import torch
+
+        asked = (problem.causal, problem.scale, problem.window, problem.softcap)
+        if problem.lengths is None:
+            return (reference.attention_float64(*inputs, *asked),)
+        each = split(*map(as_batch, inputs[:3]), problem.pairs_of_lengths)
+        return (as_packed(torch.cat([reference.attention_float64(*one, *asked) for one in each], dim=2)),)
 
     def yardstick(self, problem, inputs, exact):
-        return (reference.sdpa_error(inputs, exact[0], problem.causal, problem.scale),)
+        more = masks(problem)
+        if problem.lengths is not None:
+            more["packing"] = Packing(*inputs[3:], problem.pairs_of_lengths)
+            inputs, exact = tuple(map(as_batch, inputs[:3])), tuple(map(as_batch, exact))
+        return (reference.sdpa_error(inputs, exact[0], problem.causal, problem.scale, **more),)
 
     def least_bytes(self, problem):
-        keys = min(problem.seq_len_q, problem.seq_len_kv) if problem.causal else problem.seq_len_kv
+        keys = sum(min(a, b) if problem.causal else b for a, b in problem.pairs_of_lengths)
         return self._bytes(problem, keys)
 
     def tensor_bytes(self, problem):
@@ -152,7 +173,10 @@ class Forward(Pass):
         """Inputs, two outputs, and for the reference its float64 output and two blocks of scores."""
         elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
         checking = 8 * elements + 2 * reference.SCORE_BYTES if check else 0
-        return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking
+        # PyTorch is given a window as a mask of one byte, and makes one in the inputs' dtype of it.
+        pairs = max(a * b for a, b in problem.pairs_of_lengths) if problem.window else 0
+        mask = (1 + BYTES_PER_ELEMENT) * pairs
+        return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking + mask
 
 
 class Backward(Pass):

@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
+from tutorial_lib.packing import Packing, split
 from tutorial_lib.problem import positive
 
 SCORE_BYTES = 1 << 29  # float64 scores held at once: half a GiB, so that S=16384 fits beside the inputs
 
 
 def attention_float64(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention in float64, a few query rows of one head at a time.
 
     q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]`` of any float dtype; returns float64 ``[B, Hq, Sq, D]`` on
-    q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``.
+    q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window`` and ``softcap`` are as in
+    ``Problem``.
     """
-    return attention_and_lse_float64(q, k, v, causal, scale)[0]
+    return attention_and_lse_float64(q, k, v, causal, scale, window, softcap)[0]
 
 
 def attention_and_lse_float64(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``attention_float64``, and the log-sum-exp of the scaled scores ``[B, Hq, Sq]``, natural logarithm."""
     import torch
 
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
-    for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale):
+    for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale, window, softcap):
         lse[b, h, rows] = torch.logsumexp(scores, dim=-1)
         out[b, h, rows] = torch.softmax(scores, dim=-1) @ v[b, kv_head, :keys].double()
     return out, lse
 
 
-def log_sum_exp(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+def log_sum_exp(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    packing: Packing | None = None,
+) -> torch.Tensor:
     """The log-sum-exp of the scaled scores ``[B, Hq, Sq]``: computed in float64, returned in float32."""
     import torch
 
+    if packing:
+        each = split(q, k, k, packing.pairs)
+        return torch.cat([log_sum_exp(q, k, causal, scale, window, softcap) for q, k, _ in each], dim=2)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    for b, h, _, rows, _, scores in _scores_float64(q, k, causal, scale):
+    for b, h, _, rows, _, scores in _scores_float64(q, k, causal, scale, window, softcap):
         lse[b, h, rows] = torch.logsumexp(scores, dim=-1).float()
     return lse
 
@@ -76,7 +102,7 @@ def gradients_float64(
     return dq, dk, dv
 
 
-def _scores_float64(q, k, causal: bool, scale: float | None):
+def _scores_float64(q, k, causal: bool, scale: float | None, window: int | None = None, softcap: float | None = None):
     """Scaled and masked scores, some rows at a time: (batch, head, its kv head, rows, keys that they see, scores)."""
     import torch
 
@@ -92,25 +118,38 @@ def _scores_float64(q, k, causal: bool, scale: float | None):
                 stop = min(start + rows, seq_len_q)
                 keys = min(stop, seq_len_kv) if causal else seq_len_kv  # what lies further right no row here sees
                 scores = (q[b, h, start:stop].double() @ key[:keys].T).mul_(scale)
+                if softcap:
+                    scores = scores.div_(softcap).tanh_().mul_(softcap)
                 if causal:
                     i = torch.arange(start, stop, device=q.device)[:, None]
                     j = torch.arange(keys, device=q.device)[None, :]
                     scores.masked_fill_(j > i, float("-inf"))
+                    if window:
+                        scores.masked_fill_(j <= i - window, float("-inf"))
                 yield b, h, kv_head, slice(start, stop), keys, scores
 
 
 def sdpa_error(
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], exact: torch.Tensor, causal: bool, scale: float | None
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    exact: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    packing: Packing | None = None,
 ) -> float:
     """The largest error of ``scaled_dot_product_attention`` on these inputs: the yardstick for every step.
 
     A scale below zero is given to it as its opposite, with -q: PyTorch's CPU kernel returns NaN for it otherwise.
+    With a soft cap, which it does not know, the yardstick is ``unfused``.
     """
     from tutorial_lib.accuracy import max_error
 
     q, k, v = inputs
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    return max_error(sdpa(q if sign == 1 else q * sign, k, v, causal, scale), exact)
+    own = unfused if softcap else sdpa
+    more = {"softcap": softcap} if softcap else {}
+    return max_error(own(q if sign == 1 else q * sign, k, v, causal, scale, window, packing=packing, **more), exact)
 
 
 def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None) -> tuple[torch.Tensor, ...]:
@@ -120,12 +159,52 @@ def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None) -> tuple[torc
     return torch.autograd.grad(*with_graph(sdpa, q, k, v, causal, scale), do)
 
 
-def sdpa(q, k, v, causal: bool, scale: float):
-    """PyTorch's own attention, its choice of backend; scale must not be negative."""
+def sdpa(q, k, v, causal: bool, scale: float, window: int | None = None, packing: Packing | None = None):
+    """PyTorch's own attention, its choice of backend; scale must not be negative.
+
+    It has no argument for a window, which it is given as a mask, nor for packed sequences, each of which is a call.
+    """
+    from torch import cat
     from torch.nn.functional import scaled_dot_product_attention
 
+    if packing:
+        return cat([sdpa(*each, causal, scale, window) for each in split(q, k, v, packing.pairs)], dim=2)
     grouped = q.shape[1] != k.shape[1]
+    if window:
+        mask = visible(q.shape[2], k.shape[2], window, q.device)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
     return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+@lru_cache(maxsize=1)
+def visible(seq_len_q: int, seq_len_kv: int, window: int, device) -> torch.Tensor:
+    """Which keys a query sees under a sliding window, bool ``[seq_len_q, seq_len_kv]``; the last one is kept."""
+    import torch
+
+    i = torch.arange(seq_len_q, device=device)[:, None]
+    j = torch.arange(seq_len_kv, device=device)[None, :]
+    return (j <= i) & (j > i - window)
+
+
+def unfused(q, k, v, causal: bool, scale: float, window: int | None = None, softcap: float | None = None, packing=None):
+    """Attention written out in PyTorch, scores and softmax in float32, weights in the inputs' dtype."""
+    import torch
+
+    if packing:
+        each = split(q, k, v, packing.pairs)
+        return torch.cat([unfused(*one, causal, scale, window, softcap) for one in each], dim=2)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    group = q.shape[1] // k.shape[1]
+    rows = visible(q.shape[2], k.shape[2], window or q.shape[2], q.device) if causal else None
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            scores = (q[b, h].float() @ k[b, h // group].float().T).mul_(scale)
+            if softcap:
+                scores = scores.div_(softcap).tanh_().mul_(softcap)
+            if rows is not None:
+                scores.masked_fill_(~rows, float("-inf"))
+            out[b, h] = torch.softmax(scores, dim=-1).to(q.dtype) @ v[b, h // group]
+    return out
 
 
 def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None) -> tuple:

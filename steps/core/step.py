@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
+from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
-from tutorial_lib.problem import Problem
+from tutorial_lib.packing import Packing
+from tutorial_lib.problem import FEATURES, Problem, masks
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +55,8 @@ class Step:
 
     backend: ClassVar[str]
     direction: ClassVar[str] = "forward"  # which pass it computes: see ``tutorial_lib.passes``
+    takes: ClassVar[tuple[str, ...]] = ()  # of ``Problem.features``: what else than plain attention it computes
+    reads_lengths: ClassVar[bool] = False  # True: what it makes ready for packed sequences depends on their lengths
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
     pads_head_dim: ClassVar[bool] = False  # True: others, too, in tiles of the next of head_dims (``in_tiles``)
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
@@ -76,6 +81,10 @@ class Step:
         *,
         out: torch.Tensor | None = None,
         return_lse: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention: ``softmax(scale * q @ k^T, masked) @ v``.
 
@@ -85,26 +94,75 @@ class Step:
         ``[B, Hq, Sq, D]``, written to ``out`` when that is given; with ``return_lse`` (o, lse), and lse ``[B, Hq, Sq]``
         is the natural logarithm, in float32, of the sum of exp(scaled scores) over the keys that a query sees.
 
+        ``window`` and ``softcap`` are as in ``Problem``; a step computes what it ``takes``.
+        With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
+        D]``, k and v ``[tokens, Hkv, D]``, lse ``[Hq, tokens]``. ``cu_seqlens_k`` says where those of the keys begin,
+        None: as those of the queries. What both hold is checked at the first call of a kind, and read by the kernel.
+
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
-        return self.ready(q, k, v, causal, scale, out, return_lse)(q, k, v, out)
+        if cu_seqlens_q is None and cu_seqlens_k is None:
+            return self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
+        begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        return self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins)
+
+    def _packed(self, q, k, v, causal, scale, out, return_lse: bool, window, softcap, begins: tuple):
+        """``attention`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
+        import torch
+
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, torch.Tensor) or x.ndim != 3:
+                came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+                raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+        for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
+            packing.check(name, cu, q.device)
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        tensors, place = [packing.as_batch(x) for x in (q, k, v)], packing.as_batch(out)
+        made = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins)(*tensors, place, *begins)
+        return (out, made[1].squeeze(0)) if return_lse else out
 
     def ready(
-        self, q, k, v, causal: bool = False, scale: float | None = None, out=None, return_lse: bool = False
+        self,
+        q,
+        k,
+        v,
+        causal: bool = False,
+        scale: float | None = None,
+        out=None,
+        return_lse: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
+        begins: tuple = (),
     ) -> Launch:
-        """``launch(q, k, v, out)`` for calls of this kind, made ready at the first; raises as ``attention`` does."""
+        """``launch(q, k, v, out)`` for calls of this kind, made ready at the first; raises as ``attention`` does.
+
+        begins: where packed sequences begin, as ``launch`` takes it behind ``out``; q, k, v and out are then batches of
+        one.
+        """
         # What is compared below must be plain values: a tensor would be compared by what it holds only now.
         if type(causal) is not bool:
             causal = bool(causal)
         if scale is not None and type(scale) is not float:
             scale = float(scale)
+        if softcap is not None and type(softcap) is not float:
+            softcap = float(softcap)
+        features: dict = {"window": window, "softcap": softcap}
         try:
             kind = kind_of(q, k, v, causal, scale, out)
-            if return_lse:
-                kind = kind, "lse"
+            if return_lse or begins or window is not None or softcap is not None:
+                if type(window) not in (int, NoneType):
+                    raise TypeError
+                kind = kind, return_lse, window, softcap, *map(len, begins)
+                if begins and self.reads_lengths:
+                    kind = kind, _lengths(begins, q, k)
         except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
             kind = None
-        return self.launches.find(kind) or self._made_ready(kind, q, k, v, causal, scale, out, return_lse)
+        if launch := self.launches.find(kind):
+            return launch
+        if begins:
+            features["lengths"], features["lengths_kv"] = _lengths(begins, q, k)
+        return self._made_ready(kind, q, k, v, causal, scale, out, return_lse, features)
 
     @cached_property
     def launches(self) -> Launches:
@@ -116,10 +174,10 @@ class Step:
         return {name: value for name, value in vars(self).items() if name != "launches"}
 
     def _made_ready(
-        self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out, return_lse: bool
+        self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out, return_lse: bool, features: dict
     ) -> Launch:
         """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
-        problem = Problem.of(q, k, v, causal, scale)
+        problem = Problem.of(q, k, v, causal, scale, **features)
         if reason := self.unsupported(problem, target_of(q.device)):
             raise Unsupported(f"step {self.label}: {reason}")
         if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.device != q.device):
@@ -137,6 +195,8 @@ class Step:
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
+        if others := [FEATURES[name] for name in problem.features if name not in self.takes]:
+            return f"takes no {' and no '.join(others)}"
         if not self.takes_head_dim(problem.head_dim):
             known = ", ".join(map(str, self.head_dims))
             if self.pads_head_dim:
@@ -200,18 +260,29 @@ class Step:
         return [self.change]
 
 
+def _lengths(begins: tuple, q, k) -> tuple:
+    """Lengths of packed queries and keys; raises ValueError for what cu_seqlens must not hold."""
+    each = zip(("cu_seqlens_q", "cu_seqlens_k"), begins, (q, k))
+    return tuple(packing.read_lengths(name, cu, x.shape[2]) for name, cu, x in each)
+
+
 def no_scratch(problem: Problem) -> int:
     return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchStep(Step):
-    """A step made of PyTorch calls: ``function(q, k, v, causal, scale)`` returns o."""
+    """A step made of PyTorch calls: ``function(q, k, v, causal, scale)`` returns o.
+
+    takes: of ``Problem.features``; what a problem has of them, ``function`` gets by name: window, softcap, packing.
+    """
 
     function: Callable
     scratch: Callable[[Problem], int] = no_scratch
+    takes: tuple[str, ...] = ()
 
     backend: ClassVar[str] = "torch"
+    reads_lengths: ClassVar[bool] = True
 
     def scratch_bytes(self, problem: Problem) -> int:
         return self.scratch(problem)
@@ -220,11 +291,13 @@ class TorchStep(Step):
         from tutorial_lib.reference import log_sum_exp
 
         function, causal, scale = self.function, problem.causal, problem.effective_scale
+        features = masks(problem)
 
-        def launch(q, k, v, out):
-            o = function(q, k, v, causal, scale)
+        def launch(q, k, v, out, *begins):
+            more = {**features, "packing": Packing(*begins, problem.pairs_of_lengths)} if begins else features
+            o = function(q, k, v, causal, scale, **more)
             if out is not None:
                 o = out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy
-            return (o, log_sum_exp(q, k, causal, scale)) if return_lse else o
+            return (o, log_sum_exp(q, k, causal, scale, **more)) if return_lse else o
 
         return launch

@@ -27,6 +27,8 @@ class _Elsewhere:
     def unsupported(self, problem, target):
         if target == "cpu":
             return "peers are timed on a GPU only"
+        if reason := super().unsupported(problem, target):
+            return reason
         if self.requires and not _installed(self.requires):
             return f"not installed ({self.install})"
         if problem.causal and problem.seq_len_q != problem.seq_len_kv and not self.top_left:

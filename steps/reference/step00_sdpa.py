@@ -15,4 +15,5 @@ STEP = TorchStep(
     change="PyTorch's scaled_dot_product_attention, with the backend that it chooses itself.",
     default_problem=HEADLINE,
     function=sdpa,
+    takes=("window", "lengths"),
 )
