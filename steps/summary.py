@@ -26,6 +26,7 @@ from tutorial_lib.results import (
     Run,
     earliest_within_noise,
     of_one_machine,
+    recorded_opinions,
     recorded_physics,
     recorded_runs,
     recorded_trainings,
@@ -253,6 +254,13 @@ def training(results: Path = RESULTS) -> Page:
         table(tables.TRAINING_HEADERS, tables.training_rows(found[0])),
     ]
     return Page(tables.about_training(found[0]), plots.training(found[0]), *tables_shown)
+
+
+def second_opinion(results: Path = RESULTS) -> Page:
+    """What another way of timing says of some steps, beside ours."""
+    if not (found := recorded_opinions(results)):
+        return Page("Nothing is recorded: `python -m steps.second_opinion` times some steps by both on a GPU.")
+    return Page(tables.about_opinion(found[0]), table(tables.OPINION_HEADERS, tables.opinion_rows(found[0])))
 
 
 # --- the clock and the power ---

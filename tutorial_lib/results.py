@@ -485,6 +485,27 @@ class Training(_Record):
         return self.date[:10]
 
 
+class OpinionOn(_Record):
+    """A problem, timed in several ways: of every round milliseconds a call, by step and by way (``tables.WAYS``)."""
+
+    problem: dict
+    rounds: list[dict[str, dict[str, float]]]
+
+
+class Opinion(_Record):
+    """Steps, timed by our rule and by another (``steps.second_opinion``)."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    timed: list[OpinionOn]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
@@ -564,6 +585,11 @@ def recorded_physics(folder: Path) -> list[Physics]:
 def recorded_trainings(folder: Path) -> list[Training]:
     """Every readable ``<machine>/training.json`` under ``folder``, newest first."""
     return _readable(Training, Path(folder).glob("*/training.json"))
+
+
+def recorded_opinions(folder: Path) -> list[Opinion]:
+    """Every readable ``<machine>/second_opinion.json`` under ``folder``, newest first."""
+    return _readable(Opinion, Path(folder).glob("*/second_opinion.json"))
 
 
 def recorded_agreements(folder: Path) -> list[Agreement]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import SHORT_DTYPES, Problem
-from tutorial_lib.results import Measurement, Physics, Run, Speedup, Survey, Trace, Training
+from tutorial_lib.results import Measurement, Opinion, Physics, Run, Speedup, Survey, Trace, Training
 
 Column = tuple[str, Callable[[Measurement], str]]
 
@@ -185,6 +185,27 @@ def training_rows(record: Training) -> list[list[str]]:
         told = f"{ratio.median:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
         by = [" and ".join(one.steps), "steps.attention" if one.front_door else "the steps themselves"]
         rows.append([Problem(**one.problem).describe(), *by, *times, told])
+    return rows
+
+
+WAYS = {"rested": "after a rest", "sustained": "going on", "graph": "do_bench_cudagraph"}  # of timing
+OPINION_HEADERS = ("problem", "step", *(f"{way}, ms" for way in WAYS.values()), "that over the first")
+
+
+def about_opinion(record: Opinion) -> str:
+    """What was timed, where and when."""
+    return f"{record.machine['name']}, {record.day}, {len(record.timed[0].rounds)} rounds: steps timed in several ways."
+
+
+def opinion_rows(record: Opinion) -> list[list[str]]:
+    """A row for each problem and step; the last cell is the other way's time over ours after a rest, round by round."""
+    rows = []
+    for one in record.timed:
+        for name in one.rounds[0]:
+            times = {way: [of_round[name][way] for of_round in one.rounds] for way in WAYS}
+            told = [f"{(s := timing.spread(times[way])).median:.3g} ({s.low:.3g}–{s.high:.3g})" for way in WAYS]
+            over = timing.speedup(times["graph"], times["rested"])
+            rows.append([Problem(**one.problem).describe(), name, *told, f"{over.median:.2f}"])
     return rows
 
 

@@ -1,0 +1,60 @@
+"""``python -m steps.second_opinion``: steps timed by our rule and by another."""
+
+import pytest
+
+from steps import second_opinion, summary
+from tutorial_lib.results import recorded_opinions
+
+MACHINE = {"name": "A GPU", "slug": "gpu", "arch": "sm_90"}
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """A GPU on which every step takes 2 ms after a rest, 2.5 ms going on, and 3 ms by the other way."""
+    prepared = []
+
+    class Bench:
+        def __init__(self, problem, direction, device, seed, check):
+            self.problem, self.calls = problem, {}
+
+        def prepare(self, step):
+            prepared.append((self.problem.slug, step.name))
+            self.calls[step.name] = lambda i: None
+
+        def sample(self, name, sustained):
+            return {"milliseconds": 2.5 if sustained else 2.0}
+
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: MACHINE)
+    monkeypatch.setattr("steps.measuring.bench.Bench", Bench)
+    monkeypatch.setattr("triton.testing.do_bench_cudagraph", lambda call, return_mode: call() or 3.0)
+    return prepared
+
+
+def test_it_is_recorded_and_shown(faked, tmp_path, capsys, monkeypatch):
+    asked = ["--steps", "mma,linked", "--iterations", "2", "--output-dir", str(tmp_path)]
+    assert second_opinion.main(asked) == 0
+    assert len(faked) == 6 and {name for _, name in faked} == {"mma", "linked"}
+    [record] = recorded_opinions(tmp_path)
+    assert [len(one.rounds) for one in record.timed] == [2, 2, 2]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 (2–2) 2.5 (2.5–2.5) 3 (3–3) 1.50" in said and "Written: " in said
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
+    assert second_opinion.main(["--output-dir", str(tmp_path)]) == 0
+    assert "There is no GPU here. Recorded:" in capsys.readouterr().out
+    assert "A GPU" in summary.second_opinion(tmp_path).parts[0]
+
+
+def test_steps_that_do_not_fit_are_refused(faked, tmp_path, capsys):
+    for steps, told in (("warp", "step must be a number or name"), ("tensor_memory", "made of tcgen05")):
+        assert second_opinion.main(["--steps", steps, "--output-dir", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("steps.second_opinion: argument --steps: ") and told in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_and_a_record_it_is_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
+    assert second_opinion.main(["--output-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert "python -m steps.second_opinion" in summary.second_opinion(tmp_path).parts[0]
