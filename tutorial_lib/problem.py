@@ -21,6 +21,7 @@ FEATURES = {
     "window": "sliding window",
     "softcap": "soft cap",
     "lengths": "packed sequences",
+    "page_size": "pages of keys and values",
 }
 
 
@@ -43,6 +44,11 @@ class Problem:
     ``seq_len_kv`` are the sums. A query sees keys of its own sequence, and ``i`` and ``j`` count inside it. Shapes: q
     and o ``[seq_len_q, heads, head_dim]``, k and v ``[seq_len_kv, kv_heads, head_dim]``.
 
+    ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
+    ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
+    queries are the last of their sequence: under ``causal`` query ``i`` of ``seq_len_q`` sees of ``n`` keys those with
+    ``j <= i + n - seq_len_q``.
+
     Raises ValueError with one sentence (what it must be, what came) for a problem that makes no sense.
     """
 
@@ -59,6 +65,7 @@ class Problem:
     softcap: float | None = None
     lengths: tuple[int, ...] | None = None
     lengths_kv: tuple[int, ...] | None = None
+    page_size: int | None = None
 
     def __post_init__(self):
         if self.kv_heads is None:
@@ -79,6 +86,8 @@ class Problem:
             self._check_lengths()
         if self.window is not None:
             self._check_window()
+        if self.page_size is not None:
+            self._check_pages()
 
     def _check_window(self) -> None:
         if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
@@ -91,6 +100,17 @@ class Problem:
                     f"window must leave every query a key: with {queries} queries and {keys} keys at least "
                     f"{queries - keys + 1}, got {self.window}"
                 )
+
+    def _check_pages(self) -> None:
+        if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size < 1:
+            raise ValueError(f"page_size must be a whole number of at least 1, got {self.page_size!r}")
+        if others := [name for name in self.features if name != "page_size"]:
+            raise ValueError(f"page_size goes with none of window, softcap and lengths, got {', '.join(others)}, too")
+        if self.seq_len_q > self.seq_len_kv:
+            raise ValueError(
+                f"seq_len_q must be at most seq_len_kv ({self.seq_len_kv}) with pages, as queries are the last "
+                f"of their sequence, got {self.seq_len_q}"
+            )
 
     def _check_lengths(self) -> None:
         lengths = tuple(self.lengths or ())
@@ -228,7 +248,8 @@ class Problem:
     def order(self) -> tuple:
         """What problems are sorted by in tables: family first, then length, as numbers."""
         kind = (self.batch, self.heads, -self.kv_heads, self.head_dim, self.dtype, self.causal)
-        return (*kind, self.window or 0, self.softcap or 0, self.lengths or (), self.seq_len_q, self.seq_len_kv)
+        asked = (self.window or 0, self.softcap or 0, self.lengths or (), self.page_size or 0)
+        return (*kind, *asked, self.seq_len_q, self.seq_len_kv)
 
     @property
     def mask(self) -> str:
@@ -254,6 +275,8 @@ class Problem:
             parts.append(f"packed{len(self.lengths)}")
             if lengths:  # which they are, in as few letters as a name has room for
                 parts[-1] += f"-{zlib.crc32(repr(self.pairs_of_lengths).encode()):08x}"
+        if self.page_size is not None:
+            parts.append(f"pages{self.page_size}")
         parts += [f"d{self.head_dim}", SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
         if self.window is not None:
             parts.append(f"w{self.window}")
@@ -268,7 +291,8 @@ class Problem:
         heads = f"H={self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         lengths = f"S={self.seq_len_q}" + (f"x{self.seq_len_kv}" if self.seq_len_kv != self.seq_len_q else "")
         batch = f"B={self.batch}" if self.lengths is None else f"{_counted(self.lengths)} packed,"
-        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {self.mask}"
+        pages = "" if self.page_size is None else f" pages of {self.page_size}"
+        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them."""
