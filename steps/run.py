@@ -212,7 +212,7 @@ def list_steps() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from steps import GRADIENTS, INSIDE, PARTS, STEPS
+    from steps import GRADIENTS, INSIDE, PARALLEL, PARTS, STEPS
 
     table = Table(title="The ladder", title_justify="left")
     for header in ("step", "name", "stands on", "what changes"):
@@ -220,7 +220,7 @@ def list_steps() -> int:
     for part in PARTS:
         table.add_section()
         table.add_row("", f"[bold]{part.name}[/bold]", "", f"[bold]{part.title}[/bold]")
-        for step in (step for step in (*STEPS, *GRADIENTS) if step.number in part.numbers):
+        for step in (step for step in (*STEPS, *GRADIENTS, *PARALLEL) if step.number in part.numbers):
             on = step.previous.name if step.previous else ""
             table.add_row(str(step.number), step.name, f"{on}, a fork" if step.fork else on, step.change)
             for piece in (piece for piece in INSIDE if piece.inside == step.name):

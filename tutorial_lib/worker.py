@@ -40,6 +40,10 @@ class WorkerFailure(RuntimeError):
     """A call failed; the message is one line. The worker may be gone: the next call starts a fresh one."""
 
 
+class Ended(RuntimeError):
+    """No further call makes sense; whoever measures stops. The message is one line."""
+
+
 class Worker:
     """Calls methods of ``factory(*args)``, an object that lives in another process.
 
@@ -122,7 +126,10 @@ class Worker:
 
 
 class Inline:
-    """A Worker without a process of its own: for what cannot be sent to one. What hangs or crashes does so here."""
+    """A Worker without a process of its own: for what cannot be sent to one. What hangs or crashes does so here.
+
+    ``Ended`` comes through as it is.
+    """
 
     def __init__(self, factory: Callable, *args, on_start: Callable[[Inline], None] | None = None):
         self._make, self._served = lambda: factory(*args), None
@@ -133,6 +140,8 @@ class Inline:
             if self._served is None:
                 self._served = self._make()
             return getattr(self._served, method)(*args)
+        except Ended:
+            raise
         except Exception as error:
             raise WorkerFailure(one_line(error)) from error
 

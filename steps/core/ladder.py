@@ -54,6 +54,13 @@ PARTS = (
     ),
     Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), NO_SUCH_GPU),
     Part(
+        "parallel",
+        "Several GPUs: one sequence over all of them, checked on CPUs, not timed",
+        range(80, 90),
+        ("parallel",),
+        untimed="no machine with several GPUs was at hand",
+    ),
+    Part(
         "everyday",
         "Everyday problems: grouped heads, decoding, masks",
         range(100, 120),
@@ -116,14 +123,16 @@ def __getattr__(name: str):
         return steps_of("forward")
     if name == "GRADIENTS":
         return steps_of("backward")
+    if name == "PARALLEL":
+        return tuple(step for step in _load()[0] if step.several)
     if name == "INSIDE":
         return _load()[1]
     raise AttributeError(f"module 'steps.core.ladder' has no attribute {name!r}")
 
 
 def steps_of(direction: str) -> tuple:
-    """The steps that compute this pass, part by part, in the order of their numbers."""
-    return tuple(step for step in _load()[0] if step.direction == direction)
+    """The steps that compute this pass on one device, part by part, in the order of their numbers."""
+    return tuple(step for step in _load()[0] if step.direction == direction and not step.several)
 
 
 def get_step(key: int | str):

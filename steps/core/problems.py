@@ -18,3 +18,10 @@ FULL = standard()
 def few_heads(head_dim: int = 128) -> Problem:
     """Batch 1, 8 heads, length 8192, no mask: on this the Gluon part is recorded with all counters."""
     return Problem(batch=1, heads=8, seq_len_q=8192, seq_len_kv=8192, head_dim=head_dim)
+
+
+LONG = Problem(batch=1, heads=32, seq_len_q=65536, seq_len_kv=65536, head_dim=128, dtype="bfloat16", causal=True)
+
+
+# One new token for each of 8 sequences of a model with 64 query heads and 8 kv heads: bytes decide how long it takes.
+DECODING = Problem(batch=8, heads=64, kv_heads=8, seq_len_q=1, seq_len_kv=32768, head_dim=128, dtype="bfloat16")

@@ -60,6 +60,7 @@ class Step:
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
     pads_head_dim: ClassVar[bool] = False  # True: others, too, in tiles of the next of head_dims (``in_tiles``)
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
+    several: ClassVar[bool] = False  # True: it computes on several ranks at once, each with its part of the sequence
     made_for: ClassVar[str] = DEFAULT_ARCH  # compiled for where no architecture is named
 
     @property
@@ -178,8 +179,7 @@ class Step:
     ) -> Launch:
         """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
         problem = Problem.of(q, k, v, causal, scale, **features)
-        if reason := self.unsupported(problem, target_of(q.device)):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, target_of(q.device))
         if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.device != q.device):
             raise ValueError(
                 f"out must have q's shape, dtype and device ({tuple(q.shape)}, {q.dtype}, {q.device}), "
@@ -192,6 +192,11 @@ class Step:
         if kind is not None:
             self.launches.keep(kind, launch)
         return launch
+
+    def refuse(self, problem: Problem, target: str) -> None:
+        """Raises Unsupported for a problem that this step cannot compute on ``target``."""
+        if reason := self.unsupported(problem, target):
+            raise Unsupported(f"step {self.label}: {reason}")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""

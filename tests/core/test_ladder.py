@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import GRADIENTS, INSIDE, PARTS, STEPS, get_step
+from steps import GRADIENTS, INSIDE, PARALLEL, PARTS, STEPS, get_step
 from steps.core import ladder
 from steps.core.ladder import OLD_NUMBERS, asked_by_number, module_file, part_of, renumbered, select
 from tests.results.recorded import RECORDED
@@ -41,6 +41,15 @@ def test_a_step_stands_on_one_before_it():
             assert part_of(step.previous.number) is part_of(step.number)
         if not step.fork and part_of(step.number).name != "appendix":
             assert not step.previous.fork  # the main path does not lead over a fork
+
+
+def test_steps_over_several_ranks_are_apart():
+    """So that whoever measures or chooses among all steps of a pass has those of one device."""
+    assert not {*PARALLEL} & {*STEPS, *GRADIENTS}
+    assert select("parallel", None) == list(PARALLEL) and select("ring") == [get_step(81)]
+    backward = [step for step in PARALLEL if step.direction == "backward"]
+    assert [step.forward for step in backward] == [step for step in PARALLEL if step.direction == "forward"]
+    assert all(step.share is step.forward.share for step in backward)
 
 
 def test_what_is_inside_a_step_has_no_number_and_is_found_by_name():
@@ -89,7 +98,7 @@ def test_steps_are_selected_by_number_name_range_and_part():
     assert names("large_tile") == ["large_tile"]
     for text, message in (
         ("7-2", "must not run backwards"),
-        ("80-89", "no step has a number of 80-89"),
+        ("17-19", "no step has a number of 17-19"),
         ("42", "must be steps of the forward pass, got 42 atomics"),
         ("x", "got 'x'"),
     ):
@@ -109,5 +118,6 @@ def test_parts_do_not_overlap_and_every_step_is_in_one():
     numbers = [number for part in PARTS for number in part.numbers]
     assert len(set(numbers)) == len(numbers)
     with pytest.raises(ValueError, match="must be one of a part"):
-        part_of(85)
-    assert {part_of(step.number).name for step in (*STEPS, *GRADIENTS)} == {part.name for part in ladder.PARTS}
+        part_of(120)
+    everybody = (*STEPS, *GRADIENTS, *PARALLEL)
+    assert {part_of(step.number).name for step in everybody} == {part.name for part in ladder.PARTS}

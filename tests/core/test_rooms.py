@@ -12,7 +12,15 @@ FILES = {
     for folder in ("steps", "tutorial_lib")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-SKELETONS = ("steps.cutile", "steps.gluon", "steps.hopper", "steps.blackwell", "steps.appendix", "steps.reference")
+SKELETONS = (
+    "steps.cutile",
+    "steps.gluon",
+    "steps.hopper",
+    "steps.blackwell",
+    "steps.parallel",
+    "steps.appendix",
+    "steps.reference",
+)
 
 
 @cache

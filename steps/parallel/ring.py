@@ -1,0 +1,93 @@
+"""The ring: every rank's keys and values go round once, and each rank computes its queries' part of each.
+
+Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context",
+https://arxiv.org/abs/2310.01889.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steps.parallel.merging import accumulator, merge
+from steps.parallel.ranks import places_like
+from steps.parallel.shares import Share
+
+
+@dataclass(frozen=True)
+class Ring:
+    """share: which tokens a rank holds, and what it computes of a part.
+
+    ahead: the next part is on its way while this one is computed; else nobody computes meanwhile.
+    """
+
+    share: Share
+    ahead: bool
+
+    def __call__(self, q, k, v, causal, ranks, parts):
+        """(o, lse) of this rank's queries; shapes as in ``ParallelStep``."""
+        here = k.contiguous(), v.contiguous()
+        buffers = places_like(here), places_like(here)  # one is read while the other is filled
+        for turn in range(ranks.count):
+            coming = None
+            if turn + 1 < ranks.count:
+                coming = ranks.start_passing(here, buffers[turn % 2])
+                if not self.ahead:
+                    coming.wait()
+            owner = (ranks.own - turn) % ranks.count
+            if block := self.share.block(ranks.own, owner, k.shape[2], causal):
+                rows, keys = block.rows, block.keys
+                part = parts.attention(q[:, :, rows], *(x[:, :, keys] for x in here), block.causal)
+                if turn == 0:  # its own keys: every query sees one
+                    o, lse = accumulator(part[0], ranks.count - 1), part[1]
+                else:
+                    merge(o[:, :, rows], lse[:, :, rows], *part)
+            if coming:
+                here = coming.wait()
+        return o, lse
+
+
+@dataclass(frozen=True)
+class RingGradients:
+    """The backward pass of ``Ring``: keys and values go round, and behind them the sums of their gradients.
+
+    A rank adds its part to the sums and passes them on. After as many turns as there are ranks they are at home. They
+    travel in float32, so that an addition loses nothing that a single GPU would keep.
+    """
+
+    share: Share
+    ahead: bool
+
+    def __call__(self, q, k, v, o, lse, do, causal, ranks, parts):
+        """(dq, dk, dv) of this rank's tokens, in float32."""
+        import torch
+
+        here = k.contiguous(), v.contiguous()
+        buffers = places_like(here), places_like(here)
+        sums_buffers = places_like(here, torch.float32), places_like(here, torch.float32)
+        sums_coming = None
+        for turn in range(ranks.count):
+            coming = None
+            if turn + 1 < ranks.count:
+                coming = ranks.start_passing(here, buffers[turn % 2])
+                if not self.ahead:
+                    coming.wait()
+            owner = (ranks.own - turn) % ranks.count
+            block = self.share.block(ranks.own, owner, k.shape[2], causal)
+            if block:
+                rows, keys = block.rows, block.keys
+                own = [x[:, :, rows] for x in (q, o, lse, do)]
+                part = parts.gradients(own[0], *(x[:, :, keys] for x in here), *own[1:], block.causal)
+            if turn == 0:  # its own keys, and all of its queries
+                dq, *sums = (x.float() for x in part)
+            else:
+                sums = sums_coming.wait()  # of these same keys, with what the ranks before have added
+            if turn and block:
+                dq[:, :, rows] += part[0]
+                for total, mine in zip(sums, part[1:]):
+                    total[:, :, keys] += mine
+            sums_coming = ranks.start_passing(sums, sums_buffers[turn % 2])
+            if not self.ahead:
+                sums_coming.wait()
+            if coming:
+                here = coming.wait()
+        return dq, *sums_coming.wait()

@@ -1,0 +1,210 @@
+"""The steps over several ranks, in processes on the CPU over gloo: against float64, and what they say of bad calls."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+
+from steps import PARALLEL, get_step
+from steps.parallel.ranks import Ranks
+from tests.parallel.processes import Processes
+from tutorial_lib.passes import pass_of
+from tutorial_lib.problem import Problem
+from tutorial_lib.worker import WorkerFailure
+
+RANKS = 4
+
+
+def problem(**changes) -> Problem:
+    fields = {"batch": 2, "heads": 4, "seq_len_q": 64, "seq_len_kv": 64, "head_dim": 32, "causal": True}
+    return Problem(**fields | changes)
+
+
+# Of the whole sequence. On two and on four ranks a part is ragged for any tile: 13 or 26, 34 or 68 tokens.
+PROBLEMS = [
+    problem(),
+    problem(causal=False),
+    problem(dtype="bfloat16", seq_len_q=104, seq_len_kv=104),
+    problem(dtype="bfloat16", seq_len_q=136, seq_len_kv=136, causal=False, heads=8, kv_heads=4, batch=1),
+    problem(heads=8, kv_heads=4, seq_len_q=104, seq_len_kv=104, batch=1),
+    problem(seq_len_q=8, seq_len_kv=8),
+    problem(seq_len_q=8, seq_len_kv=136, causal=False),
+    problem(scale=0.5, causal=False),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with Processes(tmp_path_factory.mktemp("group") / "meeting", RANKS) as processes:
+        yield processes
+
+
+def parts_of(step, tensors, own: int, count: int) -> tuple:
+    return tuple(step.part(x, own, count) for x in tensors)
+
+
+def checked(rank, name: str, problems: list[Problem], kernel: str | None, in_pairs: bool) -> list:
+    """On a rank: its part of the outputs against float64; in pairs, two groups of two ranks do so at once."""
+    group, count = (rank.pair, 2) if in_pairs else (None, rank.count)
+    torch.set_num_threads(1)
+    step = get_step(name).on(group, kernel=kernel and get_step(kernel))
+    kind, own = pass_of(step), rank.own % count
+    told = []
+    for n, whole in enumerate(problems):
+        inputs = kind.inputs(whole, seed=n + len(name))
+        exact = kind.reference(whole, inputs)
+        allowed = kind.yardstick(whole, inputs, exact)
+        parts = [parts_of(step, tensors, own, count) for tensors in (inputs, exact)]
+        accuracy = kind.check(step, whole, *parts, allowed)
+        told.append((whole.describe(), accuracy.correct, accuracy.explain()))
+    return told
+
+
+@pytest.mark.parametrize("in_pairs", [True, False], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize("step", PARALLEL, ids=lambda s: s.name)
+def test_right_against_float64(ranks, step, in_pairs):
+    for said in ranks.run(checked, step.name, PROBLEMS, None, in_pairs):
+        assert not isinstance(said, WorkerFailure), said
+        assert not [line for line in said if not line[1]], said
+
+
+# cuTile's kernels in the interpreter, Gluon's on the simulator.
+KERNELS = [("zigzag", "mma"), ("zigzag", "linked"), ("zigzag_gradients", "two_kernels"), ("gather", "stages")]
+
+
+@pytest.mark.parametrize(("name", "kernel"), KERNELS)
+def test_right_with_a_kernel_of_this_course_inside(ranks, name, kernel):
+    small = problem(batch=1, heads=2, kv_heads=1, seq_len_q=104, seq_len_kv=104, head_dim=64)
+    for said in ranks.run(checked, name, [small], kernel, True):
+        assert not isinstance(said, WorkerFailure), said
+        assert said[0][1], said
+
+
+def whole_and_parts(rank, name: str, gradients: str) -> list[float]:
+    """On a rank: by how many rounding steps its part of (o, dq, dk, dv) differs from a single device's."""
+    whole = problem(heads=8, kv_heads=4, seq_len_q=136, seq_len_kv=136)
+    forward, backward = (
+        get_step(n).on(kernel=get_step(kernel)) for n, kernel in ((name, "mma"), (gradients, "formulas"))
+    )
+    q, k, v, _, _, do = pass_of(backward).inputs(whole, seed=3)
+    o, lse = get_step("mma").attention(q, k, v, True, return_lse=True)
+    alone = o, *get_step("formulas").gradients(q, k, v, o, lse, do, True)
+    q, k, v, do, *alone = parts_of(forward, (q, k, v, do, *alone), rank.own, rank.count)
+    o, lse = forward.attention(q, k, v, True, return_lse=True)
+    mine = o, *backward.gradients(q, k, v, o, lse, do, True)
+    step_of = torch.finfo(q.dtype).eps
+    return [((a - b).abs().max() / (step_of * b.abs().max())).item() for a, b in zip(mine, alone, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "gradients"), [(s.forward.name, s.name) for s in PARALLEL if s.direction == "backward"]
+)
+def test_the_numbers_are_those_of_one_device_up_to_the_order_of_sums(ranks, name, gradients):
+    for said in ranks.run(whole_and_parts, name, gradients):
+        assert not isinstance(said, WorkerFailure), said
+        assert max(said) < 3, said
+
+
+class Counted(Ranks):
+    """Remembers the last one that was made."""
+
+    def __init__(self, group=None):
+        super().__init__(group)
+        Counted.last = self
+
+
+def sent(rank, name: str, whole: Problem) -> int:
+    """On a rank: the bytes that it sends in a call."""
+    step = get_step(name).on(ranks=Counted)
+    inputs = pass_of(step).inputs(whole, seed=1)
+    pass_of(step).call(step, whole, parts_of(step, inputs, rank.own, rank.count))
+    return Counted.last.sent
+
+
+def test_keys_and_values_travel_with_their_own_heads(ranks):
+    whole = problem(batch=1, heads=8, kv_heads=4)
+    queries, keys = 8 * 64 * 32 * 2 // RANKS, 4 * 64 * 32 * 2 // RANKS  # bytes of a rank's q, and of its k
+    for name in ("gather", "ring", "two_buffers", "zigzag"):
+        assert ranks.run(sent, name, whole) == [2 * (RANKS - 1) * keys] * RANKS
+    assert (
+        ranks.run(sent, "ulysses", whole)
+        == [(RANKS - 1) * (2 * queries + 2 * keys + 4 * 8 * 64 // RANKS) // RANKS] * RANKS
+    )
+    around = 2 * (RANKS - 1) * keys + 2 * RANKS * 2 * keys  # the sums have twice the bytes, and go home
+    for name in ("ring_gradients", "two_buffers_gradients", "zigzag_gradients"):
+        assert ranks.run(sent, name, whole) == [around] * RANKS
+
+
+# --- bad calls ---
+
+
+def called(rank, name: str, tokens: dict[int, int], **fields):
+    """On a rank: call a step; tokens: how many a rank has, where it is not 16."""
+    kv_heads = fields.pop("kv_heads", 4)
+    q = torch.randn(1, 4, tokens.get(rank.own, 16), 32).half()
+    k = torch.randn(1, kv_heads, q.shape[2] + fields.pop("more_keys", 0), 32).half()
+    return get_step(name).attention(q, k, k, **{"causal": True} | fields).shape
+
+
+def called_with(rank, name, tokens, fields):
+    return called(rank, name, tokens, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "fields", "told"),
+    [
+        (
+            "ring",
+            {2: 24},
+            {},
+            "rank 0 has step 81 ring, q (1, 4, 16, 32), k (1, 4, 16, 32), torch.float16, causal=True",
+        ),
+        ("zigzag", {1: 15}, {}, "2 pieces of equal length, got 15 tokens a rank"),
+        ("gather", {}, {"more_keys": 8}, "as many keys as queries, got 16 and 24"),
+        ("ulysses", {}, {"kv_heads": 2}, "4 ranks must share the key and value heads evenly, got 2 heads"),
+        ("ring", {}, {"kv_heads": 3}, "kv_heads must divide heads (4), got 3"),
+        ("ring", {}, {"window": 4}, "takes no sliding window"),
+    ],
+)
+def test_a_call_that_the_ranks_cannot_share_is_refused_on_every_one(ranks, name, tokens, fields, told):
+    for said in ranks.run(called_with, name, tokens, fields):
+        assert isinstance(said, WorkerFailure) and told in str(said) and "\n" not in str(said), said
+    assert ranks.run(called, name, {}) == [(1, 4, 16, 32)] * RANKS  # and they can go on
+
+
+def test_without_a_group_a_step_says_how_it_is_started():
+    q = torch.randn(1, 2, 16, 32).half()
+    for step in PARALLEL:
+        assert "torchrun --nproc-per-node 2 -m steps.run --parallel" in step.unsupported(step.default_problem, "sm_90")
+    with pytest.raises(ValueError, match="step 81 ring: computes on several GPUs at once: torchrun"):
+        get_step("ring").attention(q, q, q)
+
+
+def dies_or_calls(rank, name: str):
+    if rank.own == 1:
+        os._exit(3)
+    return called(rank, name, {})
+
+
+def late_or_calls(rank, name: str):
+    """Rank 1 is not there: it returns at once. The others give up as soon as they may."""
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), torch.distributed.group.WORLD)
+    return None if rank.own == 1 else called(rank, name, {})
+
+
+def test_a_rank_that_does_not_answer_is_told_on_the_others(tmp_path):
+    with Processes(tmp_path / "meeting", 2) as two:
+        first, second = two.run(late_or_calls, "ring")
+    assert second is None
+    told = "RankFailure: rank 0 of 2 stops, because another rank did not answer in time"
+    assert isinstance(first, WorkerFailure) and str(first).startswith(told), first
+
+
+@pytest.mark.parametrize("name", ["ring", "ulysses"])
+def test_a_rank_that_dies_is_told_on_the_others(tmp_path, name):
+    with Processes(tmp_path / "meeting", 2) as two:
+        assert two.run(called, name, {}) == [(1, 4, 16, 32)] * 2  # they have agreed: now it is in the exchange
+        first, second = two.run(dies_or_calls, name)
+    assert str(second).startswith("the process died (exit status 3)")
+    assert str(first).startswith("RankFailure: rank 0 of 2 stops, because another rank has ended"), first
