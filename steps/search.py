@@ -112,7 +112,7 @@ class GradientKernel:
     def prepared(self, step, problem: Problem, inputs: tuple, outputs: tuple, arch: str) -> tuple:
         import torch
 
-        from steps.backward_cutile.skeleton import compiled_when_launched
+        from steps.cutile.launching import compiled_when_launched
 
         q, k, v, _, lse, do = inputs
         dq, dk, dv = outputs

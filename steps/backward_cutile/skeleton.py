@@ -17,8 +17,9 @@ from steps.backward_cutile.variant import Variant
 from steps.core.fused import FusedStep, grid, hole
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.rules import rule_for
-from steps.core.step import Unsupported, target_of
+from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
+from steps.cutile.launching import compiled_when_launched, runner
 from steps.cutile.skeleton import array
 from tutorial_lib.problem import Problem
 
@@ -112,13 +113,13 @@ class CuTileGradients(GradientStep, FusedStep):
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
         rows = grid(problem, ROWS)
-        row_sums = _runner(rows, _row_sums(step.variant(problem, ROWS)), SMALL, device)
+        row_sums = runner(rows, _row_sums(step.variant(problem, ROWS)), SMALL, device)
         blocks, _, shape = step.kernel("keys", problem)
-        keys = _runner(blocks, function, shape, device)
+        keys = runner(blocks, function, shape, device)
         if step.adds:
-            scaled = _runner(rows, _scaled(step.variant(problem, ROWS)), SMALL, device)
+            scaled = runner(rows, _scaled(step.variant(problem, ROWS)), SMALL, device)
         else:
-            queries = _runner(*step.kernel("queries", problem), device)
+            queries = runner(*step.kernel("queries", problem), device)
 
         def launch(q, k, v, o, lse, do, out):
             dq, dk, dv = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -149,8 +150,7 @@ class CuTileGradients(GradientStep, FusedStep):
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):
         """As ``compile``, for a function of that kernel that is given."""
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         step = self.configured(problem, arch)
         compiled = step.compile_one("keys", problem, arch, function)
         if self.adds:
@@ -183,24 +183,7 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_backward")
 
 
-def _runner(blocks: tuple[int, int, int], function: Callable, shape: BlockShape, device) -> Callable:
-    """``run(*arguments)`` launches a kernel function; on the CPU, the interpreter does."""
-    if target_of(device) == "cpu":
-        from tutorial_lib import interpreter
-
-        return lambda *arguments: interpreter.launch(blocks, function, arguments)
-    import torch
-
-    kernel, stream_of, index = compiled_when_launched(function, shape), torch._C._cuda_getCurrentRawStream, device.index
-    return lambda *arguments: ct.launch(stream_of(index), blocks, kernel, arguments)
-
-
 _row_sums = cache(kernel.make_row_sums)
 _scaled = cache(kernel.make_scaled)
 _gradients_of_keys = cache(kernel.make_gradients_of_keys)
 _gradients_of_queries = cache(kernel.make_gradients_of_queries)
-
-
-@cache
-def compiled_when_launched(function: Callable, shape: BlockShape) -> ct.kernel:
-    return ct.kernel(function, occupancy=shape.occupancy, num_worker_warps=shape.warps, num_ctas=shape.cluster)

@@ -1,0 +1,184 @@
+"""The kernels of the decoding steps, in cuTile: a few queries against many keys.
+
+K and V are read once, and one query is too little to fill a tile. What fills it are the queries of a group, which all
+read the same keys: they are the rows of one tile. A block owns the rows of one kv head of one sequence, and all of its
+keys or a range of them. Where several blocks have a range each, every one writes its output and the log-sum-exp of its
+scores, and ``merge`` puts the parts together (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/).
+
+``variant`` (``steps.everyday.variant``) is constant when a kernel is compiled. Q, Out and the parts have their heads as
+[kv head, member of its group], which is a view of a tensor with as many heads as queries have.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cuda.tile as ct
+
+from steps.cutile.kernel import LN2
+
+LEAST = -1e30  # where maxima begin: below every score, and finite, so that a tile of which a row sees nothing adds zero
+
+
+def position(Q, variant):
+    """What this block owns: its kv head, a tile of rows of that group, and its sequence."""
+    tiles_a_group = ct.cdiv(Q.shape[2], variant.members)
+    return ct.bid(1) // tiles_a_group, ct.bid(1) % tiles_a_group, ct.bid(2)
+
+
+def load_rows(Q, kv_head, t, batch, variant):
+    """The t-th tile of the queries of a group, as rows [row, head_dim]; those that only fill it up are zero."""
+    shape = (1, 1, variant.members, variant.queries, variant.head_dim)
+    q = ct.load(Q, (batch, kv_head, t, 0, 0), shape, padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(q, (variant.tile.query, variant.head_dim))
+
+
+def begin(variant):
+    """Maximum and sum of every row, and its output [row, head_dim], not yet normalised."""
+    row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
+    row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
+    return row_max, row_sum, ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+
+
+def range_of(split, splits, tiles):
+    """The tiles [first, end) of a split: equal shares, of which the last may be shorter, or empty."""
+    share = ct.cdiv(tiles, splits)
+    return min(split * share, tiles), min((split + 1) * share, tiles)
+
+
+def hide(scores, j, length, variant):
+    """Minus infinity for the keys behind the end, and for those behind a query where it is one of the last."""
+    key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)[None, :]
+    scores = ct.where(key_index < length, scores, -math.inf)
+    if variant.causal:
+        query = ct.arange(variant.tile.query, dtype=ct.int32)[:, None] % variant.queries
+        scores = ct.where(key_index <= query + (length - variant.seq_len_q), scores, -math.inf)
+    return scores
+
+
+def seen_by_all(length, variant):
+    """Tiles of keys that every row sees whole."""
+    hidden = variant.seq_len_q - 1 if variant.causal else 0
+    return (length - hidden) // variant.tile.key
+
+
+def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
+    """Maxima, sums and output, not yet normalised, of the rows q over the tiles [first, end) of keys."""
+    row_max, row_sum, accumulator = begin(variant)
+    for j in range(first, end):
+        k = variant.load_key(K, batch, kv_head, j, variant)
+        scores = ct.mma(q, k, ct.zeros((variant.tile.query, variant.tile.key), ct.float32))
+        v = variant.load_value(V, batch, kv_head, j, variant)
+        # The compiler splits the loop here: whole tiles never ask.
+        if (variant.ragged or variant.causal) and j >= seen_by_all(length, variant):
+            scores = hide(scores, j, length, variant)
+            if (
+                variant.page_size
+            ):  # what a page holds behind the end may be anything: its weight is 0, but 0 * NaN is not
+                key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)[:, None]
+                v = ct.where(key_index < length, v, 0)
+        weights, correction, row_max = variant.softmax(scores, row_max, scale)
+        row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
+        accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
+    return row_max, row_sum, accumulator
+
+
+def store_part(Parts, LSE, split, head, t, row_max, row_sum, accumulator, variant):
+    """A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys."""
+    o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
+    lse = (row_max + ct.log2(row_sum)) * LN2
+    ct.store(LSE, (split, head, t, 0), ct.reshape(lse, (1, 1, variant.members, variant.queries)))
+    o = ct.reshape(o, (1, 1, variant.members, variant.queries, variant.head_dim))
+    ct.store(Parts, (split, head, t, 0, 0), o)
+
+
+def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
+    """Normalise and store; rows that only fill the tile up are dropped."""
+    if variant.lse:
+        Out, LSE = Out
+        lse = (row_max + ct.log2(row_sum)) * LN2
+        ct.store(LSE, (batch, kv_head, t, 0), ct.reshape(lse, (1, 1, variant.members, variant.queries)))
+    o = ct.astype(accumulator / row_sum, Out.dtype)
+    o = ct.reshape(o, (1, 1, variant.members, variant.queries, variant.head_dim))
+    ct.store(Out, (batch, kv_head, t, 0, 0), o)
+
+
+def make_decode(variant):
+    """The kernel that goes through the keys, for the interpreter and the compiler; its grid: splits, rows, batch.
+
+    Rows are tiles of all groups together. Its arguments: Q, K, V, with pages their table and the sequences' lengths,
+    then Parts and LSE, or where one block takes all keys Out; and the scale.
+    """
+    if variant.page_size:
+
+        def decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
+            split = ct.bid(0)
+            kv_head, t, batch = position(Q, variant)
+            length = ct.load(Lengths, (batch,), ())
+            first, end = range_of(split, ct.num_blocks(0), ct.cdiv(length, variant.tile.key))
+            last = (length - 1) // variant.page_size
+            q = load_rows(Q, kv_head, t, batch, variant)
+            row_max, row_sum, accumulator = attend(
+                q, (K, Table, last), (V, Table, last), batch, kv_head, first, end, length, scale, variant
+            )
+            head = batch * Q.shape[1] + kv_head
+            store_part(Parts, LSE, split, head, t, row_max, row_sum, accumulator, variant)
+
+    elif variant.split:
+
+        def decode(Q, K, V, Parts, LSE, scale):
+            split = ct.bid(0)
+            kv_head, t, batch = position(Q, variant)
+            length = K.shape[2]
+            first, end = range_of(split, ct.num_blocks(0), ct.cdiv(length, variant.tile.key))
+            q = load_rows(Q, kv_head, t, batch, variant)
+            row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
+            head = batch * Q.shape[1] + kv_head
+            store_part(Parts, LSE, split, head, t, row_max, row_sum, accumulator, variant)
+
+    else:
+
+        def decode(Q, K, V, Out, scale):
+            kv_head, t, batch = position(Q, variant)
+            length = K.shape[2]
+            q = load_rows(Q, kv_head, t, batch, variant)
+            row_max, row_sum, accumulator = attend(
+                q, K, V, batch, kv_head, 0, ct.cdiv(length, variant.tile.key), length, scale, variant
+            )
+            finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
+
+    return decode
+
+
+def make_merge(at_once, head_dim, with_lse):
+    """The kernel that puts parts together, a block for each query of each head; its grid: heads, members, queries.
+
+    It is the online softmax once more: the log-sum-exp of a part is its score, and its output is its value. at_once:
+    parts that one turn takes, a power of two.
+    """
+
+    def merge(Parts, LSE, Out):
+        head, member, i = ct.bid(0), ct.bid(1), ct.bid(2)
+        if with_lse:
+            Out, Whole = Out
+        batch, kv_head = head // Out.shape[1], head % Out.shape[1]
+        high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
+        o = ct.zeros((1, head_dim), ct.float32)
+        for n in range(ct.cdiv(Parts.shape[0], at_once)):
+            lse = ct.load(LSE, (n, head, member, i), (at_once, 1, 1, 1), padding_mode=ct.PaddingMode.NEG_INF)
+            lse = ct.reshape(lse, (at_once, 1))
+            part = ct.load(
+                Parts, (n, head, member, i, 0), (at_once, 1, 1, 1, head_dim), padding_mode=ct.PaddingMode.ZERO
+            )
+            part = ct.reshape(part, (at_once, head_dim))
+            now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
+            weight, correction = ct.exp(lse - now), ct.exp(high - now)
+            total = total * correction + ct.sum(weight, axis=0, keepdims=True)
+            o = o * correction + ct.sum(weight * part, axis=0, keepdims=True)
+            high = now
+        if with_lse:
+            ct.store(Whole, (batch, kv_head, member, i), ct.reshape(high + ct.log(total), (1, 1, 1, 1)))
+        o = ct.reshape(ct.astype(o / total, Out.dtype), (1, 1, 1, 1, head_dim))
+        ct.store(Out, (batch, kv_head, member, i, 0), o)
+
+    return merge

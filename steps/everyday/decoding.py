@@ -1,0 +1,251 @@
+"""A decoding step in cuTile: the holes of its skeleton, into how many parts keys are split, launching and compiling."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import ClassVar
+
+import cuda.tile as ct
+from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
+
+from steps.core.fused import FusedStep, hole
+from steps.core.launch import empty_lse
+from steps.core.order import processors
+from steps.core.step import Unsupported, target_of
+from steps.core.tiles import BlockShape, Tile
+from steps.cutile.launching import compiled_when_launched, runner
+from steps.cutile.skeleton import array
+from steps.cutile.variant import Latency
+from steps.everyday.decode_kernel import make_decode, make_merge
+from steps.everyday.variant import DecodeVariant
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
+
+KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
+LEAST_ROWS = 16  # of a tile: with fewer, cuTile 13.4 multiplies without the tensor cores
+MOST_ROWS = 128
+START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
+AT_ONCE = 32  # parts that one turn of the merging takes, at most
+MERGING = BlockShape(Tile(1, AT_ONCE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeStep(FusedStep):
+    """Kernels of ``steps.everyday.decode_kernel`` with these holes filled.
+
+    load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
+    softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler.
+    split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
+    tile_key: keys of a tile; None: ``KEY_BYTES`` of them.
+    """
+
+    load_key: Callable = hole()
+    load_value: Callable = hole()
+    softmax: Callable = hole()
+    latency: Latency = hole(default=Latency())
+    occupancy: int | None = hole(default=None)
+    warps: int | None = hole(default=None)
+    split: bool = hole(default=False)
+    tile_key: int | None = hole(default=None)
+
+    backend: ClassVar[str] = "cutile"
+    shown: ClassVar[str] = (
+        "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"
+    )
+    head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        if reason := super().unsupported(problem, target):
+            return reason
+        if problem.seq_len_q > MOST_ROWS:
+            return f"made for decoding, at most {MOST_ROWS} queries a head, got {problem.seq_len_q}"
+        if problem.causal and not problem.page_size:
+            return "made for queries that see all keys, as the last token of a sequence does: ask for no causal mask"
+        if problem.seq_len_kv * problem.kv_heads * problem.head_dim >= 2**31:
+            return "kv_heads * seq_len_kv * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
+        return None
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        """Parts and their log-sum-exp in float32, for as many splits as there are at most."""
+        splits = self.splits(problem, max(gpu.multiprocessors for gpu in REFERENCE_GPUS.values()))
+        rows = problem.batch * problem.heads * problem.seq_len_q
+        return 4 * splits * rows * (problem.head_dim + 1) if self.split else 0
+
+    def key(self, problem: Problem) -> int:
+        """Keys of a tile."""
+        return self.tile_key or KEY_BYTES // (BYTES_PER_ELEMENT * problem.head_dim)
+
+    def variant(self, problem: Problem, arch: str) -> DecodeVariant:
+        """The constants that ``problem`` is compiled with on ``arch``."""
+        queries, members = power_of_two(problem.seq_len_q), power_of_two(problem.group_size)
+        members = min(members, MOST_ROWS // queries)
+        queries = max(queries, LEAST_ROWS // members)
+        key = self.key(problem)
+        return DecodeVariant(
+            load_key=self.load_key,
+            load_value=self.load_value,
+            softmax=self.softmax,
+            latency=self.latency,
+            tile=Tile(members * queries, key),
+            head_dim=problem.head_dim,
+            members=members,
+            queries=queries,
+            seq_len_q=problem.seq_len_q,
+            split=self.split,
+            ragged=problem.page_size is not None or problem.seq_len_kv % key != 0,
+            page_size=problem.page_size,
+            causal=problem.causal and problem.seq_len_q > 1,
+        )
+
+    def groups(self, problem: Problem) -> int:
+        """Tiles of rows of all kv heads of a sequence."""
+        return problem.kv_heads * -(-problem.group_size // self.variant(problem, self.made_for).members)
+
+    def splits(self, problem: Problem, multiprocessors: int) -> int:
+        """How many blocks have a range each of the same keys, on so many SMs."""
+        if not self.split:
+            return 1
+        tiles = -(-problem.seq_len_kv // self.key(problem))
+        return number_of_splits(tiles, problem.batch * self.groups(problem), (self.occupancy or 1) * multiprocessors)
+
+    def kernel(self, variant: DecodeVariant) -> tuple[Callable, BlockShape]:
+        """The kernel that goes through the keys, and how it is compiled."""
+        return _decode(variant), BlockShape(variant.tile, warps=self.warps, occupancy=self.occupancy)
+
+    def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
+        return _decode(self.variant(problem, arch)), {}
+
+    def make_ready(self, problem, q, k, v, out, return_lse=False):
+        variant = self.variant(problem, target_of(q.device))
+        function = _decode(dataclasses.replace(variant, lse=return_lse and not self.split))
+        return self.make_kernel_ready(function, problem, q, k, v, out, return_lse)
+
+    def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
+        """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
+        decoded = self.runner(function, problem, q.device, return_lse)
+
+        def launch(q, k, v, out):
+            return decoded(q, (k, v), out)
+
+        return launch
+
+    def runner(self, function: Callable, problem: Problem, device, return_lse: bool = False) -> Callable:
+        """``run(q, sources, out)``: both kernels, where there are two. sources: what the first reads beside Q."""
+        import torch
+
+        shape = self.kernel(self.variant(problem, target_of(device)))[1]
+        splits, groups = self.splits(problem, processors(device)), (problem.kv_heads, problem.group_size)
+        decode = runner((splits, self.groups(problem), problem.batch), function, shape, device)
+        sign, scale = positive(problem.effective_scale)
+        rows = (problem.batch * problem.kv_heads, problem.group_size, problem.seq_len_q)
+        empty = partial(torch.empty, dtype=torch.float32, device=device)
+        if self.split:
+            merge = runner(rows, _merge(at_once(splits), problem.head_dim, return_lse), MERGING, device)
+
+        def run(q, sources, out):
+            o = torch.empty(q.shape, dtype=q.dtype, device=device) if out is None else out
+            lse = empty_lse(q) if return_lse else None
+            rows_of_groups = (q if sign == 1 else q * sign).unflatten(1, groups)
+            written = o.unflatten(1, groups)
+            if return_lse:
+                written = written, lse.unflatten(1, groups)
+            if self.split:
+                parts, parts_lse = empty((splits, *rows, problem.head_dim)), empty((splits, *rows))
+                decode(rows_of_groups, *sources, parts, parts_lse, scale)
+                merge(parts, parts_lse, written)
+            else:
+                decode(rows_of_groups, *sources, written, scale)
+            return (o, lse) if return_lse else o
+
+        return run
+
+    def compile(self, problem, arch="sm_90"):
+        """The kernel that goes through the keys; the one that merges is among its other kernels."""
+        return self.compile_kernel(self.entry(problem, arch)[0], problem, arch)
+
+    def compile_kernel(self, function: Callable, problem: Problem, arch: str):
+        """As ``compile``, for a function of that kernel that is given."""
+        from tutorial_lib import compiler
+
+        if reason := self.unsupported(problem, arch):
+            raise Unsupported(f"step {self.label}: {reason}")
+        variant = self.variant(problem, arch)
+        gpu = REFERENCE_GPUS.get(arch)
+        splits = self.splits(problem, gpu.multiprocessors if gpu else 1)
+        compiled = compiler.compile_cutile(
+            compiled_when_launched(function, self.kernel(variant)[1]),
+            self.signature(problem, splits),
+            arch,
+            variant.tile.scores,
+            self.warps or compiler.COMPUTE_WARPS,
+        )
+        groups = problem.batch * self.groups(problem)
+        others = (self.compile_merge(problem, splits, arch).code,) if self.split else ()
+        tiles = -(-problem.seq_len_kv // variant.tile.key)
+        return dataclasses.replace(compiled, blocks=splits * groups, kv_tiles=groups * tiles, other_kernels=others)
+
+    def compile_merge(self, problem: Problem, splits: int, arch: str):
+        """The kernel that merges so many parts, compiled."""
+        from tutorial_lib import compiler
+
+        parameters = [*parts(problem, splits), outputs(problem)]
+        function = _merge(at_once(splits), problem.head_dim, False)
+        return compiler.compile_cutile(
+            compiled_when_launched(function, MERGING),
+            KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="merge"),
+            arch,
+            MERGING.tile.scores,
+        )
+
+    def signature(self, problem: Problem, splits: int) -> KernelSignature:
+        """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
+        written = parts(problem, splits) if self.split else [outputs(problem)]
+        parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
+        return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="decode")
+
+    def sources(self, problem: Problem) -> list:
+        """What the kernel reads beside Q."""
+        shape = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
+        return 2 * [array(shape, getattr(ct, problem.dtype))]
+
+
+def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
+    """How many blocks share the keys of a tile of rows. groups: tiles of rows; at_a_time: blocks that the GPU holds.
+
+    With s splits there are groups * s blocks, which run in so many turns as it takes with ``at_a_time`` in each; a
+    block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. What takes
+    the fewest tiles one after another is chosen, and of equals the smallest.
+    """
+
+    def tiles_in_turn(splits: int) -> int:
+        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START)
+
+    return min(range(1, tiles + 1), key=lambda splits: (tiles_in_turn(splits), splits))
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
+def at_once(splits: int) -> int:
+    """Parts that one turn of the merging takes."""
+    return min(power_of_two(splits), AT_ONCE)
+
+
+def outputs(problem: Problem):
+    """Q and the output as the kernels see them, [batch, kv head, member of its group, query, head_dim]."""
+    shape = (problem.batch, problem.kv_heads, problem.group_size, problem.seq_len_q, problem.head_dim)
+    return array(shape, getattr(ct, problem.dtype))
+
+
+def parts(problem: Problem, splits: int) -> list:
+    """The outputs of so many splits, and their log-sum-exp."""
+    rows = (splits, problem.batch * problem.kv_heads, problem.group_size, problem.seq_len_q)
+    return [array((*rows, problem.head_dim), ct.float32), array(rows, ct.float32)]
+
+
+_decode, _merge = cache(make_decode), cache(make_merge)

@@ -1,0 +1,23 @@
+"""Step 110: sequences of different lengths, packed into one tensor.
+
+Padding a batch to its longest sequence computes what nobody wants. Here the tokens of all sequences stand behind each
+other, and ``cu_seqlens`` says where each begins (flash-attn's ``flash_attn_varlen_func``). A block computes one tile of
+queries. It finds the sequence of its tile by itself, on the GPU: it looks at all beginnings at once and counts those
+that are not behind it. So the host need not know the lengths, and a launch depends on nothing but the number of tokens
+and of sequences. With the arrays cut down to the sequence (``Array.slice``) the rest is the kernel as it was.
+"""
+
+from steps.everyday import step109_soft_cap
+from tutorial_lib.problem import Problem
+
+# 16 sequences of 44 to 8192 tokens, 32768 together.
+RAGGED = (8192, 5988, 4683, 3541, 2709, 2048, 1601, 1234, 977, 640, 511, 222, 128, 99, 44, 151)
+
+STEP = step109_soft_cap.STEP.evolve(
+    number=110,
+    name="varlen",
+    title="Packed sequences",
+    change="Sequences stand behind each other in one tensor, and every block finds the one that its tile belongs to.",
+    default_problem=Problem.packed(RAGGED, heads=32, head_dim=128, causal=True),
+    takes=("window", "softcap", "lengths"),
+)

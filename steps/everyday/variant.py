@@ -1,0 +1,32 @@
+"""What the kernels of the decoding steps are compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steps.core.tiles import Tile
+from steps.cutile.variant import Latency
+
+
+@dataclass(frozen=True)
+class DecodeVariant:
+    """What a decoding kernel is compiled for. Everything here is a constant in the compiled code.
+
+    members, queries: of the rows of a tile, powers of two: so many heads of a group, and so many queries of each.
+    """
+
+    load_key: Callable
+    load_value: Callable
+    softmax: Callable
+    latency: Latency
+    tile: Tile
+    head_dim: int
+    members: int
+    queries: int
+    seq_len_q: int
+    split: bool
+    ragged: bool  # the last tile of keys may not be full
+    page_size: int | None
+    causal: bool  # with pages alone: the queries are the last of their sequence
+    lse: bool = False

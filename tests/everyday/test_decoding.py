@@ -1,0 +1,156 @@
+"""Decoding: the steps are right for what they are for, however many parts there are, and say what they refuse."""
+
+import dataclasses
+import secrets
+
+import pytest
+import torch
+
+from steps import STEPS, Unsupported, get_step
+from steps.core.problems import DECODING
+from steps.everyday import decoding
+from steps.everyday.decoding import START, DecodeStep, at_once, number_of_splits
+from tutorial_lib import interpreter
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.problem import Problem
+from tutorial_lib.reference import log_sum_exp
+
+DECODES = [step for step in STEPS if isinstance(step, DecodeStep)]
+SPLIT = [step for step in DECODES if step.split]
+
+
+def decoding_of(**changes) -> Problem:
+    fields = {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 1, "seq_len_kv": 1000, "head_dim": 128}
+    return Problem(**fields | changes)
+
+
+SHAPES = [
+    decoding_of(),
+    decoding_of(dtype="bfloat16", seq_len_q=16, seq_len_kv=1024),
+    decoding_of(heads=6, seq_len_q=3, seq_len_kv=333, head_dim=64, scale=-0.3),
+    decoding_of(batch=1, heads=64, kv_heads=1, seq_len_q=5, seq_len_kv=700, head_dim=64),  # several tiles a group
+    decoding_of(batch=1, heads=2, seq_len_q=2, seq_len_kv=1, head_dim=32),
+    decoding_of(head_dim=256, seq_len_kv=400, scale=0.0),
+    decoding_of(head_dim=64, seq_len_q=128, seq_len_kv=130, dtype="bfloat16"),
+]
+
+
+@pytest.fixture(params=[1, 3, 40])
+def multiprocessors(request, monkeypatch):
+    """So many SMs that keys are split into few parts, or into many, of which some hold no key."""
+    monkeypatch.setattr(decoding, "processors", lambda device: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
+def test_a_step_is_right(step, shape, multiprocessors):
+    step = dataclasses.replace(step)  # nothing is ready yet
+    inputs = FORWARD.inputs(shape, secrets.randbits(32))
+    exact = FORWARD.reference(shape, inputs)
+    found = FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact))
+    assert found.correct, found.explain()
+    _, lse = step.attention(*inputs, scale=shape.scale, return_lse=True)
+    expected = log_sum_exp(inputs[0], inputs[1], False, shape.effective_scale)
+    torch.testing.assert_close(lse, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
+def test_any_strides_will_do(step, multiprocessors):
+    step = dataclasses.replace(step)
+    shape = decoding_of(seq_len_q=2)
+    q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
+    expected = step.attention(q, k, v)
+    behind = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
+    out = torch.full_like(behind[0], float("nan"))
+    assert torch.equal(step.attention(*behind), expected)
+    assert step.attention(*behind, out=out) is out and torch.equal(out, expected)
+
+
+def test_parts_without_a_key_count_nothing(monkeypatch):
+    """Five tiles in four parts: two, two, one, none."""
+    monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 4)
+    step, shape = dataclasses.replace(get_step("split_keys")), decoding_of(seq_len_kv=290)
+    inputs = FORWARD.inputs(shape, secrets.randbits(32))
+    exact = FORWARD.reference(shape, inputs)
+    assert FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact)).correct
+
+
+@pytest.mark.parametrize("splits", [1, 2, 31, 70])
+def test_merging_is_exact_up_to_float32(splits):
+    """Parts of any size and any log-sum-exp; one of them empty, with what is no number behind the end of the array."""
+    torch.manual_seed(secrets.randbits(32))
+    parts = torch.randn(splits + 1, 4, 2, 3, 32)
+    lse = 20 * torch.randn(splits + 1, 4, 2, 3)
+    lse[splits // 2 + 1] = float("-inf")
+    parts[splits // 2 + 1] = 0
+    out, whole = torch.full((2, 2, 2, 3, 32), float("nan")), torch.full((2, 2, 2, 3), float("nan"))
+    merge = decoding._merge(at_once(splits + 1), 32, True)
+    interpreter.launch((4, 2, 3), merge, (parts, lse, (out, whole)))
+    weights = torch.softmax(lse.double(), 0)
+    torch.testing.assert_close(out.flatten(0, 1).double(), (weights[..., None] * parts).sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole.flatten(0, 1).double(), torch.logsumexp(lse.double(), 0), rtol=1e-6, atol=1e-5)
+
+
+# --- how many parts ---
+
+
+def test_as_many_splits_as_fill_the_gpu_and_no_more():
+    assert number_of_splits(tiles=512, groups=64, at_a_time=264) == 4  # 256 blocks of 264
+    assert number_of_splits(tiles=512, groups=264, at_a_time=264) == 1
+    assert number_of_splits(tiles=512, groups=8, at_a_time=264) == 32  # 16 tiles each; with 33 some would have 16, too
+    assert number_of_splits(tiles=1, groups=1, at_a_time=264) == 1
+
+
+@pytest.mark.parametrize("groups", [1, 7, 64, 100, 265, 1000])
+@pytest.mark.parametrize("tiles", [1, 5, 128, 513])
+def test_the_splits_chosen_take_the_fewest_tiles_in_turn(tiles, groups):
+    def longest(splits: int) -> int:
+        """Blocks dealt out one by one, each to the slot that is free first: what the last one ends after."""
+        free = [0] * 264
+        for _ in range(groups * splits):
+            free.sort()
+            free[0] += -(-tiles // splits) + START
+        return max(free)
+
+    chosen = number_of_splits(tiles, groups, 264)
+    others = {1, 2, 3, 4, 8, 16, 33, tiles} & set(range(1, tiles + 1))
+    assert 1 <= chosen <= tiles and all(longest(chosen) <= longest(splits) for splits in others)
+
+
+def test_a_launch_has_the_splits_of_its_problem():
+    step = get_step("split_keys")
+    assert step.splits(DECODING, 132) == 4 and get_step("group_rows").splits(DECODING, 132) == 1
+    one = dataclasses.replace(DECODING, batch=1)
+    assert step.splits(one, 132) == 32
+    assert step.scratch_bytes(one) >= 4 * 32 * 64 * 129 and get_step("group_rows").scratch_bytes(one) == 0
+    assert step.compile(one).blocks == 8 * 32
+
+
+# --- what is compiled, and what is refused ---
+
+
+@pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
+def test_a_kernel_uses_the_tensor_cores_and_tma_and_two_blocks_share_an_sm(step):
+    made = step.compile(step.default_problem).as_dict()
+    assert made["blocks_per_sm"] == 2 and made["spilled_bytes"] == 0
+    assert made["hot_loop"]["tensor core"] and made["hot_loop"]["bulk copy"] and not made["hot_loop"]["global memory"]
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("seq_len_q", [1, 16])
+def test_every_kernel_compiles(head_dim, seq_len_q):
+    shape = dataclasses.replace(DECODING, head_dim=head_dim, seq_len_q=seq_len_q, dtype="float16")
+    step = get_step("split_keys")
+    assert step.compile(shape).other_kernels and step.variant(shape, "sm_90").tile.query == (
+        16 if seq_len_q == 1 else 128
+    )
+
+
+def test_what_is_no_decoding_is_refused_by_name():
+    step = get_step("split_keys")
+    refused = step.unsupported(decoding_of(seq_len_q=129), "sm_90")
+    assert refused == "made for decoding, at most 128 queries a head, got 129"
+    with pytest.raises(Unsupported, match="ask for no causal mask"):
+        step.attention(*FORWARD.inputs(decoding_of(), 0), causal=True)
+    assert "pages of keys and values" in step.unsupported(decoding_of(page_size=16), "sm_90")
