@@ -12,7 +12,7 @@ from steps.backward_hopper.variant import WARPS, Adding, Variant, make_variant, 
 from steps.core.fused import FusedStep, grid, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
-from steps.core.step import DEFAULT_ARCH, Unsupported
+from steps.core.step import DEFAULT_ARCH
 from steps.gluon.tensors import contiguous_copy
 from steps.hopper.launching import describable
 from tutorial_lib import compiler
@@ -157,8 +157,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given: see ``make_kernel_ready``."""
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         variant, padded = self.variant(problem), self.padded(problem)
         queries = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
         keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)

@@ -76,8 +76,7 @@ class GradientStep(Step):
                 raise ValueError(f"out must be three tensors (dq, dk, dv), got {came}")
             for name, given, like in zip(GRADIENTS, out, (q, k, v), strict=True):
                 _check(f"out's {name}", given, like.shape, like.dtype, like.device)
-        if reason := self.unsupported(problem, target_of(q.device)):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, target_of(q.device))
         with MAKING_READY:
             target = target_of(q.device)
             ready = told(self.make_ready(problem, tensors, out), problem, target, self.choices(problem, target))

@@ -9,7 +9,7 @@ from functools import partial
 
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
 from steps.core.launch import empty_lse, gluon_launcher
-from steps.core.step import Unsupported, target_of
+from steps.core.step import target_of
 from steps.gluon.tensors import contiguous_copy, copyable, shapes
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
@@ -96,14 +96,12 @@ class PointerStep(FusedStep):
 
     def compile(self, problem, arch=None):
         arch = arch or self.made_for
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem, arch))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         variant = self.variant(problem, arch)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
         passed = (*arguments(q, k, v, o, problem, problem.effective_scale), *constants)

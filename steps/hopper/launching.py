@@ -9,7 +9,6 @@ from functools import partial
 from steps.core.fused import FusedStep, tiles_visited, too_long_to_simulate
 from steps.core.launch import empty_lse, gluon_launcher
 from steps.core.order import NATURAL, Order
-from steps.core.step import Unsupported
 from steps.gluon.tensors import contiguous_copy, shapes
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
@@ -92,12 +91,12 @@ class TmaStep(FusedStep):
 
     def compile(self, problem, arch=None):
         arch = arch or self.made_for
+        self.refuse(problem, arch)
         return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         variant = self.variant(problem)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
         order = [compiler.Placeholder((1,), "int32")] * 2

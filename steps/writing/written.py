@@ -137,8 +137,7 @@ class WrittenStep(Step):
 
     def compile(self, problem, arch=None):
         arch = arch or self.arch
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         return self.base.compile_kernel(kernel_in(self.text), problem, arch)
 
 

@@ -88,7 +88,7 @@ def test_the_text_is_plain_python_with_the_step_in_its_docstring():
 def test_a_step_made_of_pytorch_has_no_text():
     with pytest.raises(Unsupported, match="no kernel of its own to show"):
         written_out(get_step("naive"), FULL)
-    with pytest.raises(Unsupported, match="head_dim must be one of"):
+    with pytest.raises(Unsupported, match="head_dim must be a multiple of 8"):
         written_out(get_step("linked"), standard(head_dim=512))
 
 

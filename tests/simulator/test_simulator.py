@@ -329,7 +329,7 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
         (["--against-gpu"], "--against-gpu needs a GPU"),
         (["nothing"], "step must be a number or name of the ladder"),
         (["mma"], "simulated are Gluon's kernels"),
-        (["linked", "--head-dim", "512"], "head_dim must be one of"),
+        (["linked", "--head-dim", "512"], "head_dim must be a multiple of 8"),
         (["linked", "--seq-len", "99999"], "ask for a smaller --seq-len"),
         (["linked", "--without", "nothing"], "no such synchronisation"),
         (["/nothing.py"], "cannot read /nothing.py"),
