@@ -1,7 +1,7 @@
-"""Runs steps once each on the GPU, for a profiler or a sanitizer to watch.
+"""Runs steps once each on the GPU, in the order in which they are named, for a profiler or a sanitizer to watch.
 
 ``python -m steps.once gluon '{"batch": 1, "heads": 2, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128}'``; steps
-that do not take the problem are passed over.
+that do not take the problem are passed over. A version of a trial has the trial's name and its value: ``lazy_4``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,28 @@ import json
 import sys
 
 
+def named(text: str, problem) -> list:
+    """What ``exp2,hopper,lazy_4`` names: steps and parts as elsewhere, and versions of trials; raises ValueError."""
+    from steps.core.ladder import select
+    from steps.trials import all_trials
+
+    found = []
+    for word in text.split(","):
+        trial = all_trials().get(word.rpartition("_")[0])
+        versions = [step for step in trial.steps(problem) if step.name == word] if trial else []
+        found += versions or select(word, direction=None)
+    return found
+
+
 def main() -> None:
     import torch
 
-    from steps.core.ladder import select
     from steps.core.step import target_of
     from tutorial_lib.passes import pass_of
     from tutorial_lib.problem import Problem
 
     problem = Problem(**json.loads(sys.argv[2]))
-    for step in select(sys.argv[1], direction=None):
+    for step in named(sys.argv[1], problem):
         inputs = pass_of(step).inputs(problem, 0, "cuda")
         if reason := step.unsupported(problem, target_of(inputs[0].device)):
             print(f"{step.label}: skipped, {reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from steps.core.problems import standard
@@ -32,8 +32,7 @@ def _problems(shapes: Iterable[dict], **common) -> tuple[Problem, ...]:
 
 
 def _standard() -> tuple[Problem, ...]:
-    found = (standard(*shape) for shape in product(LENGTHS, (64, 128, 256), MASKS))
-    return tuple(replace(problem, dtype=dtype) for problem, dtype in product(found, DTYPES))
+    return tuple(standard(*shape) for shape in product(LENGTHS, (64, 128, 256), MASKS, DTYPES))
 
 
 def _grouped() -> tuple[Problem, ...]:

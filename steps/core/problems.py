@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from tutorial_lib.problem import Problem
 
 
-def standard(seq_len: int = 4096, head_dim: int = 128, causal: bool = False) -> Problem:
-    """Batch 4 and 32 heads, or 16 at head_dim 256, in float16: most of results/ is recorded on these."""
-    heads = 16 if head_dim == 256 else 32
-    return Problem(batch=4, heads=heads, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=head_dim, causal=causal)
+def standard(
+    seq_len: int = 4096, head_dim: int = 128, causal: bool = False, dtype: Literal["float16", "bfloat16"] = "float16"
+) -> Problem:
+    """Batch 4 and 32 heads, or 16 at head_dim 256: most of results/ is recorded on these."""
+    return Problem(
+        batch=4,
+        heads=16 if head_dim == 256 else 32,
+        seq_len_q=seq_len,
+        seq_len_kv=seq_len,
+        head_dim=head_dim,
+        causal=causal,
+        dtype=dtype,
+    )
 
 
 HEADLINE = standard(causal=True)
@@ -25,3 +37,4 @@ LONG = Problem(batch=1, heads=32, seq_len_q=65536, seq_len_kv=65536, head_dim=12
 
 # One new token for each of 8 sequences of a model with 64 query heads and 8 kv heads: bytes decide how long it takes.
 DECODING = Problem(batch=8, heads=64, kv_heads=8, seq_len_q=1, seq_len_kv=32768, head_dim=128, dtype="bfloat16")
+PAGED_DECODING = replace(DECODING, causal=True, page_size=64)  # sequences of other lengths, up to that

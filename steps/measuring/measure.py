@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from steps.core.ladder import get_step, module_file, part_of, select
+from steps.core.ladder import get_step, module_file, part_of
 from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import compile_ahead
 from steps.measuring.bench import Bench
@@ -21,7 +21,7 @@ from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Ceiling, Measurement, Round, Run, Speedup, Sustained, speedup_of
+from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, speedup_of
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
@@ -34,6 +34,7 @@ class Settings:
 
     sustained: turns of everybody in a load that goes on, after the others.
     isolated: in a process of its own; without, steps may hold what cannot be sent to one: a notebook's function.
+    ranks: processes that measure together, each of which calls ``measure``; the group is there, and none is isolated.
     """
 
     device: str  # "cuda" or "cpu"
@@ -44,6 +45,7 @@ class Settings:
     timeout: float = 120.0
     profile: bool = False
     isolated: bool = True
+    ranks: int = 1
 
 
 class Progress:
@@ -69,6 +71,7 @@ class _Contender:
     resources: dict | None = None
     kernels: list[str] | None = None
     counters: dict | None = None
+    sent_bytes: int | None = None  # by a rank in a call
     runs: bool = False  # nothing stands against timing it
 
     def fail(self, reason: str) -> None:
@@ -78,23 +81,31 @@ class _Contender:
 
 
 def measure(
-    problem: Problem, steps: Sequence[Step], peers: Sequence[Step], settings: Settings, progress: Progress | None = None
+    problem: Problem,
+    steps: Sequence[Step],
+    peers: Sequence[Step],
+    settings: Settings,
+    progress: Progress | None = None,
+    baseline: Step | None = None,
 ) -> tuple[Run, bool, str]:
     """Check and, on a GPU, time ``steps`` and ``peers`` on ``problem``.
 
+    baseline: what speedups are over, None for PyTorch's own. Of several ranks all call this with the same arguments.
     Returns the run, whether it was interrupted (Ctrl-C: the run then holds what was finished), and the worker's
     output. A step that raises, is wrong, faults or hangs is recorded as failed; the others are measured all the same.
     """
     progress = progress or Progress()
     on_gpu = settings.device == "cuda"
     kind = pass_of(steps[0])
-    contenders = [_Contender(step) for step in _with_baseline(steps, on_gpu)] + [_Contender(peer) for peer in peers]
+    baseline = baseline or _baseline_of(steps[0])
+    taking_part = [baseline, *steps] if on_gpu and baseline not in steps else steps
+    contenders = [_Contender(step) for step in (*taking_part, *peers)]
     rounds: list[dict[str, dict]] = []
     sustained: list[dict[str, dict]] = []
     notes: list[str] = []
     interrupted = False
     worker = (Worker if settings.isolated else Inline)(
-        Bench,
+        Bench if settings.ranks == 1 else _parallel_bench(),
         problem,
         kind.name,
         settings.device,
@@ -130,13 +141,13 @@ def measure(
         for contender in contenders:
             if contender.reason == "not reached":
                 contender.reason = "interrupted before its turn"
-    return _summarise(problem, contenders, settings, rounds, sustained, notes), interrupted, output
+    return _summarise(problem, contenders, settings, rounds, sustained, notes, baseline), interrupted, output
 
 
-def _with_baseline(steps: Sequence[Step], on_gpu: bool) -> list[Step]:
-    """The steps, and PyTorch's own in front when they are timed: every speedup is one over it."""
-    baseline = _baseline_of(steps[0])
-    return [baseline, *steps] if on_gpu and baseline not in steps else list(steps)
+def _parallel_bench() -> type[Bench]:
+    from steps.measuring.parallel import ParallelBench  # imports torch
+
+    return ParallelBench
 
 
 def _baseline_of(step: Step) -> Step:
@@ -182,6 +193,8 @@ def _qualify(
                 contender.fail(contender.accuracy.explain())
                 return notes
             contender.status, contender.reason = "checked", None
+            if settings.ranks > 1 and step.several and step.backend != "peer":
+                contender.sent_bytes = call("sent", step)
             if step.direction == "backward" and settings.device == "cuda":
                 contender.repeat_difference = call("repeat", step)
                 if reason := _unsteady(step, contender.repeat_difference):
@@ -278,8 +291,6 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
     except CountersError as error:
         return [f"{error}."]
     measured = [c for c in contenders if c.status == "measured" and c.step.backend not in ("torch", "peer")]
-    order = [step.name for step in select(",".join(c.step.name for c in measured), direction=None)] if measured else []
-    measured.sort(key=lambda contender: order.index(contender.step.name))  # as ``ONCE`` runs them
     if not measured:
         return []
 
@@ -312,12 +323,14 @@ def _summarise(
     rounds: list[dict],
     sustained: list[dict],
     notes: list[str],
+    baseline: Step | None = None,
 ) -> Run:
-    machine = describe_machine(settings.device)
+    machine = describe_machine(settings.device, settings.ranks)
     kind = pass_of(contenders[0].step)
     operations = kind.operations(problem)
-    bare = {c.step.name: _measurement(c) for c in contenders}
-    measurements = {c.step.name: _timed(c, bare, operations, rounds, sustained) for c in contenders}
+    baseline = baseline or _baseline_of(contenders[0].step)
+    bare = {c.step.name: _measurement(c, settings.ranks) for c in contenders}
+    measurements = {c.step.name: _timed(c, bare, operations, rounds, sustained, baseline.name) for c in contenders}
     steps = [c.step for c in contenders]
     return Run(
         direction=kind.name,
@@ -335,6 +348,7 @@ def _summarise(
             "rest_ms": timing.REST_MS,
         },
         problem=problem.as_dict(),
+        ranks=settings.ranks,
         steps=[measurements[step.name] for step in steps if step.number is not None],
         inside=[measurements[step.name] for step in steps if step.inside],
         peers=[measurements[step.name] for step in steps if step.number is None and not step.inside],
@@ -345,7 +359,7 @@ def _summarise(
     )
 
 
-def _measurement(contender: _Contender) -> Measurement:
+def _measurement(contender: _Contender, ranks: int) -> Measurement:
     """Everything about a contender but its times."""
     step, accuracy = contender.step, contender.accuracy
     listed = _place_of(step)
@@ -353,6 +367,8 @@ def _measurement(contender: _Contender) -> Measurement:
         number=step.number,
         name=step.name,
         title=step.title,
+        gpus=ranks if step.several else 1,
+        exchange=None if contender.sent_bytes is None else Exchange(sent_bytes=contender.sent_bytes),
         status=contender.status,
         reason=contender.reason,
         previous=step.previous.name if step.previous else None,
@@ -390,11 +406,13 @@ def _timed(
     operations: float,
     rounds: list[dict],
     sustained: list[dict],
+    baseline: str,
 ) -> Measurement:
     """A contender's record with its times. records: those of all contenders, without times."""
     step, record = contender.step, records[contender.step.name]
     if contender.status != "measured":
         return record
+    operations /= record.gpus
 
     def speedup(other: str) -> Speedup | None:
         if not _took_part(other, rounds):
@@ -413,9 +431,26 @@ def _timed(
             "host_us": median_of(sample["host_us"] for sample in samples if sample["host_us"] is not None),
             "sustained": _sustained(step.name, operations, sustained),
             "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
-            "speedup_vs_baseline": speedup(pass_of(step).baseline),
+            "speedup_vs_baseline": speedup(baseline),
             "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
             "sm_clock_mhz": median_of(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
+            "exchange": _exchange(record.exchange, samples),
+        }
+    )
+
+
+def _exchange(sent: Exchange | None, samples: list[dict]) -> Exchange | None:
+    """With how much of the sending costs time: what a call takes longer than one that sends nothing."""
+    if sent is None or not all("sending_ms" in sample for sample in samples):
+        return sent
+    sending = [sample["sending_ms"] for sample in samples]
+    longer = [max(0.0, sample["milliseconds"] - sample["computing_ms"]) for sample in samples]
+    return sent.model_copy(
+        update={
+            "computing_ms": latency_of([sample["computing_ms"] for sample in samples]),
+            "sending_ms": latency_of(sending),
+            "hidden_ms": latency_of([max(0.0, whole - seen) for whole, seen in zip(sending, longer)]),
+            "open_ms": latency_of(longer),
         }
     )
 
@@ -464,13 +499,15 @@ def _round(sampled: dict) -> Round:
     states = [sample["gpu"] for sample in sampled.values() if sample["gpu"]]
 
     def known(field: str) -> dict[str, float]:
-        return {name: sample[field] for name, sample in sampled.items() if sample[field] is not None}
+        return {name: sample[field] for name, sample in sampled.items() if sample.get(field) is not None}
 
     record = Round(
         latency_ms=known("milliseconds"),
         clock_ghz={name: sample["clock"]["ghz"] for name, sample in sampled.items() if sample["clock"]},
         host_us=known("host_us"),
         joules=known("joules"),
+        computing_ms=known("computing_ms"),
+        sending_ms=known("sending_ms"),
     )
     if not states:
         return record

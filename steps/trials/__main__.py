@@ -22,6 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--iterations", default=5, type=whole_number, metavar="N", help="rounds of timing (5)")
     going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
     parser.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
+    parser.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     return parser
 
@@ -48,7 +49,12 @@ def run(options: argparse.Namespace) -> int:
         for problem in trial.problems:
             seed = secrets.randbits(32)
             settings = Settings(
-                device="cuda", seed=seed, rounds=options.iterations, sustained=options.sustained, check=trial.right
+                device="cuda",
+                seed=seed,
+                rounds=options.iterations,
+                sustained=options.sustained,
+                check=trial.right,
+                profile=options.profile,
             )
             with console.status(f"{trial.name}: {problem.describe()}"):
                 found, interrupted, _ = measure(problem, trial.steps(problem), [], settings)

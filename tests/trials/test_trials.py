@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from steps import get_step, summary
+from steps.once import named
 from steps.trials import __main__ as command
 from steps.trials import ahead, all_trials, alternating, get_trial, recorded_trial
 from steps.trials import polynomial as exponential
@@ -72,6 +73,22 @@ def test_what_was_tried_in_cutile_is_right(trial, shape):
     assert accuracy.correct, accuracy.explain()
 
 
+@pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
+def test_the_polynomial_in_cutile_is_right(shape):
+    for step in get_trial("published_cutile").steps(shape):
+        accuracy = accuracy_of(step, shape)
+        assert accuracy.correct, accuracy.explain()
+
+
+def test_the_polynomial_takes_the_units_of_the_exponentials_less():
+    """Neither for exponentials nor for conversions, which the same unit does."""
+    trial = get_trial("published_cutile")
+    loops = [step.compile(trial.problems[0]).hot_loop for step in trial.steps(trial.problems[0])]
+    exponentials = loops[0]["MUFU"] - 2  # two are corrections
+    assert [loop["MUFU"] for loop in loops] == [2 + exponentials * share for share in (1, 0.75, 0.5)]
+    assert len({loop["conversion"] for loop in loops}) == 1
+
+
 def test_where_dq_is_not_added_all_else_is_as_it_was():
     """dK and dV are the step's, and dQ is not."""
     shape = problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=200, head_dim=64)
@@ -80,6 +97,16 @@ def test_where_dq_is_not_added_all_else_is_as_it_was():
         dq, dk, dv = BACKWARD.call(trial.version(value, shape, name="none"), shape, inputs)
         _, right_dk, right_dv = BACKWARD.call(get_step(value.removeprefix("no ")), shape, inputs)
         assert torch.equal(dk, right_dk) and torch.equal(dv, right_dv) and not dq.any()
+
+
+def test_a_version_of_a_trial_runs_by_its_name():
+    """Where counters are read, in the order in which everybody is named."""
+    trial = get_trial("polynomial")
+    found = named("exp2,polynomial_12.5,2-3,held_query_on", trial.problems[0])
+    assert [step.name for step in found] == ["exp2", "polynomial_12.5", "mma", "exp2", "held_query_on"]
+    assert found[1].compile(trial.problems[0]).code == trial.steps(trial.problems[0])[1].compile(trial.problems[0]).code
+    with pytest.raises(ValueError, match="step must be a number or name"):
+        named("polynomial_13", trial.problems[0])
 
 
 RECORDED = [trial for trial in TRIALS if recorded_trial(trial, RESULTS)]
