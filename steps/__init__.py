@@ -4,10 +4,10 @@ A folder is a part, and the tens of a step's number tell which: ``reference`` an
 ``hopper`` (30s), ``backward_cutile`` (40s), ``backward_hopper`` (50s), ``blackwell`` (60s) and ``cdna`` (70s, for AMD's
 GPUs), both compiled and simulated, not timed, ``parallel`` (80s: one sequence over several GPUs), ``everyday`` (100 to
 119: grouped heads, decoding, masks), ``appendix`` (90s). ``STEPS`` is the tuple of all steps of the forward pass on one
-device, part by part in the order of their numbers, ``GRADIENTS`` that of the backward pass, ``PARALLEL`` that of both
-over several; ``get_step("exp2")`` finds one, ``best`` the fastest recorded one; ``attention`` is for programs, and uses
-that one. The steps are loaded when they are first asked for, so ``import steps`` alone costs nothing. To add a step,
-write its module: see CONTRIBUTING.md.
+device, part by part in the order of their numbers, ``GRADIENTS`` that of the backward pass, ``PAGED`` that of attention
+to keys in pages, ``PARALLEL`` those over several; ``get_step("exp2")`` finds one, ``best`` the fastest recorded one;
+``attention`` is for programs, and uses that one. The steps are loaded when they are first asked for, so ``import
+steps`` alone costs nothing. To add a step, write its module: see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib import import_module
 _WHERE = {
     "GRADIENTS": "steps.core.ladder",
     "INSIDE": "steps.core.ladder",
+    "PAGED": "steps.core.ladder",
     "PARALLEL": "steps.core.ladder",
     "PARTS": "steps.core.ladder",
     "STEPS": "steps.core.ladder",

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from tutorial_lib import accuracy, reference
+from tutorial_lib import accuracy, paging, reference
 from tutorial_lib.packing import Packing, as_batch, as_packed, cu_seqlens, split
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, masks
 
@@ -26,6 +26,7 @@ class Pass(ABC):
     title: str  # of what is computed, for reports
     baseline: str  # the step that every speedup is one over: PyTorch's own
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
+    sets: int = 8  # of inputs that take turns while a step is timed, at most: together they are larger than L2
 
     @abstractmethod
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> Tensors:
@@ -103,6 +104,7 @@ class Forward(Pass):
     title = "Attention"
     baseline = "sdpa"
     products = 2  # scores and output
+    sets = 32
 
     def inputs(self, problem, seed, device="cpu"):
         """q and k are standard normal. v is standard normal plus 1/2.
@@ -245,8 +247,76 @@ class Backward(Pass):
         return self.tensor_bytes(problem) + 8 * queries + checking
 
 
-FORWARD, BACKWARD = Forward(), Backward()
-PASSES: dict[str, Pass] = {kind.name: kind for kind in (FORWARD, BACKWARD)}
+class Paged(Pass):
+    """q, and K and V in pages -> o, as q: ``tutorial_lib.paging`` says what pages and their table are.
+
+    Inputs: q ``[batch, heads, seq_len_q, head_dim]``, k_pages and v_pages ``[pages, page_size, kv_heads, head_dim]``,
+    the table int32 ``[batch, pages of the longest]``, and the lengths int32 ``[batch]``.
+    """
+
+    name = "paged"
+    title = "Attention to keys in pages"
+    baseline = "gathered"
+    products = 2
+    sets = Forward.sets
+
+    def inputs(self, problem, seed, device="cpu"):
+        """q is standard normal; pages are those of ``paging.make_pages``."""
+        import torch
+
+        generator = torch.Generator(device=device).manual_seed(seed)
+        shape = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
+        q = torch.empty(shape, dtype=getattr(torch, problem.dtype), device=device).normal_(generator=generator)
+        return q, *paging.make_pages(problem, generator)
+
+    def poisoned(self, inputs):
+        return FORWARD.poisoned(inputs)
+
+    def call(self, step, problem, inputs, outputs=None):
+        out = outputs[0] if outputs else None
+        return (step.paged_attention(*inputs, causal=problem.causal, scale=problem.scale, out=out),)
+
+    def reference(self, problem, inputs):
+        import torch
+
+        asked = (problem.causal, problem.scale)
+        return (torch.cat([reference.attention_of_last(*one, *asked) for one in paging.sequences(inputs)]),)
+
+    def yardstick(self, problem, inputs, exact):
+        pairs = zip(paging.sequences(inputs), exact[0].split(1), strict=True)
+        asked = (problem.causal, problem.scale)
+        return (max(accuracy.max_error(reference.sdpa_of_last(*one, *asked), its) for one, its in pairs),)
+
+    def least_bytes(self, problem):
+        """q, the keys and values of every sequence up to its end, their places in the table, and the output."""
+        return self._bytes(problem, sum(problem.lengths_in_pages)) + 4 * self._owned(problem)
+
+    def tensor_bytes(self, problem):
+        pages = self._owned(problem)
+        return self._bytes(problem, (pages + paging.UNOWNED) * problem.page_size) + 4 * pages
+
+    @staticmethod
+    def _owned(problem: Problem) -> int:
+        """Pages of all sequences together."""
+        return sum(-(-length // problem.page_size) for length in problem.lengths_in_pages)
+
+    @staticmethod
+    def _bytes(problem: Problem, keys: int) -> int:
+        rows = 2 * problem.batch * problem.heads * problem.seq_len_q + 2 * problem.kv_heads * keys
+        return rows * problem.head_dim * BYTES_PER_ELEMENT
+
+    def needed_bytes(self, problem, check):
+        """Inputs, two outputs, for the reference a sequence's K and V, gathered, and scores of one kv head."""
+        elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
+        gathered = 2 * problem.kv_heads * problem.seq_len_kv * problem.head_dim * (2 * BYTES_PER_ELEMENT)
+        scores = 8 * 3 * problem.group_size * problem.seq_len_q * problem.seq_len_kv
+        keys = 2 * 8 * problem.seq_len_kv * problem.head_dim
+        checking = 8 * elements + gathered + scores + keys if check else 0
+        return self.tensor_bytes(problem) + BYTES_PER_ELEMENT * elements + checking
+
+
+FORWARD, BACKWARD, PAGED = Forward(), Backward(), Paged()
+PASSES: dict[str, Pass] = {kind.name: kind for kind in (FORWARD, BACKWARD, PAGED)}
 
 
 def pass_of(step) -> Pass:

@@ -211,6 +211,12 @@ class Problem:
         )
 
     @property
+    def lengths_in_pages(self) -> tuple[int, ...]:
+        """Keys of each sequence where they lie in pages: from ``seq_len_kv`` down to little more than half of it."""
+        found = (self.seq_len_kv - b * self.seq_len_kv // (2 * self.batch) for b in range(self.batch))
+        return tuple(max(length, self.seq_len_q) for length in found)
+
+    @property
     def effective_scale(self) -> float:
         """The factor on the scores: ``scale``, or ``1 / sqrt(head_dim)`` when that is None."""
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
@@ -224,10 +230,13 @@ class Problem:
     def visible_pairs(self) -> float:
         """Query-key pairs of one head that the mask lets through; a causal square counts as half, as is customary.
 
-        What a window hides is such a half square, too.
+        What a window hides is such a half square, too. With pages it is the mean over the sequences.
         """
         if self.lengths is not None:
             return sum(sequence.visible_pairs for sequence in self.sequences)
+        if self.page_size is not None:
+            hidden = self.seq_len_q * (self.seq_len_q - 1) / 2 if self.causal else 0
+            return self.seq_len_q * sum(self.lengths_in_pages) / self.batch - hidden
         if not self.causal:
             return self.seq_len_q * self.seq_len_kv
         square = min(self.seq_len_q, self.seq_len_kv)

@@ -216,3 +216,41 @@ def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None) 
     with torch.enable_grad():
         q, k, v = leaves
         return attention(q if sign == 1 else q * sign, k, v, causal, scale), leaves
+
+
+def attention_of_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None):
+    """Attention of queries that are the last of their sequence, in float64: query i sees j <= i + Skv - Sq if causal.
+
+    q ``[1, Hq, Sq, D]``, k and v ``[1, Hkv, Skv, D]``; a kv head at a time, returns float64 ``[1, Hq, Sq, D]``.
+    """
+    import torch
+
+    group = q.shape[1] // k.shape[1]
+    used = q.shape[-1] ** -0.5 if scale is None else scale
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for head in range(k.shape[1]):
+        heads = slice(head * group, (head + 1) * group)
+        scores = q[0, heads].double() @ k[0, head].double().T * used
+        if causal:
+            scores.masked_fill_(~last_mask(q.shape[2], k.shape[2], q.device), float("-inf"))
+        out[0, heads] = scores.softmax(-1) @ v[0, head].double()
+    return out
+
+
+def last_mask(seq_len_q: int, seq_len_kv: int, device) -> torch.Tensor:
+    """Which keys each of the last queries of a sequence sees, [seq_len_q, seq_len_kv]."""
+    import torch
+
+    return torch.ones(seq_len_q, seq_len_kv, dtype=torch.bool, device=device).tril(seq_len_kv - seq_len_q)
+
+
+def sdpa_of_last(q, k, v, causal: bool, scale: float | None) -> torch.Tensor:
+    """As ``attention_of_last``, by ``scaled_dot_product_attention`` in the inputs' dtype."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
+    mask = last_mask(q.shape[2], k.shape[2], q.device) if causal else None
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(
+        q if sign == 1 else q * sign, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped
+    )

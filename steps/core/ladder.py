@@ -123,6 +123,8 @@ def __getattr__(name: str):
         return steps_of("forward")
     if name == "GRADIENTS":
         return steps_of("backward")
+    if name == "PAGED":
+        return steps_of("paged")
     if name == "PARALLEL":
         return tuple(step for step in _load()[0] if step.several)
     if name == "INSIDE":

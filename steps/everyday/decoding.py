@@ -182,10 +182,12 @@ class DecodeStep(FusedStep):
             variant.tile.scores,
             self.warps or compiler.COMPUTE_WARPS,
         )
-        groups = problem.batch * self.groups(problem)
+        lengths = problem.lengths_in_pages if problem.page_size else problem.batch * [problem.seq_len_kv]
+        tiles = sum(-(-length // variant.tile.key) for length in lengths)
+        groups = self.groups(problem)
         others = (self.compile_merge(problem, splits, arch).code,) if self.split else ()
-        tiles = -(-problem.seq_len_kv // variant.tile.key)
-        return dataclasses.replace(compiled, blocks=splits * groups, kv_tiles=groups * tiles, other_kernels=others)
+        blocks = splits * groups * problem.batch
+        return dataclasses.replace(compiled, blocks=blocks, kv_tiles=groups * tiles, other_kernels=others)
 
     def compile_merge(self, problem: Problem, splits: int, arch: str):
         """The kernel that merges so many parts, compiled."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
 from steps.core.ladder import get_step
+from steps.core.paged import PagedStep
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
 from tutorial_lib.compiler import cache_folder
@@ -153,6 +154,17 @@ class WrittenGradients(WrittenStep, GradientStep):
         return self.base.make_kernel_ready(kernel_in(self.text), problem, tensors, out)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenPaged(WrittenStep, PagedStep):
+    """As ``WrittenStep``, of a step that reads pages."""
+
+    def make_ready(self, problem, tensors, out):
+        return self.base.make_kernel_ready(kernel_in(self.text), problem, tensors, out)
+
+
+WRITTEN = {"forward": WrittenStep, "backward": WrittenGradients, "paged": WrittenPaged}
+
+
 def write_step(step: FusedStep, problem: Problem, arch: str | None = None, **changes: str) -> WrittenStep:
     """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below.
 
@@ -161,7 +173,7 @@ def write_step(step: FusedStep, problem: Problem, arch: str | None = None, **cha
     """
     arch = arch or step.made_for
     text = written_out(step, problem, arch)
-    return (WrittenGradients if step.direction == "backward" else WrittenStep)(
+    return WRITTEN[step.direction](
         base=step.configured(problem, arch),
         text=text,
         written_for=problem,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import GRADIENTS, INSIDE, PARALLEL, PARTS, STEPS, get_step
+from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS, get_step
 from steps.core import ladder
 from steps.core.ladder import OLD_NUMBERS, asked_by_number, module_file, part_of, renumbered, select
 from tests.results.recorded import RECORDED
@@ -45,7 +45,7 @@ def test_a_step_stands_on_one_before_it():
 
 def test_steps_over_several_ranks_are_apart():
     """So that whoever measures or chooses among all steps of a pass has those of one device."""
-    assert not {*PARALLEL} & {*STEPS, *GRADIENTS}
+    assert not {*PARALLEL} & {*STEPS, *GRADIENTS, *PAGED}
     assert select("parallel", None) == list(PARALLEL) and select("ring") == [get_step(81)]
     backward = [step for step in PARALLEL if step.direction == "backward"]
     assert [step.forward for step in backward] == [step for step in PARALLEL if step.direction == "forward"]
@@ -119,5 +119,5 @@ def test_parts_do_not_overlap_and_every_step_is_in_one():
     assert len(set(numbers)) == len(numbers)
     with pytest.raises(ValueError, match="must be one of a part"):
         part_of(120)
-    everybody = (*STEPS, *GRADIENTS, *PARALLEL)
+    everybody = (*STEPS, *GRADIENTS, *PAGED, *PARALLEL)
     assert {part_of(step.number).name for step in everybody} == {part.name for part in ladder.PARTS}

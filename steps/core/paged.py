@@ -1,0 +1,151 @@
+"""What a step is that reads keys and values from pages: ``tutorial_lib.paging`` says what these are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.core.launch import ALIGNED, MAKING_READY, Launch, on_its_device, told
+from steps.core.step import Step, Unsupported, no_scratch, target_of
+from tutorial_lib.problem import Problem, positive
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedStep(Step):
+    """One way to compute attention of a sequence's last queries to keys in pages.
+
+    ``make_ready(problem, tensors, out)`` gets q, k_pages, v_pages, page_table and lengths at once.
+    """
+
+    direction: ClassVar[str] = "paged"
+    takes: ClassVar[tuple[str, ...]] = ("page_size",)
+
+    def attention(self, *_, **__):
+        raise Unsupported(
+            f"step {self.label} reads pages: call its paged_attention(q, k_pages, v_pages, page_table, lengths)"
+        )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        page_table: torch.Tensor,
+        lengths: torch.Tensor,
+        causal: bool = False,
+        scale: float | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of queries that are the last of their sequence.
+
+        q ``[B, Hq, Sq, D]``, k_pages and v_pages ``[pages, page_size, Hkv, D]``, float16 or bfloat16; page_table int32
+        ``[B, pages of the longest]``, whose row holds a sequence's pages in their order; lengths int32 ``[B]``, keys of
+        each sequence, at least Sq, which nobody checks, as they are on the GPU. ``causal`` hides key j of n from query
+        i where j > i + n - Sq; ``scale`` None means 1 / sqrt(D). Returns o ``[B, Hq, Sq, D]``, written to ``out`` when
+        that is given.
+
+        Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
+        """
+        causal, scale = bool(causal), None if scale is None else float(scale)
+        tensors = (q, k_pages, v_pages, page_table, lengths)
+        try:
+            kind = (*map(_kind, tensors), causal, scale, None if out is None else _kind(out))
+        except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
+            kind = None
+        launch = self.launches.find(kind) or self._paged_ready(kind, tensors, causal, scale, out)
+        return launch(*tensors, out)
+
+    def _paged_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out) -> Launch:
+        problem = problem_of(*tensors, causal, scale)
+        q = tensors[0]
+        if out is not None:
+            _check("out", out, tuple(q.shape), q.dtype, q.device)
+        target = target_of(q.device)
+        self.refuse(problem, target)
+        with MAKING_READY:
+            ready = told(self.make_ready(problem, tensors, out), problem, target, self.choices(problem, target))
+            launch = on_its_device(ready, q.device)
+        if kind is not None:
+            self.launches.keep(kind, launch)
+        return launch
+
+    def make_ready(self, problem: Problem, tensors: tuple, out):
+        """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for tensors of the kind of these; returns o."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchPaged(PagedStep):
+    """Made of PyTorch calls: ``function(q, k_pages, v_pages, page_table, lengths, causal, scale)`` returns o."""
+
+    function: Callable
+    scratch: Callable[[Problem], int] = no_scratch
+
+    backend: ClassVar[str] = "torch"
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        return self.scratch(problem)
+
+    def make_ready(self, problem, tensors, out):
+        function, causal = self.function, problem.causal
+        sign, scale = positive(problem.effective_scale)
+
+        def launch(q, k_pages, v_pages, page_table, lengths, out):
+            o = function(q if sign == 1 else q * sign, k_pages, v_pages, page_table, lengths, causal, scale)
+            return o if out is None else out.copy_(o)
+
+        return launch
+
+
+def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: float | None) -> Problem:
+    """The problem that these inputs pose, with as many keys as the table has room for; raises ValueError."""
+    import torch
+
+    for name, tensor, wanted in (
+        ("q", q, "[batch, heads, seq_len, head_dim]"),
+        ("k_pages", k_pages, "[pages, page_size, kv_heads, head_dim]"),
+        ("v_pages", v_pages, "[pages, page_size, kv_heads, head_dim]"),
+    ):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.ndim != 4:
+            raise ValueError(f"{name} must have 4 dimensions {wanted}, got shape {tuple(tensor.shape)}")
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"q must be float16 or bfloat16, got {q.dtype}")
+    batch, heads, seq_len_q, head_dim = q.shape
+    pages, page_size, kv_heads, _ = k_pages.shape
+    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
+        _check(name, tensor, (pages, page_size, kv_heads, head_dim), q.dtype, q.device)
+    width = page_table.shape[1] if getattr(page_table, "ndim", 0) == 2 else "pages"
+    _check("page_table", page_table, (batch, width), torch.int32, q.device)
+    _check("lengths", lengths, (batch,), torch.int32, q.device)
+    return Problem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_len_q=seq_len_q,
+        seq_len_kv=width * page_size,
+        head_dim=head_dim,
+        dtype=str(q.dtype).removeprefix("torch."),
+        causal=causal,
+        scale=scale,
+        page_size=page_size,
+    )
+
+
+def _kind(x) -> tuple:
+    """All that a launch may depend on but a tensor's contents and address; of that, how it is aligned."""
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
+
+
+def _check(name: str, x, shape: tuple, dtype, device) -> None:
+    wanted = f"{name} must have shape ({', '.join(map(str, shape))}), {dtype} on {device}"
+    if not hasattr(x, "data_ptr"):
+        raise ValueError(f"{wanted}, got {type(x).__name__}")
+    if (tuple(x.shape), x.dtype, x.device) != (shape, dtype, device):
+        raise ValueError(f"{wanted}, got {tuple(x.shape)}, {x.dtype} on {x.device}")

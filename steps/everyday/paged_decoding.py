@@ -1,0 +1,48 @@
+"""A decoding step in cuTile that reads pages: what is different from one that reads K and V as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cuda.tile as ct
+
+from steps.core.paged import PagedStep
+from steps.core.step import target_of
+from steps.cutile.skeleton import array
+from steps.everyday.decoding import DecodeStep, power_of_two
+from tutorial_lib.problem import Problem
+
+PAGES_A_TILE = 4  # that a tile is put together from, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedDecodeStep(PagedStep, DecodeStep):
+    """A ``DecodeStep`` whose load_key and load_value get (pages, table, the sequence's last page) for K and V."""
+
+    def unsupported(self, problem: Problem, target: str) -> str | None:
+        size = problem.page_size
+        if size is not None and (size < 8 or size != power_of_two(size)):
+            return f"page_size must be a power of two, at least 8, got {size}"
+        return super().unsupported(problem, target)
+
+    def key(self, problem: Problem) -> int:
+        return min(super().key(problem), PAGES_A_TILE * problem.page_size)
+
+    def make_ready(self, problem, tensors, out):
+        return self.make_kernel_ready(self.entry(problem, target_of(tensors[0].device))[0], problem, tensors, out)
+
+    def make_kernel_ready(self, function: Callable, problem: Problem, tensors, out):
+        """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
+        decoded = self.runner(function, problem, tensors[0].device)
+
+        def launch(q, k_pages, v_pages, page_table, lengths, out):
+            return decoded(q, (k_pages, v_pages, page_table, lengths), out)
+
+        return launch
+
+    def sources(self, problem: Problem) -> list:
+        width = -(-problem.seq_len_kv // problem.page_size)
+        shape = (problem.batch * width, problem.page_size, problem.kv_heads, problem.head_dim)
+        pages = array(shape, getattr(ct, problem.dtype))
+        return [pages, pages, array((problem.batch, width), ct.int32), array((problem.batch,), ct.int32)]

@@ -1,0 +1,171 @@
+"""Keys and values in pages: the inputs hold what nobody may read, and the steps that read pages never do."""
+
+import dataclasses
+import secrets
+
+import pytest
+import torch
+
+from steps import PAGED, Unsupported, get_step
+from steps.core.problems import PAGED_DECODING
+from steps.everyday import decoding
+from steps.everyday.paged_decoding import PagedDecodeStep
+from steps.writing.written import write_step
+from tutorial_lib import paging, passes
+from tutorial_lib.problem import Problem
+from tutorial_lib.reference import attention_float64, attention_of_last
+
+KERNELS = [step for step in PAGED if isinstance(step, PagedDecodeStep)]
+
+
+def in_pages(**changes) -> Problem:
+    fields = {"batch": 3, "heads": 8, "kv_heads": 2, "seq_len_q": 1, "seq_len_kv": 500, "head_dim": 128}
+    return Problem(**fields | {"causal": True, "page_size": 64} | changes)
+
+
+SHAPES = [
+    in_pages(page_size=16),
+    in_pages(page_size=32, seq_len_q=5),
+    in_pages(),
+    in_pages(page_size=256, seq_len_q=16, dtype="bfloat16"),
+    in_pages(page_size=8, head_dim=64, seq_len_q=3, causal=False, scale=-0.3),
+    in_pages(page_size=16, heads=6, head_dim=256, seq_len_kv=16, seq_len_q=16, dtype="bfloat16"),
+    in_pages(batch=1, seq_len_kv=1, head_dim=32),
+]
+
+
+def checked(step, shape):
+    inputs = passes.PAGED.inputs(shape, secrets.randbits(32))
+    exact = passes.PAGED.reference(shape, inputs)
+    return passes.PAGED.check(step, shape, inputs, exact, passes.PAGED.yardstick(shape, inputs, exact))
+
+
+# --- the inputs, and what is right ---
+
+
+def test_inputs_are_nan_wherever_no_sequence_is():
+    shape = in_pages(page_size=16)
+    _, k, v, table, lengths = passes.PAGED.inputs(shape, 1)
+    assert lengths.tolist() == list(shape.lengths_in_pages) == [500, 417, 334]
+    owned = sum(lengths.tolist())
+    for pages in (k, v):
+        assert pages.shape[1:] == (16, 2, 128) and pages.isnan().all((2, 3)).sum() == pages.isnan().any((2, 3)).sum()
+        assert (~pages.isnan()).all((2, 3)).sum() == owned
+    places = [row[: -(-length // 16)].tolist() for row, length in zip(table, lengths.tolist())]
+    used = [number for of_one in places for number in of_one]
+    assert len(set(used)) == len(used) == len(k) - paging.UNOWNED and used != sorted(used)
+    for row, length in zip(table, lengths.tolist()):
+        assert k[row[-(-length // 16) :].long()].isnan().all()
+
+
+def test_what_is_gathered_is_each_sequence_and_right_is_what_attention_gives():
+    shape = in_pages(page_size=16, seq_len_q=4, batch=2)
+    inputs = passes.PAGED.inputs(shape, secrets.randbits(32))
+    (exact,) = passes.PAGED.reference(shape, inputs)
+    for b, (q, k, v) in enumerate(paging.sequences(inputs)):
+        length = shape.lengths_in_pages[b]
+        assert k.shape == v.shape == (1, 2, length, 128) and not k.isnan().any()
+        row, n = inputs[3][b], length - 1
+        assert torch.equal(k[0, :, n], inputs[1][row[n // 16], n % 16])
+        before = torch.cat([torch.zeros(1, 8, length - 4, 128, dtype=q.dtype), q], dim=2)  # q are the last
+        expected = attention_float64(before, k, v, True)[:, :, -4:]
+        torch.testing.assert_close(exact[b : b + 1], expected)
+        torch.testing.assert_close(attention_of_last(q, k, v, False, None), attention_float64(q, k, v))
+
+
+def test_operations_and_bytes_are_those_of_the_sequences_there_are():
+    shape = in_pages(seq_len_q=2, batch=2, seq_len_kv=100, page_size=16)
+    assert shape.lengths_in_pages == (100, 75)
+    assert passes.PAGED.operations(shape) == 4 * 8 * 128 * (2 * (100 + 75) - 2)
+    rows = 2 * 2 * 8 * 2 + 2 * 2 * (100 + 75)
+    assert passes.PAGED.least_bytes(shape) == rows * 128 * 2 + 4 * (7 + 5)
+    inputs = passes.PAGED.inputs(shape, 0)
+    tensors = (*inputs[:3], inputs[0])  # the last for the output
+    assert passes.PAGED.tensor_bytes(shape) == sum(x.numel() * 2 for x in tensors) + 4 * (7 + 5)
+
+
+# --- the steps ---
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
+def test_a_step_is_right(step, shape):
+    found = checked(step, shape)
+    assert found.correct, found.explain()
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 9, 40])
+def test_however_keys_are_split(multiprocessors, monkeypatch):
+    """Short sequences have splits without a key."""
+    monkeypatch.setattr(decoding, "processors", lambda device: multiprocessors)
+    for shape in (in_pages(batch=2, kv_heads=8, seq_len_q=2), in_pages(batch=2, heads=1, kv_heads=1, page_size=16)):
+        assert checked(dataclasses.replace(get_step("paged")), shape).correct
+
+
+def test_whoever_reads_what_is_no_sequences_is_found():
+    """The check fails for one key too many: a length beyond the sequence's end."""
+    shape = in_pages()
+
+    class Greedy:
+        direction = "paged"
+
+        def paged_attention(self, q, k, v, table, lengths, **more):
+            return get_step("gathered").paged_attention(q, k, v, table, lengths + 1, **more)
+
+    assert not checked(Greedy(), shape).correct
+
+
+def test_a_kernel_written_out_is_the_kernel():
+    step, shape = get_step("paged"), in_pages(page_size=16)
+    for written in (write_step(step, shape, "cpu"), write_step(step, dataclasses.replace(shape, page_size=64), "cpu")):
+        assert "variant" not in written.text and written.compile is not None
+        assert checked(written, written.written_for).correct
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64, 256])
+def test_pages_are_copied_by_tma_whatever_their_size(page_size):
+    """And a tile of small pages takes more copies and more loads of numbers than one that is a part of a page."""
+    own = get_step("paged").compile(dataclasses.replace(PAGED_DECODING, page_size=page_size)).as_dict()["hot_loop"]
+    assert own["bulk copy"] and not own["spill"]
+    if page_size < 64:
+        whole = get_step("paged").compile(PAGED_DECODING).as_dict()["hot_loop"]
+        assert own["bulk copy"] > whole["bulk copy"] and own["global memory"] > whole["global memory"]
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": lambda x: x[0]}, r"q must have 4 dimensions \[batch, heads, seq_len, head_dim\]"),
+        ({"q": lambda x: x.float()}, "q must be float16 or bfloat16"),
+        ({"k_pages": lambda x: x[..., :64]}, r"k_pages must have shape \(.*, 64, 2, 128\)"),
+        ({"v_pages": lambda x: x[:3]}, "v_pages must have shape"),
+        ({"page_table": lambda x: x.long()}, r"page_table must have shape \(3, 8\), torch.int32 on cpu, got .*int64"),
+        ({"page_table": lambda x: x[0]}, r"page_table must have shape \(3, pages\)"),
+        ({"lengths": lambda x: x[:2]}, r"lengths must have shape \(3\)"),
+        ({"lengths": lambda x: 5}, "lengths must have shape .* got int"),
+        ({"out": lambda x: torch.empty(3)}, "out must have shape"),
+    ],
+)
+@pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
+def test_bad_arguments_are_named(step, change, message):
+    names = ("q", "k_pages", "v_pages", "page_table", "lengths")
+    arguments = dict(zip(names, passes.PAGED.inputs(in_pages(), 0), strict=True)) | {"out": None}
+    arguments |= {name: spoil(arguments[name]) for name, spoil in change.items()}
+    with pytest.raises(ValueError, match=message):
+        step.paged_attention(**arguments)
+
+
+def test_pages_that_are_no_power_of_two_and_calls_of_the_other_kind_are_refused():
+    step = get_step("paged")
+    assert step.unsupported(in_pages(page_size=24), "sm_90") == "page_size must be a power of two, at least 8, got 24"
+    with pytest.raises(Unsupported, match="step 103 paged reads pages: call its paged_attention"):
+        step.attention(1, 2, 3)
+    with pytest.raises(ValueError, match="page_size must be a whole number of at least 1, got 0"):
+        in_pages(page_size=0)
+    with pytest.raises(ValueError, match="page_size goes with none of window, softcap and lengths, got window, too"):
+        in_pages(window=3)
+    with pytest.raises(ValueError, match="seq_len_q must be at most seq_len_kv"):
+        in_pages(seq_len_q=600)

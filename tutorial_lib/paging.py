@@ -1,0 +1,79 @@
+"""Keys and values in pages: what a table says of where they lie, as servers of language models keep them.
+
+A sequence grows by a token a time, and nobody knows how long it will become. So memory is handed out in pages of
+``page_size`` tokens (Kwon et al. 2023, https://arxiv.org/abs/2309.06180). Pages are ``[pages, page_size, kv_heads,
+head_dim]``, as vLLM's and flash-attn's are, and FlashInfer's where its layout is "NHD". Row ``b`` of the table, int32
+``[batch, pages of the longest]``, holds the numbers of the pages of sequence ``b`` in their order; what stands behind
+the last of them, and what a last page holds behind the sequence's end, may be anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from tutorial_lib.problem import Problem
+
+UNOWNED = 4  # pages more than sequences need, which hold what nobody may read
+
+
+def make_pages(
+    problem: Problem, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(k_pages, v_pages, table, lengths) for a problem with pages, random, on the generator's device.
+
+    Pages lie in random order. K is standard normal, V standard normal plus 1/2. Whatever is no sequence's is NaN: pages
+    that nobody owns, to which the table's unused places point, too, and what last pages hold behind the end.
+    """
+    import torch
+
+    device, size = generator.device, problem.page_size
+    lengths = torch.tensor(problem.lengths_in_pages, dtype=torch.int32, device=device)
+    taken = [-(-length // size) for length in problem.lengths_in_pages]
+    order = torch.randperm(sum(taken) + UNOWNED, generator=generator, device=device).int()
+    table = order[-1].repeat(problem.batch, -(-problem.seq_len_kv // size))
+    begin = 0
+    for row, number in zip(table, taken):
+        row[:number] = order[begin : begin + number]
+        begin += number
+    shape = (len(order), size, problem.kv_heads, problem.head_dim)
+    pages = []
+    for mean in (0.0, 0.5):
+        made = torch.empty(shape, dtype=getattr(torch, problem.dtype), device=device)
+        made.normal_(mean, 1.0, generator=generator)
+        made[order[begin:].long()] = float("nan")
+        for row, number, length in zip(table, taken, problem.lengths_in_pages):
+            made[row[number - 1], length - (number - 1) * size :] = float("nan")
+        pages.append(made)
+    return *pages, table, lengths
+
+
+def gather(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The tokens of all pages of a table in their order, [batch, kv_heads, tokens, head_dim]: a copy."""
+    return pages[table.long()].flatten(1, 2).transpose(1, 2).contiguous()
+
+
+def visible(lengths: torch.Tensor, tokens: int, seq_len_q: int, causal: bool) -> torch.Tensor:
+    """Which of so many tokens a query sees, [batch, seq_len_q, tokens]: queries are the last of their sequence."""
+    import torch
+
+    key = torch.arange(tokens, device=lengths.device)
+    end = lengths[:, None].expand(-1, seq_len_q)
+    if causal:
+        end = end - torch.arange(seq_len_q - 1, -1, -1, device=lengths.device)
+    return key < end[:, :, None]
+
+
+def sequences(inputs: tuple) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(q, k, v) of every sequence by itself, gathered up to its end: ``[1, heads, tokens, head_dim]`` each.
+
+    inputs: q ``[batch, heads, seq_len_q, head_dim]``, k_pages, v_pages, table, lengths.
+    """
+    q, k_pages, v_pages, table, lengths = inputs
+    found = []
+    for b, length in enumerate(lengths.tolist()):
+        row = table[b : b + 1, : -(-length // k_pages.shape[1])]
+        found.append((q[b : b + 1], *(gather(pages, row)[:, :, :length] for pages in (k_pages, v_pages))))
+    return found
