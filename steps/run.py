@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
+from tutorial_lib.worker import Ended
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
@@ -73,6 +75,8 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument(
         "--direction", default="forward", choices=("forward", "backward"), help="attention, or its gradients (forward)"
     )
+    several = "in place of --steps, under torchrun: steps over several GPUs, such as ring,zigzag (all of them)"
+    measuring.add_argument("--parallel", nargs="?", const="parallel", metavar="NAMES", help=several)
     measuring.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
@@ -93,16 +97,24 @@ def select_steps(text: str, direction: str = "forward") -> list:
     from steps.core.ladder import select
 
     try:
-        return select(text, direction)
+        found = select(text, direction)
     except ValueError as error:
         raise BadRequest(f"argument --steps: {error}") from None
+    if several := [step for step in found if step.several]:
+        first = several[0]
+        raise BadRequest(f"argument --steps: step {first.label} {first.unsupported(first.default_problem, 'cpu')}")
+    return found
 
 
 def select_peers(text: str | None, direction: str = "forward") -> list:
     """The peers that ``all`` or ``sdpa_cudnn,flash_attn_4`` names, None for none; raises BadRequest."""
     from steps.reference.peers import peers_of
 
-    peers = peers_of(direction)
+    return _named(peers_of(direction), text)
+
+
+def _named(peers: Sequence, text: str | None) -> list:
+    """The peers that ``all`` or a list of names names, None for none; raises BadRequest."""
     if text in (None, "all"):
         return list(peers if text else ())
     names = [name.strip() for name in text.split(",")]
@@ -152,8 +164,7 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     made = [step for step in steps_of(options.direction) if step.head_dims]
     if unknown := [d for d in options.head_dim if not any(step.takes_head_dim(d) for step in made)]:
         known = ", ".join(map(str, sorted({dim for step in made for dim in step.head_dims})))
-        others = f", or else {PADDING}" if options.direction == "forward" else ""
-        raise BadRequest(f"argument --head-dim: must be one of {known}{others}; got {unknown[0]}")
+        raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
     def build(head_dim: int, dtype: str, seq_len: int, batch: int, heads: int) -> Problem:
         return Problem(
@@ -280,7 +291,7 @@ def show_run(console, run, recorded) -> None:
         console.print(table)
     for note in run.notes:
         console.print(f"Note: {note}")
-    if not run.timed:
+    if not run.timed and run.ranks == 1:
         console.print(
             "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
         )
@@ -335,13 +346,26 @@ def _progress(console):
     return bar, Shown()
 
 
+ONE_PROCESS = ("steps", "profile", "sustained", "missing", "grid")  # what goes without --parallel
+
+
+def _one_gpu(problem, device: str, direction: str):
+    from steps.measuring.parallel import one_gpu
+    from tutorial_lib.hardware import describe_machine
+
+    return one_gpu(problem, describe_machine(device)["arch"], direction)
+
+
+def processes() -> int:
+    """How many processes torchrun has started to do this together; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def run(options: argparse.Namespace) -> int:
-    import secrets
-
-    from steps.core.launch import PROFILE
-    from steps.core.recorded import find_recorded
-    from tutorial_lib.report import write_length_plots
-
+    if options.parallel is not None:
+        return run_together(options)
+    if processes() > 1:
+        raise BadRequest(f"torchrun started {processes()} processes for one measurement: say --parallel")
     steps = None if options.steps == "best" else select_steps(options.steps, options.direction)
     peers = select_peers(options.peers, options.direction)
     device = choose_device(options.device)
@@ -349,21 +373,71 @@ def run(options: argparse.Namespace) -> int:
     chosen = [steps if steps is not None else [choose_best(asked, device, options.direction)] for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
     check_memory([here for here, _ in problems], options.direction, options.check, device)
+    return measure_all(options, device, problems, chosen, peers)
+
+
+def run_together(options: argparse.Namespace) -> int:
+    """As ``run``, in each of the processes that torchrun has started; the first shows and writes what was found."""
+    if processes() == 1:
+        from steps.parallel.skeleton import COMMAND
+
+        raise BadRequest(f"argument --parallel: takes a process for each GPU: {COMMAND} {options.parallel}")
+    parser = make_parser()
+    if given := [name for name in ONE_PROCESS if getattr(options, name) != parser.get_default(name)]:
+        raise BadRequest(f"argument --parallel: goes without --{given[0]}")
+    from steps.measuring import together
+
+    device = choose_device(options.device)
+    steps = together.steps_over_ranks(options.parallel, options.direction)
+    peers = _named(together.peers_over_ranks(options.direction), options.peers)
+    options.batch = options.batch or 1
+    problems = make_problems(options, device)
+    here = [problem for problem, _ in problems]
+    together.check_shared_out(here, steps, processes())
+    try:
+        with together.joined(device, options.timeout) as ranks:
+
+            def check() -> None:
+                check_writable("--output-dir", options.output_dir)
+                check_memory(here, options.direction, options.check, device)
+
+            together.on_all(ranks, check)
+            peers = peers or together.peers_for(device, options.direction)
+            status = measure_all(options, device, problems, [steps] * len(problems), peers, ranks)
+            return max(ranks.everybody(status))  # torchrun ends the others when one fails: the first must have written
+    except Ended as error:
+        print(f"steps.run: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # threads of a library may still wait for a rank that is not there
+
+
+def measure_all(
+    options: argparse.Namespace, device: str, problems: Sequence, chosen: Sequence, peers: Sequence, ranks=None
+) -> int:
+    """Measure each of ``chosen`` on its problem; show and write it. ranks: of this process, where several do so."""
+    import secrets
+
     from steps.core.ladder import asked_by_number, renumbered
+    from steps.core.launch import PROFILE
+    from steps.core.recorded import find_recorded
     from steps.core.step import DEFAULT_ARCH
     from steps.measuring.measure import Settings, measure
+    from tutorial_lib.report import write_length_plots
 
+    silent = ranks is not None and ranks.own > 0
+    seed = secrets.randbits(32) if options.seed is None else options.seed
     settings = Settings(
         device=device,
-        seed=secrets.randbits(32) if options.seed is None else options.seed,
+        seed=seed if ranks is None else ranks.everybody(seed)[0],
         rounds=options.iterations,
         sustained=options.sustained,
         check=options.check,
         timeout=options.timeout,
         profile=options.profile,
+        isolated=ranks is None,
+        ranks=ranks.count if ranks else 1,
     )
-    console = make_console()
-    if device == "cpu":
+    console = make_console(**({"file": io.StringIO()} if silent else {}))
+    if device == "cpu" and ranks is None:
         console.print(
             "No GPU is used: the kernels run on the CPU, interpreted or simulated, untimed; they are compiled "
             f"for {DEFAULT_ARCH}, or for what they are made for."
@@ -383,14 +457,20 @@ def run(options: argparse.Namespace) -> int:
             continue
         bar, listener = _progress(console)
         with bar:
-            result, interrupted, output = measure(here, steps, peers, settings, listener)
+            baseline = _one_gpu(here, device, options.direction) if ranks and device == "cuda" else None
+            result, interrupted, output = measure(here, steps, peers, settings, listener, baseline)
+        failed |= any(m.status == "failed" for m in result.everybody)
+        if silent:
+            continue
         for line in output.splitlines():
             if line.startswith(f"{PROFILE}:"):  # the rules of each step's launch, from when it was checked
                 print(line, file=sys.stderr)
         if interrupted and not any(m.status in ("measured", "checked", "compiled") for m in result.everybody):
             print("Interrupted before anything was finished: nothing was written.", file=sys.stderr)
             break
-        recorded = None if result.timed else find_recorded(asked, [options.output_dir, RESULTS], options.direction)
+        recorded = None
+        if ranks is None and not result.timed:
+            recorded = find_recorded(asked, [options.output_dir, RESULTS], options.direction)
         record = make_console(file=io.StringIO())
         show_run(record, result, recorded)
         show_run(console, result, recorded)
@@ -402,7 +482,6 @@ def run(options: argparse.Namespace) -> int:
             return 1
         console.print(f"Written: {folder / 'report.md'}", soft_wrap=True)
         written.append((folder, result))
-        failed |= any(m.status == "failed" for m in result.everybody)
         if interrupted:
             print(f"Interrupted: what was finished is kept in {folder}.", file=sys.stderr)
             break
@@ -416,7 +495,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser().parse_args(arguments)
         return list_steps() if options.list else run(options)
 
-    return as_command("steps.run", work, interrupted="Interrupted.")
+    name = f"steps.run, rank {os.environ['RANK']} of {processes()}" if processes() > 1 else "steps.run"
+    return as_command(name, work, interrupted="Interrupted.")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class CuTileGradients(GradientStep, FusedStep):
     backend: ClassVar[str] = "cutile"
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -77,13 +78,14 @@ class CuTileGradients(GradientStep, FusedStep):
 
     def configured(self, problem: Problem, arch: str) -> CuTileGradients:
         """This step with the shapes of its blocks, by the launch rules where it says nothing itself."""
-        shapes = {name: getattr(self, name) or rule_for(name, problem, arch).choice for name in ("keys", "queries")}
+        tiles = self.in_tiles(problem)
+        shapes = {name: getattr(self, name) or rule_for(name, tiles, arch).choice for name in ("keys", "queries")}
         return dataclasses.replace(self, **shapes)
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """Of the kernel whose blocks own keys, and of the one for dQ where there is one."""
         names = ("keys",) if self.adds else ("keys", "queries")
-        shapes = [(getattr(self, name), rule_for(name, problem, target)) for name in names]
+        shapes = [(getattr(self, name), rule_for(name, self.in_tiles(problem), target)) for name in names]
         return tuple(f"Own_{own.tile.query}x{own.tile.key}" if own else rule.name for own, rule in shapes)
 
     def variant(self, problem: Problem, tile: Tile) -> Variant:
@@ -91,7 +93,7 @@ class CuTileGradients(GradientStep, FusedStep):
             weigh=self.weigh,
             atomics=ORDERS[self.d_query],
             tile=tile,
-            head_dim=problem.head_dim,
+            head_dim=self.in_tiles(problem).head_dim,
             group_size=problem.group_size,
             causal=problem.causal,
             ragged=problem.seq_len_kv % tile.key != 0,

@@ -9,7 +9,7 @@ from steps import GRADIENTS, STEPS, Unsupported, get_step
 from steps.core.problems import HEADLINE, standard
 from steps.core.rules import rule_for
 from tests.expected import code_of_ptx
-from tests.shapes import SHAPES, problem
+from tests.shapes import PADDED, SHAPES, problem
 from tutorial_lib import reference
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
@@ -28,6 +28,13 @@ def accuracy_of(step, shape, device="cpu"):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", GRADIENTS, ids=lambda s: s.name)
 def test_a_step_is_correct(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("shape", PADDED[::3], ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
+def test_head_dims_between_are_filled_up_with_zeros(step, shape):
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
 
