@@ -39,8 +39,11 @@ def architecture_of(gpu: int | torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def describe_machine(device: str) -> dict:
-    """The machine as results.json holds it; ``device`` is "cuda" or "cpu"."""
+def describe_machine(device: str, count: int = 1) -> dict:
+    """The machine as results.json holds it; ``device`` is "cuda" or "cpu". count: GPUs, or processes, used together."""
+    if count > 1:
+        one = describe_machine(device)
+        return {**one, "name": f"{count} × {one['name']}", "slug": f"{one['slug']}-x{count}"}
     import torch
 
     host = {"cpu": _cpu_name(), "system": f"{platform.system()} {platform.machine()}"}
@@ -76,6 +79,7 @@ def describe_versions() -> dict[str, str]:
         else:
             versions["cuda"] = torch.version.cuda
             versions["cudnn"] = str(torch.backends.cudnn.version())
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return versions
 
 

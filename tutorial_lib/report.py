@@ -110,6 +110,8 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     parts += _evidence(run, figures, {trace.step for trace in traces})
     parts += _traces(traces, figures)
     parts += ["## How it was measured", "", HOW_TIMED if run.timed else HOW_CHECKED, ""]
+    if run.ranks > 1:
+        parts += [HOW_TOGETHER, ""]
     if any(m.cosine for m in run.everybody):
         parts += [HOW_NEAR, ""]
     if any(m.repeat_difference is not None for m in run.everybody):
@@ -229,6 +231,14 @@ HOW_TIMED = (
     "machine code, «same code» stands there, whatever the rounds say. TFLOPS count 4·B·H·Sq·Skv·D "
     "operations, half of that for a causal square. The error is the largest difference from attention in float64 on "
     "the same inputs, beside SDPA's own; a step is correct when it is at most twice SDPA's plus one rounding step."
+)
+HOW_TOGETHER = (
+    "The sequence is shared out over several ranks, processes with a GPU each where there are GPUs. Of every sample "
+    "the slowest rank counts, and TFLOPS are those of one GPU. «Of ideal» is the share of the speed that so many GPUs "
+    "would have without each other: that of one GPU alone with the whole sequence, in the same rounds, times their "
+    "number. "
+    "MB sent are those of a rank in a call. The sending was also timed alone; what of it is not hidden is what a call "
+    "takes longer than the same call that sends nothing."
 )
 HOW_NEAR = (
     "The cosine is that of the angle between an output and float64's, each as one long vector. Others publish it; it "

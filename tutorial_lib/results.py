@@ -61,6 +61,20 @@ class Speedup(_Record):
     same_code: bool = False
 
 
+class Exchange(_Record):
+    """What ranks sent each other in a call, and how much of that cost time.
+
+    sent_bytes: by the rank that sends most. computing_ms, sending_ms: of a call that sends nothing, and of what it
+    sends alone; hidden_ms, open_ms: of the sending, what costs no time and what does. Null where nothing was timed.
+    """
+
+    sent_bytes: int
+    computing_ms: Latency | None = None
+    sending_ms: Latency | None = None
+    hidden_ms: Latency | None = None
+    open_ms: Latency | None = None
+
+
 class Measurement(_Record):
     """What one step, or a peer, did on the problem.
 
@@ -79,6 +93,7 @@ class Measurement(_Record):
     number: int | None
     name: str
     title: str
+    gpus: int = 1  # that compute a call together: tflops and percent_of_ceiling are those of one of them
     file: str | None = None
     part: str | None = None
     fork: bool = False
@@ -107,10 +122,16 @@ class Measurement(_Record):
     sustained: Sustained | None = None
     sm_clock_mhz: float | None = None
     kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
+    exchange: Exchange | None = None  # of a step over several ranks
 
     @property
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number} {self.name}"
+
+    @property
+    def percent_of_ideal(self) -> float | None:
+        """The share of the speed that as many GPUs would have without each other: of one alone, times their number."""
+        return None if self.speedup_vs_baseline is None else 100 * self.speedup_vs_baseline.median / self.gpus
 
     @property
     def begins_a_skeleton(self) -> bool:
@@ -140,13 +161,16 @@ class Measurement(_Record):
 class Round(_Record):
     """One round: every contender's latency in ms by name, its clock, and the GPU while they ran.
 
-    clock_ghz holds who has one; joules, a call, are those of sustained rounds.
+    clock_ghz holds who has one; joules, a call, are those of sustained rounds. computing_ms and sending_ms are of steps
+    over several ranks: see ``Exchange``.
     """
 
     latency_ms: dict[str, float]
     clock_ghz: dict[str, float] = {}
     host_us: dict[str, float] = {}
     joules: dict[str, float] = {}
+    computing_ms: dict[str, float] = {}
+    sending_ms: dict[str, float] = {}
     sm_clock_mhz: float | None = None  # NVML's, median
     power_w: float | None = None  # largest
     temperature_c: float | None = None  # largest
@@ -168,7 +192,8 @@ class Run(_Record):
     """All that was measured on one problem, on one machine, in one go.
 
     steps: in the order of the ladder. inside: what some of them were put together from. direction: which pass, see
-    ``tutorial_lib.passes``.
+    ``tutorial_lib.passes``. ranks: processes that measured together, on a GPU each; where there are several, speedups
+    over the baseline are those over one GPU alone.
     """
 
     schema_: Literal[2] = Field(SCHEMA, alias="schema")
@@ -178,6 +203,7 @@ class Run(_Record):
     settings: dict
     problem: dict
     direction: Literal["forward", "backward"] = "forward"
+    ranks: int = 1
     steps: list[Measurement]
     inside: list[Measurement] = []
     peers: list[Measurement] = []
@@ -558,15 +584,18 @@ def folder_name(slug: str, direction: str) -> str:
     return slug if direction == "forward" else f"{slug}_{direction}"
 
 
-def recorded_runs(folder: Path, direction: str = "forward") -> list[Run]:
-    """Every readable run with timings under ``folder`` (``<machine>/<problem>/results.json``), newest first."""
+def recorded_runs(folder: Path, direction: str = "forward", several: bool = False) -> list[Run]:
+    """Every readable run with timings under ``folder`` (``<machine>/<problem>/results.json``), newest first.
+
+    several: those on several GPUs at once, in place of those on one.
+    """
     runs = []
     for path in sorted(Path(folder).glob("*/*/results.json")):
         try:
             run = read_run(path)
         except ResultsError:
             continue  # an older schema, or a file of somebody else's: it is nothing to show
-        if run.timed and run.direction == direction:
+        if run.timed and run.direction == direction and (run.ranks > 1) == several:
             runs.append(run)
     return sorted(runs, key=lambda run: run.date, reverse=True)
 

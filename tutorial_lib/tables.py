@@ -114,6 +114,34 @@ COMPACT_TIMING: list[Column] = [
     ("vs previous", compact_vs_previous),
 ]
 
+def sent(m: Measurement) -> str:
+    return NOTHING if m.exchange is None else f"{m.exchange.sent_bytes / 1e6:,.4g}"
+
+
+def of_exchange(field: str) -> Callable[[Measurement], str]:
+    """Milliseconds of the sending: see ``Exchange``."""
+
+    def text(m: Measurement) -> str:
+        latency = m.exchange and getattr(m.exchange, field)
+        return NOTHING if latency is None else f"{latency.median:.3g}"
+
+    return text
+
+
+SENT: Column = ("MB sent", sent)
+
+TOGETHER: list[Column] = [  # of a run over several ranks
+    TIMING[0],
+    ("TFLOPS a GPU", tflops),
+    TIMING[2],
+    ("of ideal", lambda m: NOTHING if m.percent_of_ideal is None else f"{m.percent_of_ideal:.1f} %"),
+    TIMING[4],
+    SENT,
+    ("sending ms", of_exchange("sending_ms")),
+    ("of it hidden", of_exchange("hidden_ms")),
+    ("not hidden", of_exchange("open_ms")),
+]
+
 CLOCKED: list[Column] = [
     ("GHz", lambda m: NOTHING if m.clock_ghz is None else f"{m.clock_ghz:.2f}"),
     ("million cycles", lambda m: NOTHING if m.cycles is None else f"{m.cycles / 1e6:.3g}"),
@@ -328,6 +356,8 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
     compact: for a terminal; short names, and no spreads.
     """
     label = [NUMBER, ("name", lambda m: m.name if compact else titled(m))]
+    if run.ranks > 1:
+        return label + (TOGETHER if run.timed else [SENT]) + CHECKING
     if run.timed:
         known = any(m.clock_ghz for m in run.everybody)
         clocked = [*CLOCKED, *([] if compact else [cycles_and_clock(run)])] if known else []

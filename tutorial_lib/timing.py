@@ -113,7 +113,22 @@ def plan_sample(call: Callable[[int], object]) -> Plan:
     return Plan(launches, 0.3 + 1.5 * launches * host_ms, gpu_ms)
 
 
-def take_sample(call: Callable[[int], object], plan: Plan, stopwatch: Stopwatch | None = None) -> Sample:
+@dataclass(frozen=True)
+class Together:
+    """What processes do that sample a call together. begin: queued in front of the first launch, it lets no GPU begin
+    before the others; agree: whether something is true in every one of them, asked in all of them at once.
+    """
+
+    begin: Callable[[], object]
+    agree: Callable[[bool], bool]
+
+
+ALONE = Together(begin=lambda: None, agree=bool)
+
+
+def take_sample(
+    call: Callable[[int], object], plan: Plan, stopwatch: Stopwatch | None = None, together: Together = ALONE
+) -> Sample:
     """Time ``call(i)`` once as planned, on a rested GPU; the host polls NVML while it waits.
 
     Taken again, with a longer spin, where the GPU began before the last launch was queued and so may have waited for
@@ -126,6 +141,7 @@ def take_sample(call: Callable[[int], object], plan: Plan, stopwatch: Stopwatch 
         time.sleep(REST_MS / 1000)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(int(2**attempt * plan.spin_ms * 2e6))  # cycles: at 2 GHz, or a little longer at a lower clock
+        together.begin()
         before = stopwatch.read() if stopwatch else None
         start.record()
         moments = [time.perf_counter()]
@@ -140,7 +156,7 @@ def take_sample(call: Callable[[int], object], plan: Plan, stopwatch: Stopwatch 
             state = gpu_state()
             time.sleep(0.001)
         end.synchronize()  # raises what went wrong on the GPU
-        if queued_in_time:
+        if together.agree(queued_in_time):
             break
     clock, no_clock = _clock(stopwatch, before, after)
     host_us = 1e6 * statistics.median(later - earlier for earlier, later in pairwise(moments))

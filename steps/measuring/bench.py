@@ -30,11 +30,15 @@ class Bench:
         self.plans: dict[str, timing.Plan] = {}
         self.stopwatch: Stopwatch | None = None
         self.calls: dict[str, object] = {}
-        with gpu_turn(device):
+        with self.turn():
             self.inputs = self.kind.inputs(problem, seed, device)
             if check:
                 self.exact = self.kind.reference(problem, self.inputs)
                 self.allowed = self.kind.yardstick(problem, self.inputs, self.exact)
+
+    def turn(self):
+        """What is done inside is not disturbed by others on this machine who ask for the same."""
+        return gpu_turn(self.device.type)
 
     def ready(self) -> None:
         """Answers once the inputs, and the reference if asked for, are made."""
@@ -50,12 +54,12 @@ class Bench:
 
     def check(self, step: Step) -> accuracy.Accuracy:
         """Run the step once into a poisoned output and compare."""
-        with gpu_turn(self.device.type):
+        with self.turn():
             return self.kind.check(step, self.problem, self.inputs, self.exact, self.allowed)
 
     def repeat(self, step: Step) -> float:
         """The largest difference between ``REPETITIONS`` calls on the same inputs."""
-        with gpu_turn(self.device.type), untold(step):
+        with self.turn(), untold(step):
             return self.kind.repeat_difference(step, self.problem, self.inputs, REPETITIONS)
 
     def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
@@ -94,7 +98,7 @@ class Bench:
         import torch
 
         name = step.name if step else timing.CEILING
-        with gpu_turn(self.device.type), untold(step):  # a line a launch would be timed with it
+        with self.turn(), untold(step):  # a line a launch would be timed with it
             self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
             for i in range(SETS):  # whoever makes something ready for a set of inputs does so before it is timed
                 self.calls[name](i)
@@ -105,7 +109,7 @@ class Bench:
     def sample(self, name: str, sustained: bool = False) -> dict:
         """One contender's turn in a round, as ``timing.Sample`` has it."""
         call, plan = self.calls[name], self.plans[name]
-        with gpu_turn(self.device.type):
+        with self.turn():
             if sustained:
                 return asdict(timing.take_sustained_sample(call, plan.milliseconds, self.stopwatch))
             return asdict(timing.take_sample(call, plan, self.stopwatch))

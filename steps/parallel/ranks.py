@@ -55,50 +55,48 @@ class Ranks:
         with self.heard():
             return Passing(self, batch_isend_irecv(sends + receives), into)
 
-    def pass_on(self, *tensors: torch.Tensor) -> Tensors:
-        """Send tensors to the next rank; returns those of the rank before."""
-        return self.start_passing(tensors, places_like(tensors)).wait()
-
     # --- all with all ---
 
     def gather(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Of each ``[B, H, tokens, ...]`` those of all ranks, in their order: ``[B, H, ranks * tokens, ...]``."""
         import torch
-        from torch.distributed import all_gather
 
-        gathered = []
-        for x in map(torch.Tensor.contiguous, tensors):
-            everybody = [torch.empty_like(x) for _ in range(self.count)]
-            self.sent += (self.count - 1) * size_of(x)
-            with self.heard():
-                all_gather(everybody, x, group=self.group)
-            gathered.append(torch.cat(everybody, dim=2))
-        return gathered
+        return [torch.cat(self.all_gather(x.contiguous()), dim=2) for x in tensors]
 
     def add_up(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """The way back from ``gather``: of each ``[B, H, ranks * tokens, D]`` this rank's tokens, summed over ranks."""
-        added = []
-        for x in tensors:
-            pieces = self._exchange(x.unflatten(2, (self.count, -1)).movedim(2, 0))
-            added.append(pieces.sum(0))
-        return added
+        return [self.exchange(self._by_rank(x, 2)).sum(0) for x in tensors]
 
     def heads_for_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """All heads of some tokens ``[B, H, tokens, ...]`` -> some heads of all tokens ``[B, H / ranks, all, ...]``."""
-        pieces = self._exchange(x.unflatten(1, (self.count, -1)).movedim(1, 0))  # [rank, B, H / ranks, tokens, ...]
+        pieces = self.exchange(self._by_rank(x, 1))  # [rank, B, H / ranks, tokens, ...]
         return pieces.movedim(0, 2).flatten(2, 3)
 
     def tokens_for_heads(self, x: torch.Tensor) -> torch.Tensor:
         """The way back from ``heads_for_tokens``."""
-        pieces = self._exchange(x.unflatten(2, (self.count, -1)).movedim(2, 0))  # [rank, B, H / ranks, tokens, ...]
+        pieces = self.exchange(self._by_rank(x, 2))  # [rank, B, H / ranks, tokens, ...]
         return pieces.movedim(0, 1).flatten(1, 2)
 
-    def _exchange(self, pieces: torch.Tensor) -> torch.Tensor:
-        """``[ranks, ...]``: piece r goes to rank r; returns the pieces that came, in the order of the ranks."""
+    def _by_rank(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """A dimension in as many pieces as there are ranks, which are the first dimension then."""
+        return x.unflatten(dim, (self.count, -1)).movedim(dim, 0).contiguous()
+
+    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """A contiguous tensor of every rank, in the order of the ranks."""
+        import torch
+        from torch.distributed import all_gather
+
+        everybodys = [torch.empty_like(x) for _ in range(self.count)]
+        self.sent += (self.count - 1) * size_of(x)
+        with self.heard():
+            all_gather(everybodys, x, group=self.group)
+        return everybodys
+
+    def exchange(self, pieces: torch.Tensor) -> torch.Tensor:
+        """Contiguous ``[ranks, ...]``: piece r goes to rank r; returns those that came, in the order of the ranks."""
         import torch
         from torch.distributed import all_to_all_single
 
-        pieces = pieces.contiguous()
         came = torch.empty_like(pieces)
         self.sent += size_of(pieces) * (self.count - 1) // self.count
         with self.heard():

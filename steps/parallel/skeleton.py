@@ -63,7 +63,7 @@ class _Together:
     kernel: Step | None = field(default=None, repr=False)
     ranks: Callable[..., Ranks] = field(default=Ranks, repr=False)
 
-    backend: ClassVar[str] = "parallel"
+    backend: ClassVar[str] = "torch"  # its own code calls PyTorch alone
     several: ClassVar[bool] = True
 
     def on(self, group=None, **others):

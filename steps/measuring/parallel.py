@@ -1,0 +1,219 @@
+"""Measuring on several ranks at once: every rank goes through the same measurement, and all get the same answers.
+
+Each is a process that torchrun has started, with a GPU of its own, or without any. Every rank holds the whole problem:
+its part of the inputs goes to the steps over several ranks, and all of it to the step on one GPU that they are compared
+with. What a step sends is also timed alone, and so is the same call that sends nothing: the two tell how much of the
+sending costs time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
+
+from steps.core.attention import training
+from steps.core.launch import untold
+from steps.core.step import Step, target_of
+from steps.measuring.bench import REPETITIONS, SETS, Bench
+from steps.measuring.together import LOCAL_RANK
+from steps.parallel.ranks import Passing, Ranks, places_like
+from tutorial_lib import accuracy, timing
+from tutorial_lib.clock import Stopwatch
+from tutorial_lib.hardware import gpu_turn
+from tutorial_lib.problem import Problem
+from tutorial_lib.worker import Ended, one_line
+
+
+def one_gpu(problem: Problem, device: str, direction: str) -> Step:
+    """The step that computes the parts, on one GPU alone with the whole sequence: what speedups are over."""
+    step = getattr(training(problem, device), direction)
+    return dataclasses.replace(
+        step, name="one_gpu", title=f"one GPU alone, by step {step.label}", number=None, previous=None, fork=False
+    )
+
+
+class Silent(Ranks):
+    """Ranks that send nothing: everybody's tensors are this rank's own."""
+
+    def start_passing(self, tensors, into):
+        return Passing(self, (), tensors)
+
+    def all_gather(self, x):
+        return [x] * self.count
+
+    def exchange(self, pieces):
+        return pieces
+
+
+class Remembering(Ranks):
+    """Ranks that remember what they sent. calls: functions that send as much again, in the same order."""
+
+    def __init__(self, group=None):
+        super().__init__(group)
+        self.calls: list[Callable] = []
+        self._places: dict[tuple, tuple] = {}
+
+    def start_passing(self, tensors, into):
+        places = self._kept("passing", tensors), self._kept("coming", tensors)
+        self.calls.append(lambda: Ranks.start_passing(self, *places).wait())
+        return super().start_passing(tensors, into)
+
+    def all_gather(self, x):
+        [place] = self._kept("gathered", (x,))
+        self.calls.append(lambda: Ranks.all_gather(self, place))
+        return super().all_gather(x)
+
+    def exchange(self, pieces):
+        [place] = self._kept("exchanged", (pieces,))
+        self.calls.append(lambda: Ranks.exchange(self, place))
+        return super().exchange(pieces)
+
+    def _kept(self, what: str, tensors) -> tuple:
+        """Tensors of these shapes, the same for every call that sends such."""
+        key = what, tuple((x.shape, x.dtype) for x in tensors)
+        if key not in self._places:
+            self._places[key] = places_like(tensors)
+        return self._places[key]
+
+
+class ParallelBench(Bench):
+    """As ``Bench``, on every rank at once. Its methods give the same answers on all, and raise on all what one raises.
+
+    Raises RankFailure where another rank ended or did not answer in time.
+    """
+
+    def __init__(self, problem: Problem, direction: str, device: str, seed: int, check: bool):
+        self.ranks = Ranks()
+        super().__init__(problem, direction, device, seed, check)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        first = int(os.environ.get(LOCAL_RANK, self.ranks.own)) == 0  # of this host: the others come along
+        with gpu_turn(self.device.type) if first else nullcontext():
+            self.ranks.everybody(None)
+            yield
+
+    def missing(self, step):
+        return next((reason for reason in self._together(self._missing, step) if reason), None)
+
+    def _missing(self, step) -> str | None:
+        if not step.several:
+            return super().missing(step)
+        problem, count = self.problem, self.ranks.count
+        for tokens in (problem.seq_len_q, problem.seq_len_kv):
+            if uneven := step.share.uneven(tokens, count):
+                return uneven
+        part = dataclasses.replace(
+            problem, seq_len_q=problem.seq_len_q // count, seq_len_kv=problem.seq_len_kv // count
+        )
+        return step.unsupported(part, target_of(self.device))
+
+    def check(self, step):
+        """Every rank compares its part of the outputs; of all, the one that is wrong or nearest to its limit."""
+        inputs, exact = self._mine(step, self.inputs), self._mine(step, self.exact)
+        with self.turn():
+            found = self._together(self.kind.check, step, self.problem, inputs, exact, self.allowed)
+        return accuracy.worst(found)
+
+    def repeat(self, step):
+        with self.turn(), untold(step):
+            inputs = self._mine(step, self.inputs)
+            return max(self._together(self.kind.repeat_difference, step, self.problem, inputs, REPETITIONS))
+
+    def compile(self, step, arch):
+        return self._together(super().compile, step, arch)[0]
+
+    def sent(self, step) -> int:
+        """Bytes that a rank sends in a call, of the rank that sends most."""
+        return max(self._together(self._sent, step))
+
+    def _sent(self, step) -> int:
+        return self._remembered(step).sent
+
+    def _remembered(self, step) -> Remembering:
+        """What a call of a step sends."""
+        made = []
+
+        def ranks(group) -> Remembering:
+            made.append(Remembering(group))
+            return made[-1]
+
+        self.kind.call(
+            step.on(step.group, kernel=step.kernel, ranks=ranks), self.problem, self._mine(step, self.inputs)
+        )
+        [found] = made
+        return found
+
+    def prepare(self, step):
+        with self.turn(), untold(step):
+            self._together(self._prepare, step)
+
+    def _prepare(self, step: Step | None) -> None:
+        import torch
+
+        if not torch.version.hip:
+            self.stopwatch = self.stopwatch or Stopwatch()
+        if step is None:
+            return self._plan(timing.CEILING, timing.ceiling_call(self.problem.dtype))
+        inputs = self._mine(step, self.inputs)
+        self._plan(step.name, lambda i: self.kind.call(step, self.problem, inputs))
+        if hasattr(step, "ranks"):
+            silent = step.on(step.group, kernel=step.kernel, ranks=Silent)
+            self._plan((step.name, "computing"), lambda i: self.kind.call(silent, self.problem, inputs))
+            again = self._remembered(step).calls
+            self._plan((step.name, "sending"), lambda i: [call() for call in again])
+
+    def _plan(self, name, call: Callable) -> None:
+        for i in range(SETS):
+            call(i)
+        self.calls[name] = call
+        self.plans[name] = self.ranks.everybody(timing.plan_sample(call))[0]  # all take as many launches
+
+    def sample(self, name, sustained=False):
+        """The slowest rank's sample, and of the parts of a step the slowest of each."""
+        with self.turn():
+            found = self._together(self._sampled, name)
+        slowest = max(found, key=lambda sample: sample["milliseconds"])
+        return slowest | {part: max(sample[part] for sample in found) for part in slowest if part in PARTS}
+
+    def _sampled(self, name) -> dict:
+        import torch
+        import torch.distributed as dist
+
+        begin = partial(dist.all_reduce, torch.zeros(1, device=self.device))
+        together = timing.Together(begin, agree=lambda true: all(self.ranks.everybody(true)))
+
+        def take(name) -> timing.Sample:
+            return timing.take_sample(self.calls[name], self.plans[name], self.stopwatch, together)
+
+        sample = asdict(take(name))
+        for part, key in PARTS.items():
+            if (name, key) in self.calls:
+                sample[part] = take((name, key)).milliseconds
+        return sample
+
+    def _mine(self, step, tensors: tuple) -> tuple:
+        """What a step is given here, of tensors of the whole sequence."""
+        if not step.several:
+            return tensors
+        return tuple(step.part(x, self.ranks.own, self.ranks.count) for x in tensors)
+
+    def _together(self, work: Callable, *arguments) -> list:
+        """What ``work`` gives on every rank; raises on all what it raises on one."""
+        try:
+            mine = work(*arguments), None
+        except Ended:
+            raise
+        except Exception as error:
+            mine = None, f"{one_line(error)} (on {self.ranks.name})"
+        said = self.ranks.everybody(mine)
+        if failed := [told for _, told in said if told]:
+            raise RuntimeError(failed[0])
+        return [answer for answer, _ in said]
+
+
+PARTS = {"computing_ms": "computing", "sending_ms": "sending"}

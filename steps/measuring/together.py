@@ -1,0 +1,89 @@
+"""What ``steps.run`` does before several processes measure together: they meet, and agree on what is asked for.
+
+torchrun starts the processes, and tells each of them by its environment how many there are and which it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+from steps.core.ladder import select
+from steps.parallel.peers import peers_over_ranks
+from steps.parallel.ranks import RankFailure, Ranks
+from tutorial_lib.command import BadRequest
+
+LOCAL_RANK = "LOCAL_RANK"  # torchrun's, in the environment: which of this host's processes this is
+
+
+@contextmanager
+def joined(device: str, timeout: float) -> Iterator[Ranks]:
+    """Inside, the processes that torchrun has started form a group; calls between them end after so many seconds.
+
+    Raises BadRequest where this process has no GPU of its own.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        local, there = int(os.environ[LOCAL_RANK]), torch.cuda.device_count()
+        if local >= there:
+            raise BadRequest(f"a process takes a GPU of its own, and {there} are here: --nproc-per-node {there}")
+        torch.cuda.set_device(local)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    ranks = Ranks()
+
+    def ended(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise RankFailure(f"{ranks.name} stops, because torchrun ended it, as it does when another rank has failed")
+
+    signal.signal(signal.SIGTERM, ended)
+    yield ranks
+    dist.destroy_process_group()
+
+
+def on_all(ranks: Ranks, prepare: Callable):
+    """``prepare()``; raises BadRequest on every rank where it does so on one."""
+    made = wrong = None
+    try:
+        made = prepare()
+    except BadRequest as error:
+        wrong = str(error)
+    if said := next(filter(None, ranks.everybody(wrong)), None):
+        raise BadRequest(said)
+    return made
+
+
+def steps_over_ranks(text: str, direction: str) -> list:
+    """The steps over several ranks that a text such as ``ring,zigzag`` names; raises BadRequest.
+
+    The name of a step of the forward pass stands for its gradients where those are asked for.
+    """
+    try:
+        asked = select(text, None)
+    except ValueError as error:
+        raise BadRequest(f"argument --parallel: {error}") from None
+    known = [step for step in select("parallel", None) if step.direction == direction]
+    if others := [step.label for step in asked if not step.several]:
+        names = ", ".join(step.asked_as for step in known)
+        raise BadRequest(f"argument --parallel: must be all or some of {names}, got {others[0]}")
+    names = {step.asked_as for step in asked}
+    return [step for step in known if step.asked_as in names]
+
+
+def peers_for(device: str, direction: str) -> tuple:
+    """Whom the steps are measured beside unless others are asked for: on a GPU PyTorch's own."""
+    return peers_over_ranks(direction) if device == "cuda" else ()
+
+
+def check_shared_out(problems: Sequence, steps: Sequence, ranks: int) -> None:
+    """Raises BadRequest for a sequence that a step cannot share out over so many ranks."""
+    for problem, step in itertools.product(problems, steps):
+        for option, tokens in (("--seq-len", problem.seq_len_q), ("--seq-len-kv", problem.seq_len_kv)):
+            if uneven := step.share.uneven(tokens, ranks):
+                raise BadRequest(f"argument {option}: step {step.label}: {uneven}")
