@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from steps.blackwell.columns import allocate_columns
 from steps.blackwell.roles import attend, copy, correct, multiply
 from steps.blackwell.together import work_together
-from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring
+from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring, room_for_number
 
 
 class Barriers(NamedTuple):
@@ -63,7 +63,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     BUDGETS: gl.constexpr = variant.budgets
     ARRIVALS: gl.constexpr = variant.weights_arrivals
     arrays = Arrays(Q, K, V, Out)
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, room_for_number(variant))
     query_ready = barrier_ring(PARTS, 1)
     key_ready = barrier_ring(STAGES, 1)
     value_ready = barrier_ring(STAGES, 1)

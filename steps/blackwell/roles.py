@@ -23,7 +23,7 @@ from steps.blackwell.together import (
     store_sums,
 )
 from steps.gluon.softmax import tiles_to_visit
-from steps.hopper.pipeline import await_tile, own_tiles
+from steps.hopper.pipeline import await_tile, hear_next, own_tiles, take_next
 
 
 @gluon.jit
@@ -33,15 +33,14 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
     STAGES: gl.constexpr = variant.stages
     turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
     query_turn = 0  # tiles of queries so far
-    first, last = own_tiles(work, variant)
-    for n in range(first, last):
+    n, last = own_tiles(work, variant)
+    while n < last:
         place, head = place_of(n, work, variant)
         _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         for part in gl.static_range(PARTS):
             if variant.persistent:
                 mbarrier.wait(barriers.query_free.index(part), query_turn & 1 ^ 1)
             fetch_part(arrays, tiles, barriers, place, head, part, variant)
-        query_turn += 1  # noqa: SIM113
         for j in range(end):
             used = turn // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_free.index(turn % STAGES), used)
@@ -49,6 +48,8 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
             mbarrier.wait(barriers.value_free.index(turn % STAGES), used)
             fetch_values(arrays, tiles, barriers, place, j, turn, variant)
             turn += 1
+        n = take_next(n, last, query_turn, work, variant)
+        query_turn += 1
 
 
 @gluon.jit
@@ -62,8 +63,8 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
     STAGES: gl.constexpr = variant.stages
     turn = 0
     query_turn = 0
-    first, last = own_tiles(work, variant)
-    for n in range(first, last):
+    n, last = own_tiles(work, variant)
+    while n < last:
         place, _ = place_of(n, work, variant)
         _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         await_tile(barriers.key_ready, turn, STAGES)
@@ -73,7 +74,6 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
             scores = columns.scores.index(part)
             issue_scores(query, tiles.key, turn, scores, barriers.scores_ready.index(part), variant)
         blackwell.tcgen05_commit(barriers.key_free.index(turn % STAGES))
-        query_turn += 1  # noqa: SIM113
         for j in range(end):
             await_tile(barriers.value_ready, turn, STAGES)
             if j + 1 < end:
@@ -92,6 +92,8 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
             if j + 1 < end:
                 blackwell.tcgen05_commit(barriers.key_free.index((turn + 1) % STAGES))
             turn += 1
+        n = hear_next(n, query_turn, work, variant)
+        query_turn += 1
 
 
 @gluon.jit
@@ -128,8 +130,9 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
     weights_at = weights_of(columns, part, tiles.key.dtype, variant)
     output_at = columns.output.index(part)
     turn = 0
-    first, last = own_tiles(work, variant)
-    for n in range(first, last):
+    query_turn = 0
+    n, last = own_tiles(work, variant)
+    while n < last:
         place, head = place_of(n, work, variant)
         whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         first_query = place.row + part * variant.rows
@@ -162,6 +165,8 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
             hand_over(factors, barriers, factor, turn - 1, part)
         else:
             finish(arrays, tiles, columns, barriers, place, head, factor, turn - 1, part, variant)
+        n = hear_next(n, query_turn, work, variant)
+        query_turn += 1
 
 
 @gluon.jit
@@ -169,8 +174,9 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
     """A warp group: rescales the outputs of both parts, and stores them at the end."""
     PARTS: gl.constexpr = variant.parts
     turn = 0
-    first, last = own_tiles(work, variant)
-    for n in range(first, last):
+    query_turn = 0
+    n, last = own_tiles(work, variant)
+    while n < last:
         place, head = place_of(n, work, variant)
         _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         for part in gl.static_range(PARTS):
@@ -189,3 +195,5 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
             factor = take_over(factors, barriers, turn, part, variant)
             finish(arrays, tiles, columns, barriers, place, head, factor, turn, part, variant)
         turn += 1
+        n = hear_next(n, query_turn, work, variant)
+        query_turn += 1

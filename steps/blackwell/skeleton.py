@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from steps.blackwell.kernel import fmha
 from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Variant, make_variant, stays
 from steps.core.fused import hole
-from steps.core.order import DEALT, NATURAL, Order
+from steps.core.order import DEALT, NATURAL, TAKEN, Order
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import ARCHITECTURES, TENSOR_COLUMNS
 from tutorial_lib.compiler import CompilerError
@@ -48,7 +48,9 @@ class BlackwellStep(TmaStep):
 
     @property
     def order(self) -> Order:
-        return DEALT if stays(self.roles) else NATURAL
+        if not stays(self.roles):
+            return NATURAL
+        return TAKEN if self.roles.stay == "taken" else DEALT
 
     def kernel(self, problem: Problem):
         return fmha

@@ -21,5 +21,5 @@ STEP = step64_polynomial.STEP.evolve(
     title="Blocks that stay",
     change="One block an SM stays, and computes a list of tiles of queries that was dealt before the launch.",
     default_problem=HEADLINE,
-    roles=Roles(correction=Correction(threshold=8.0), stay=True),
+    roles=Roles(correction=Correction(threshold=8.0), stay="dealt"),
 )

@@ -53,11 +53,12 @@ class Roles(Choices):
     At head_dim 256, where the outputs of two would fill tensor memory, one does.
 
     correction: who rescales the output, a warp group for it or the one that does the softmax. stay: one block an SM
-    stays, and computes a list of tiles of queries that was dealt to it before the launch.
+    stays, and computes a list of tiles of queries that was dealt to it before the launch, or takes the next tile that
+    no other has when it is ready for one; None: a block a tile.
     """
 
     correction: Correction | Literal["by the softmax"] = "by the softmax"
-    stay: bool = False
+    stay: Literal["dealt", "taken"] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Variant:
     stages: int
     roles: bool
     correction: bool
-    persistent: bool  # a block computes a list of tiles of queries
+    persistent: bool  # a block computes several tiles of queries
+    taken: bool  # and takes one after the other, and has no list of them
     registers: tuple[int, ...]  # of a thread of every role but the first part's
     threshold: float
     frequency: int
@@ -136,6 +138,11 @@ class Variant:
     def budgets(self) -> list[int]:
         """Registers of a thread of those; the first part gets what is left, which is no less."""
         return list(self.registers)
+
+    @property
+    def listeners(self) -> int:
+        """Roles that the one which asks for tiles tells which tile of queries is next."""
+        return len(self.workers)
 
     @property
     def weights_arrivals(self) -> int:
@@ -186,8 +193,8 @@ class Variant:
 
 
 def stays(roles: Roles | str) -> bool:
-    """Whether blocks stay, and compute a list of tiles of queries."""
-    return isinstance(roles, Roles) and roles.stay
+    """Whether blocks stay, and compute several tiles of queries."""
+    return isinstance(roles, Roles) and roles.stay is not None
 
 
 def _registers(parts: int, correction: bool) -> tuple[int, ...]:
@@ -215,6 +222,7 @@ def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Va
         roles=has_roles,
         correction=correction is not None,
         persistent=stays(roles),
+        taken=stays(roles) and roles.stay == "taken",
         registers=_registers(parts, correction is not None) if has_roles else (),
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,

@@ -4,7 +4,8 @@ Two things are worth an order of one's own. Tiles of a causal mask differ in len
 short. And K and V of the heads that are computed at the same time should fit in the L2 cache together: heads come in
 sections, of which L2 holds one. A GPU that is given a block a tile hands the blocks out by their numbers, each to the
 SM that is free first; there it is enough to number them well. Blocks that stay, as many as the SMs hold, must know
-their tiles: these are dealt out here, before the launch, as the GPU would; or, where all are as long, they count.
+their tiles: these are dealt out here, before the launch, as the GPU would; or, where all are as long, they count; or
+they take them one after the other from a counter.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Order:
     section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
     head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
     computes every n-th tile. one_loop: a block goes through the tiles of keys of all its tiles of queries in one loop.
+    taken: blocks have no lists, but take the next tile when they are ready for one.
 
     Raises ValueError for values that do not go together.
     """
@@ -37,14 +39,18 @@ class Order:
     section_bytes: int | None
     counted: bool = False
     one_loop: bool = False
+    taken: bool = False
 
     def __post_init__(self):
-        if ((self.counted or self.one_loop) and not self.persistent) or (self.counted and self.one_loop):
-            raise ValueError("an order is counted, or in one loop, for blocks that stay, and not both at once")
+        kinds = self.counted + self.one_loop + self.taken
+        if kinds > self.persistent:
+            raise ValueError("an order is counted, or in one loop, or taken, for blocks that stay, and one of these")
 
     def __str__(self) -> str:
         if self.counted:
             return "counted by blocks that stay, under a mask dealt to them"
+        if self.taken:
+            return "taken by blocks that stay"
         if self.one_loop:
             return "dealt to blocks that stay, all in one loop"
         if self.persistent:
@@ -82,13 +88,18 @@ class Order:
 
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
-        a_processor: blocks that an SM holds.
+        a_processor: blocks that an SM holds. Where blocks take tiles, order has all of them, and starts says how many
+        were taken beyond the first of every block, and how many there are. Two launches that run at the same time must
+        not have the same: every call makes a new one.
         """
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         if not self.persistent:
             return number, _nothing(device)
         if self.counts(problem):
             return min(number, a_processor * processors(device)), _nothing(device)
+        if self.taken:
+            order, _, turns = _on_device(problem, tile, 1, self.section_bytes, device)
+            return min(number, a_processor * processors(device)), (order, _taken(number, device), turns)
         tensors = _on_device(problem, tile, a_processor * processors(device), self.section_bytes, device)
         return len(tensors[2]), tensors
 
@@ -97,6 +108,7 @@ NATURAL = Order(persistent=False, section_bytes=None)
 SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
 DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
 COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
+TAKEN = Order(persistent=True, section_bytes=SECTION_BYTES, taken=True)
 IN_ONE_LOOP = Order(persistent=True, section_bytes=SECTION_BYTES, one_loop=True)
 
 
@@ -191,6 +203,12 @@ def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int
     seen = [tiles_seen(problem, tile, i) for i in range(a_head)]
     turns = [sum(seen[number % a_head] for number in tiles) for tiles in dealt]
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts, turns))
+
+
+def _taken(number: int, device):
+    import torch
+
+    return torch.tensor([0, number], dtype=torch.int32, device=device)
 
 
 @lru_cache(maxsize=32)

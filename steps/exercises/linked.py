@@ -48,7 +48,7 @@ EXERCISE = BegunBehind(
         release(barriers.query_free, query_turn, QUERY_STAGES)
         # The first product for the next queries is issued behind the last for these, and runs while these are
         # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
-        if n + 1 < last:
+        if n < last:
             await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
             await_tile(barriers.key_ready, turn + 1, STAGES)
         following = part_of(tiles.query, query_turn + 1, part)
@@ -57,7 +57,7 @@ EXERCISE = BegunBehind(
         release(barriers.value_free, last_turn, STAGES)
 """,
             """\
-        scores, accumulator = link(accumulator, tiles, barriers, turn, query_turn, n + 1 < last, part)
+        scores, accumulator = link(accumulator, tiles, barriers, turn, query_turn, n < last, part)
 """,
         ),
     ),

@@ -22,6 +22,7 @@ from steps.hopper.pipeline import (
     Place,
     await_tile,
     fetch_both,
+    hear_next,
     numbered,
     own_tiles,
     pass_turn,
@@ -260,12 +261,12 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     output = tiles.output.index(part)
     turn = 0  # tiles of keys so far
     query_turn = 0
-    first, last = own_tiles(work, variant)
+    n, last = own_tiles(work, variant)
     if variant.linked:
         await_tile(barriers.query_ready, 0, QUERY_STAGES)
         await_tile(barriers.key_ready, 0, STAGES)
         scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
-    for n in range(first, last):
+    while n < last:
         head, batch, i = position(numbered(work, n, variant), work)
         place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
         query = part_of(tiles.query, query_turn, part, variant)
@@ -282,13 +283,14 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
             )
         else:
             accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)
+        n = hear_next(n, query_turn, work, variant)
         if variant.own_output and not variant.early_query:
             release(barriers.query_free, query_turn, QUERY_STAGES)
         if variant.overlap:
             if variant.linked:
                 # The first product for the next queries is issued behind the last for these, and runs while these are
                 # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
-                if n + 1 < last:
+                if n < last:
                     await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
                     await_tile(barriers.key_ready, turn + 1, STAGES)
                 following = part_of(tiles.query, query_turn + 1, part, variant)
@@ -323,7 +325,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
             tma.store_wait(0)
             if variant.producer:
                 release(barriers.query_free, query_turn, QUERY_STAGES)
-        query_turn += 1  # noqa: SIM113
+        query_turn += 1
     if variant.linked:
         scores = warpgroup_mma_wait(0, deps=[scores])
     tma.store_wait(0)

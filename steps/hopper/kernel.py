@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.hopper.consumer import consume
-from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, begin, produce
+from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, begin, produce, room_for_number
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
@@ -45,13 +45,13 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         barrier_ring(STAGES, PARTS),
         barrier_ring(PARTS, 1),
     )
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, room_for_number(variant))
     fence_async_shared()  # TMA sees the barriers
 
     # --- who does what; the first part's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     arrays = Arrays(Q, K, V, Out)
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     if not variant.producer:
         begin(arrays, tiles, barriers, work, variant)
         consume(arrays, tiles, barriers, work, scale, LSE, 0, variant)

@@ -44,14 +44,23 @@ class Barriers(NamedTuple):
     turns: object  # whose turn it is to issue products
 
 
+class Taken(NamedTuple):
+    """Where the role that takes tiles of queries tells the others which is next: a number, and its mbarriers."""
+
+    number: object
+    ready: object
+    free: object
+
+
 class Work(NamedTuple):
-    """What is to be computed. order, starts: of tiles of queries, see ``steps.core.order``."""
+    """What is to be computed. order, starts: of tiles of queries, see ``steps.core.order``; taken: ``Taken``, or None."""
 
     order: object
     starts: object
     heads: object
     tiles_a_head: object
     seq_len_kv: object
+    taken: object = None
 
 
 class Place(NamedTuple):
@@ -81,10 +90,12 @@ def position(number, work):
 
 @gluon.jit
 def own_tiles(work, variant: gl.constexpr):
-    """The part [first, last) of the order that is this block's."""
+    """The part [first, last) of the order that is this block's; where tiles are taken, its first, and their end."""
     first = gl.program_id(0)
     last = first + 1
-    if variant.persistent:
+    if variant.taken:
+        last = gl.load(work.starts + 1)
+    elif variant.persistent:
         last = gl.load(work.starts + first + 1)
         first = gl.load(work.starts + first)
     return first, last
@@ -96,6 +107,51 @@ def numbered(work, n, variant: gl.constexpr):
     if variant.persistent:
         n = gl.load(work.order + n)
     return n
+
+
+@gluon.jit
+def room_for_number(variant: gl.constexpr):
+    """What one role tells the others by which tile is next; None where each finds out by itself."""
+    if variant.taken:
+        LISTENERS: gl.constexpr = variant.listeners
+        place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
+    else:
+        return None
+
+
+@gluon.jit
+def take_next(n, last, turn, work, variant: gl.constexpr):
+    """Behind the turn-th tile of queries, take the next, and tell the other roles.
+
+    A counter in global memory says how many tiles were taken beyond the first of every block. Each block takes one
+    that is not there, and ends; the last to do so sets the counter back, for the next launch.
+    """
+    if variant.taken:
+        count = gl.atomic_add(work.starts, 1, sem="relaxed", scope="gpu")
+        if count == last - 1:
+            gl.store(work.starts, 0)
+        n = gl.num_programs(0) + count
+        ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
+        work.taken.number.store(gl.full([1], n, gl.int32, ONE))
+        mbarrier.arrive(work.taken.ready.index(0), count=1)
+        return n
+    else:
+        return n + 1
+
+
+@gluon.jit
+def hear_next(n, turn, work, variant: gl.constexpr):
+    """Which tile of queries comes behind the turn-th, in the order."""
+    if variant.taken:
+        ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        mbarrier.wait(work.taken.ready.index(0), turn & 1)
+        n = gl.max(work.taken.number.load(ONE), 0)
+        mbarrier.arrive(work.taken.free.index(0), count=1)
+        return n
+    else:
+        return n + 1
 
 
 @gluon.jit
@@ -158,15 +214,14 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
     query_turn = 0
-    first, last = own_tiles(work, variant)
-    for n in range(first, last):
+    n, last = own_tiles(work, variant)
+    while n < last:
         head, batch, i = position(numbered(work, n, variant), work)
         row = i * variant.tile.query
         _, end = tiles_to_visit(row, work.seq_len_kv, variant)
         free = barriers.query_free.index(query_turn % variant.query_stages)
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
-        query_turn += 1  # noqa: SIM113
         kv_head = head // variant.group_size
         for j in range(end):
             key = (end - 1 - j if variant.diagonal_first else j) * TILE_KEY
@@ -177,6 +232,8 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             mbarrier.wait(barriers.value_free.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
             turn += 1
+        n = take_next(n, last, query_turn, work, variant)
+        query_turn += 1
 
 
 @gluon.jit

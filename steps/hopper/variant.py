@@ -13,7 +13,7 @@ from typing import Literal
 from triton.experimental.gluon import language as gl
 
 from steps.core.fused import Choices
-from steps.core.order import DEALT, NATURAL, Order
+from steps.core.order import DEALT, NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import HopperShape, Tile
@@ -49,6 +49,7 @@ class Room(Choices):
 class Stay(Choices):
     """One block an SM stays, and computes a list of tiles of queries that was dealt to it before the launch.
 
+    taken: there is no list, and a block takes the next tile that no other has when it is ready for one.
     linked: the first QK product of the next tile of queries runs under the end of this one, where shared memory has
     room for both. ends: where a part stops under a causal mask: at the last tile of keys that the block sees, or at its
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
@@ -58,6 +59,7 @@ class Stay(Choices):
     linked: bool = False
     ends: Literal["the block's", "own", "own, diagonal first"] = "the block's"
     room: Room | None = None
+    taken: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class Roles(Choices):
 
 def order_of(roles: Roles | None) -> Order:
     """Which block computes which tiles of queries."""
-    return DEALT if roles and isinstance(roles.loop, Overlap) and roles.loop.stay else NATURAL
+    stay = roles.loop.stay if roles and isinstance(roles.loop, Overlap) else None
+    return NATURAL if stay is None else TAKEN if stay.taken else DEALT
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Variant:
     in_turn: bool
     overlap: bool
     persistent: bool
+    taken: bool  # a block takes one tile of queries after the other, and has no list of them
     linked: bool
     own_output: bool  # the output has its own place in shared memory, and not that of Q
     half_output: bool  # and that for one half at a time
@@ -141,6 +145,11 @@ class Variant:
     def warps(self) -> int:
         """Warps of a part."""
         return GROUP_WARPS * self.groups // self.parts
+
+    @property
+    def listeners(self) -> int:
+        """Roles that the producer tells which tile of queries is next."""
+        return self.parts
 
     @property
     def query_stages(self) -> int:
@@ -209,6 +218,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         in_turn=overlap.third_group == "in turn" and three if overlap else loop.in_turn,
         overlap=overlap is not None,
         persistent=stay is not None,
+        taken=bool(stay) and stay.taken,
         linked=bool(stay) and stay.linked and shape.two_queries,
         own_output=bool(stay) and (shape.two_queries or room is not None),
         half_output=room is not None,

@@ -38,6 +38,9 @@ class Tidy(Rewriter):
         self.text, self.name = text, name
         self.constants = text.constants
         self.total = uses(text.functions[name].body)
+        added = matchers.findall(text.functions[name].body, matchers.AugAssign(target=matchers.Name()))
+        counts = Counter(line.target.value for line in added if pure(line.value))
+        self.idle = {name for name, n in counts.items() if self.total.loads[name] == n}  # counters that nothing reads
         self.own_names = {part.name.value for part in parameters(text.functions[name])}
         self.moved = False  # whether a name was put in place of another: once in a pass, as the counts then change
 
@@ -45,6 +48,8 @@ class Tidy(Rewriter):
         line = small(statement)
         if isinstance(line, cst.Expr):
             return [] if self._does_nothing(line.value) else None
+        if isinstance(line, cst.AugAssign):
+            return [] if isinstance(line.target, cst.Name) and line.target.value in self.idle else None
         if isinstance(statement, cst.If):
             return self._without_empty(statement)
         found = assignment(statement)

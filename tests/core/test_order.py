@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from steps.core import order
 from steps.core.fused import tiles_visited
@@ -126,3 +127,20 @@ def test_a_section_may_be_asked_to_be_larger():
     heads = [tiles[0] // a_head for tiles in order.deal(CAUSAL, TILE, a_head, section_bytes=None)]
     assert set(heads) == {0}  # dealt head after head
     assert len({tiles[0] // a_head for tiles in order.deal(CAUSAL, TILE, a_head)}) > 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_what_blocks_take_is_all_tiles_with_the_longest_of_a_section_first(problem):
+    cpu = torch.device("cpu")
+    blocks, (tiles, starts, _) = order.TAKEN.blocks(problem, TILE, cpu)
+    number = order.tiles_a_head(problem, TILE) * problem.heads * problem.batch
+    assert blocks == min(number, order.processors(cpu)) and starts.tolist() == [0, number]
+    assert tiles.tolist() == order.deal(problem, TILE, 1)[0] and sorted(tiles.tolist()) == list(range(number))
+    _, (_, others, _) = order.TAKEN.blocks(problem, TILE, cpu)
+    assert others.data_ptr() != starts.data_ptr()  # launches that run at the same time count for themselves
+
+
+@pytest.mark.parametrize("ways", [{"taken": True, "one_loop": True}, {"taken": True, "persistent": False}])
+def test_an_order_is_one_of_its_kinds(ways):
+    with pytest.raises(ValueError, match="an order is counted, or in one loop, or taken"):
+        order.Order(**{"persistent": True, "section_bytes": None, **ways})

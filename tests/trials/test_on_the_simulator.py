@@ -5,6 +5,7 @@ import secrets
 import pytest
 import torch
 
+from steps import get_step
 from steps.trials import get_trial
 from tests.core.test_steps import accuracy_of
 from tests.shapes import problem
@@ -20,7 +21,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-@pytest.mark.parametrize("name", ["keys_first", "held_query"])
+@pytest.mark.parametrize("name", ["keys_first", "held_query", "taken"])
 def test_it_computes_the_same_under_every_latency(name, shape):
     plain, changed = get_trial(name).steps(shape)
     accuracy = accuracy_of(changed, shape, "cpu")
@@ -31,6 +32,22 @@ def test_it_computes_the_same_under_every_latency(name, shape):
         with watched(seed) as watch:
             assert torch.equal(changed.attention(q, k, v, shape.causal), expected)
         assert not watch.runs[0].found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_blocks_that_run_at_once_take_every_tile_once(shape):
+    """The counter is back where it began when the last block has ended, so that the next launch can count on it."""
+    _, step = get_trial("taken").steps(shape)
+    q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
+    expected = get_step("at_maxima").attention(q, k, v, shape.causal)
+    for seed in range(2):
+        launch = step.make_ready(shape, q, k, v, None)
+        for _ in range(2):
+            out = torch.full_like(q, float("nan"))
+            with watched(seed, at_once=3) as watch:
+                launch(q, k, v, out)
+            assert torch.equal(out, expected)
+            assert not watch.runs[0].found and len(watch.runs[0].clocks) <= 3
 
 
 def test_consumers_wait_less_for_keys_on_the_simulator():

@@ -204,15 +204,18 @@ def store(pointer: Pointer, value, mask=None, **_):
 
 @operation("atomic_add")
 def atomic_add(pointer: Pointer, value, mask=None, sem=None, scope=None):
-    """Added at once; what was there before is not given back, as no kernel asks for it."""
+    """Added at once. What was there before comes back for a single "relaxed" number: only that do kernels ask for."""
     me = state.role()
     me.point()
+    asked = sem == "relaxed" and not isinstance(pointer.offset, torch.Tensor)
+    before = pointer.gather() if asked else None
     pointer.scatter(plain(value), plain(mask), add=True)
-    me.time += me.block.machine.issue
+    me.time += me.block.machine.memory_latency if asked else me.block.machine.issue
     if sem == "release":
         for role in me.block.processor.roles:
             if role.why[0] == ANOTHER_BLOCK:
                 role.wake(me.time + me.block.machine.memory_latency)
+    return before
 
 
 ANOTHER_BLOCK = "another block"  # what a role waits for that polls a number in global memory

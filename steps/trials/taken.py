@@ -1,0 +1,35 @@
+"""Trial: blocks that stay take the next tile of queries from a counter, and no list is dealt to them.
+
+The deal stands on an estimate: a tile of queries costs as many turns as it has tiles of keys, and one more. It cannot
+know that one SM is slower than another, or is still busy with the kernel before. What is taken needs no estimate, and
+costs an addition in global memory for every tile of queries (``steps.hopper.pipeline.take_next``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from steps import get_step
+from steps.core.problems import FULL, HEADLINE, standard
+from steps.trials.trial import Trial
+
+
+@dataclass(frozen=True)
+class Taken(Trial):
+    """Off is the step with its lists."""
+
+    def version(self, value, problem, **named):
+        step = get_step(self.base)
+        stay = dataclasses.replace(step.roles.loop.stay, taken=value == "on")
+        loop = dataclasses.replace(step.roles.loop, stay=stay)
+        return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop), **named)
+
+
+TRIAL = Taken(
+    name="taken",
+    question="Would it be faster if blocks took the next tile when they are ready, instead of a list dealt before?",
+    base="at_maxima",
+    values=("off", "on"),
+    problems=(HEADLINE, FULL, standard(head_dim=64, causal=True), standard(1024, causal=True), standard(head_dim=256)),
+)
