@@ -1,7 +1,7 @@
 """Step 67, a fork from step 65: blocks take the next tile when they are ready for one.
 
-A list that is dealt before the launch stands on an estimate of how long tiles take, and on SMs that are all as fast. Here
-no block has a list. The order is the same for all of them: heads in sections, and inside a section the longest tiles
+A list that is dealt before the launch stands on an estimate of how long tiles take, and on SMs that are all as fast.
+Here no block has a list. There is one order for all of them: heads in sections, and inside a section the longest tiles
 first. A counter in global memory says how far it was taken. The warp that asks for tiles adds one to it as soon as it
 has asked for the last keys and values of a tile, which is before the others have computed with them. It tells the other
 roles the number through shared memory, and two mbarriers say when the number is there and when all have read it.
@@ -9,8 +9,8 @@ roles the number through shared memory, and two mbarriers say when the number is
 Newer hardware has this built in: on Blackwell, ``clusterlaunchcontrol.try_cancel`` gives a block the index of another
 that has not begun, which then never begins (PTX ISA, "clusterlaunchcontrol"). Gluon of Triton 3.7 does not have it.
 
-To expect, as a hypothesis: where the estimate is good, nothing but the cost of the counter. Where SMs differ, or another
-kernel holds some of them for a while, blocks end together that would not have.
+To expect, as a hypothesis: where the estimate is good, nothing but the cost of the counter. Where SMs differ, or
+another kernel holds some of them for a while, blocks end together that would not have.
 """
 
 from steps.blackwell import step65_lasting_blocks
