@@ -108,6 +108,12 @@ class Array(_Held, ct.Array):
     def strides(self) -> tuple[int, ...]:
         return self.tensor.stride()
 
+    def slice(self, axis, start, stop) -> Array:
+        start, stop, length = operator.index(start), operator.index(stop), self.tensor.shape[axis]
+        if not (0 <= start < length and start <= stop <= length):
+            raise IndexError(f"the slice from {start} to {stop} is not inside the array's {length} elements there")
+        return Array(self.tensor.narrow(axis, start, stop - start))
+
 
 class Tile(_Held, ct.Tile):
     """A tile: an immutable tensor. Arithmetic is ``ct.Tile``'s, which calls the operations below."""

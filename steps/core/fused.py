@@ -89,12 +89,19 @@ def too_long_to_simulate(problem: Problem, tile: Tile) -> str | None:
 
 
 def grid(problem: Problem, tile: Tile) -> tuple[int, int, int]:
-    """Blocks: query tiles fastest, so that blocks which run together share the keys and values of a head in L2."""
+    """Blocks: query tiles fastest, so that blocks which run together share the keys and values of a head in L2.
+
+    Of packed sequences each may need one tile more than whole ones: where they begin is not known here.
+    """
+    if problem.lengths is not None:
+        return (problem.seq_len_q // tile.query + len(problem.lengths), problem.heads, 1)
     return (-(-problem.seq_len_q // tile.query), problem.heads, problem.batch)
 
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:
     """K/V tiles that all blocks together go through, counted as the kernels count them."""
+    if problem.lengths is not None:
+        return sum(tiles_visited(sequence, tile) for sequence in problem.sequences)
     tiles = range(-(-problem.seq_len_q // tile.query))
     return problem.batch * problem.heads * sum(tiles_seen(problem, tile, i) for i in tiles)
 
@@ -102,7 +109,8 @@ def tiles_visited(problem: Problem, tile: Tile) -> int:
 def tiles_seen(problem: Problem, tile: Tile, i: int) -> int:
     """K/V tiles of which some query of the i-th tile of queries sees a key."""
     keys = min(problem.seq_len_kv, (i + 1) * tile.query) if problem.causal else problem.seq_len_kv
-    return -(-keys // tile.key)
+    first = max(0, i * tile.query + 1 - problem.window) // tile.key if problem.window else 0
+    return -(-keys // tile.key) - first
 
 
 def _differences(where: str, before: object, now: object) -> Iterator[tuple[str, tuple[object, object]]]:
@@ -117,4 +125,6 @@ def _differences(where: str, before: object, now: object) -> Iterator[tuple[str,
 def _show(value: object) -> str:
     if inspect.isfunction(value):
         return value.__name__
+    if isinstance(value, tuple) and all(isinstance(x, str) for x in value):
+        return ", ".join(value) or "nothing"
     return "left to the compiler" if value is None else str(value)

@@ -16,24 +16,35 @@ import math
 import cuda.tile as ct
 
 LN2 = math.log(2)  # as a number: cuTile translates no call of math's functions
+LEAST = -1e38  # stands for minus infinity where a tile may hide all keys of a row: less itself that would be NaN
 
 
 def position(number, Q, variant):
     """Tile of queries, head and batch of the tile of this number."""
-    tiles_a_head, heads = ct.cdiv(Q.shape[2], variant.tile.query), Q.shape[1]
+    if variant.together:
+        tiles_a_head, heads = ct.cdiv(Q.shape[3], variant.rows), Q.shape[1]
+    else:
+        tiles_a_head, heads = ct.cdiv(Q.shape[2], variant.tile.query), Q.shape[1]
     head = number // tiles_a_head
     return number % tiles_a_head, head % heads, head // heads
 
 
 def load_query(Q, i, head, batch, variant):
     """The i-th tile of queries [query, head_dim]."""
+    if variant.together:  # some queries of every head of the group
+        shape = (1, 1, variant.together, variant.rows, variant.head_dim)
+        q = ct.load(Q, (batch, head, 0, i, 0), shape, padding_mode=ct.PaddingMode.ZERO)
+        return ct.reshape(q, (variant.tile.query, variant.head_dim))
     q = ct.load(Q, (batch, head, i, 0), (1, 1, variant.tile.query, variant.head_dim), padding_mode=ct.PaddingMode.ZERO)
     return ct.reshape(q, (variant.tile.query, variant.head_dim))
 
 
 def begin(variant):
     """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised."""
-    row_max = ct.full((variant.tile.query, 1), -math.inf, ct.float32)
+    if variant.window:
+        row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
+    else:
+        row_max = ct.full((variant.tile.query, 1), -math.inf, ct.float32)
     row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
     return row_max, row_sum, ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
 
@@ -43,9 +54,20 @@ def tiles_to_visit(i, seq_len_kv, tile, variant):
     unmasked = seq_len_kv // tile.key
     end = ct.cdiv(seq_len_kv, tile.key)
     if variant.causal:
-        unmasked = min(unmasked, (i * tile.query) // tile.key)
-        end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
+        if variant.together:
+            unmasked = min(unmasked, (i * variant.rows) // tile.key)
+            end = min(end, ct.cdiv((i + 1) * variant.rows, tile.key))
+        else:
+            unmasked = min(unmasked, (i * tile.query) // tile.key)
+            end = min(end, ct.cdiv((i + 1) * tile.query, tile.key))
     return unmasked, end
+
+
+def left_edge(i, tile, variant):
+    """Where a sliding window begins: before tile first nobody sees a key, and from tile left on all queries do."""
+    first = max(0, i * variant.rows + 1 - variant.window) // tile.key
+    left = ct.cdiv(max(0, (i + 1) * variant.rows - variant.window), tile.key)
+    return first, left
 
 
 def product(q, K, batch, kv_head, j, tile, latency, variant):
@@ -54,8 +76,26 @@ def product(q, K, batch, kv_head, j, tile, latency, variant):
     return ct.mma(q, k, ct.zeros((tile.query, tile.key), ct.float32))
 
 
+def cap(scores, scale, variant):
+    """Scores under a soft cap, as parts of it; without one they stay as they are."""
+    if variant.softcap:
+        return ct.tanh(scores * (scale / variant.softcap))
+    else:
+        return scores
+
+
+def factor(scale, variant):
+    """What the softmax multiplies scores by: the scale, or the soft cap that they are parts of."""
+    if variant.softcap:
+        return variant.softcap
+    else:
+        return scale
+
+
 def query_indices(i, variant):
     """Index of every query of the i-th tile, [query, 1]."""
+    if variant.together:  # head after head, each with the same queries
+        return i * variant.rows + (ct.arange(variant.tile.query, dtype=ct.int32) % variant.rows)[:, None]
     return i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)[:, None]
 
 
@@ -64,6 +104,8 @@ def hide(scores, query_index, j, tile, seq_len_kv, variant):
     key_index = j * tile.key + ct.arange(tile.key, dtype=ct.int32)[None, :]
     if variant.causal:
         scores = ct.where(key_index <= query_index, scores, -math.inf)
+    if variant.window:
+        scores = ct.where(key_index > query_index - variant.window, scores, -math.inf)
     if variant.ragged:
         scores = ct.where(key_index < seq_len_kv, scores, -math.inf)
     return scores
@@ -71,6 +113,7 @@ def hide(scores, query_index, j, tile, seq_len_kv, variant):
 
 def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumulator, scale, variant):
     """Online softmax and PV product: maxima, sums and output with one more tile of keys."""
+    scale = factor(scale, variant)
     weights, correction, row_max = variant.softmax(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
     pieces = ct.static_eval(weights if isinstance(weights, tuple) else (weights,))  # [query, key / pieces] each
     row_sum = row_sum * correction
@@ -117,9 +160,15 @@ def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
         Out, LSE = Out
         row_sum, row_max = row_sum
         lse = log_sum_exp(row_max, row_sum, variant)
-        ct.store(LSE, (batch, head, i), ct.reshape(lse, (1, 1, variant.tile.query)))
+        if variant.together:
+            ct.store(LSE, (batch, head, 0, i), ct.reshape(lse, (1, 1, variant.together, variant.rows)))
+        else:
+            ct.store(LSE, (batch, head, i), ct.reshape(lse, (1, 1, variant.tile.query)))
     o = ct.astype(variant.divide(accumulator, row_sum), Out.dtype)
-    if variant.apart:
+    if variant.together:
+        shape = (1, 1, variant.together, variant.rows, variant.head_dim)
+        ct.store(Out, (batch, head, 0, i, 0), ct.reshape(o, shape))
+    elif variant.apart:
         half = (variant.tile.query, variant.head_dim // 2)
         left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
         # The scale is never negative. But so Q is read once more, and its place is not free for the output.
@@ -139,10 +188,15 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
     unmasked, end = tiles_to_visit(i, seq_len_kv, variant.tile, variant)
     query_index = query_indices(i, variant)
 
-    if variant.mask_loop:
+    if variant.window:
+        row_max, row_sum, accumulator = attend_in_window(
+            q, K, V, i, batch, kv_head, seq_len_kv, unmasked, query_index, row_max, row_sum, accumulator, scale, variant
+        )
+    elif variant.mask_loop:
         tile, hints = variant.tile, variant.mask_loop.latency
         for j in range(unmasked):
             scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+            scores = cap(scores, scale, variant)
             row_max, row_sum, accumulator = absorb(
                 scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
             )
@@ -150,6 +204,7 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
         _, end = tiles_to_visit(i, seq_len_kv, narrow, variant)
         for j in range(unmasked * (tile.key // narrow.key), end):
             scores = product(q, K, batch, kv_head, j, narrow, variant.latency, variant)
+            scores = cap(scores, scale, variant)
             scores = hide(scores, query_index, j, narrow, seq_len_kv, variant)
             row_max, row_sum, accumulator = absorb(
                 scores, V, batch, kv_head, j, narrow, variant.latency, row_max, row_sum, accumulator, scale, variant
@@ -158,6 +213,7 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
         tile, hints = variant.tile, variant.latency
         for j in range(end):
             scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+            scores = cap(scores, scale, variant)
             # The compiler splits the loop here: whole tiles never ask.
             if (variant.causal or variant.ragged) and j >= unmasked:
                 scores = hide(scores, query_index, j, tile, seq_len_kv, variant)
@@ -165,6 +221,74 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
                 scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
             )
     finish(Out, i, head, batch, q, with_maxima(row_sum, row_max, variant), accumulator, scale, variant)
+
+
+def attend_in_window(
+    q, K, V, i, batch, kv_head, seq_len_kv, whole_end, query_index, row_max, row_sum, accumulator, scale, variant
+):
+    """Under a sliding window tiles of keys that nobody sees are skipped.
+
+    The tiles [left, whole_end) that all queries see come first, then those that the left edge cuts, then those that the
+    diagonal cuts. A window may be so short that an edge cuts every tile.
+    """
+    tile, hints, edge = variant.tile, variant.whole_latency, variant.edge
+    _, left = left_edge(i, tile, variant)
+    cut_first, _ = left_edge(i, edge, variant)
+    _, cut_end = tiles_to_visit(i, seq_len_kv, edge, variant)
+    for j in range(left, whole_end):
+        scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+        scores = cap(scores, scale, variant)
+        row_max, row_sum, accumulator = absorb(
+            scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
+        )
+    for j in range(cut_first, min(left * (tile.key // edge.key), cut_end)):
+        row_max, row_sum, accumulator = absorb_cut(
+            q, K, V, batch, kv_head, j, query_index, row_max, row_sum, accumulator, scale, variant
+        )
+    for j in range(max(left, whole_end) * (tile.key // edge.key), cut_end):
+        row_max, row_sum, accumulator = absorb_cut(
+            q, K, V, batch, kv_head, j, query_index, row_max, row_sum, accumulator, scale, variant
+        )
+    return row_max, row_sum, accumulator
+
+
+def absorb_cut(q, K, V, batch, kv_head, j, query_index, row_max, row_sum, accumulator, scale, variant):
+    """Maxima, sums and output with the j-th tile of keys, which the mask cuts."""
+    tile, hints = variant.edge, variant.latency
+    scores = product(q, K, batch, kv_head, j, tile, hints, variant)
+    scores = cap(scores, scale, variant)
+    scores = hide(scores, query_index, j, tile, K.shape[2], variant)
+    return absorb(scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant)
+
+
+def find(number, begins, variant):
+    """Which sequence the tile of this number belongs to, and which of its tiles it is: a binary search.
+
+    Sequence s has the numbers from begins[s] // query + s on: as many as it has tiles, or one more, for nothing.
+    """
+    which, width = 0, variant.sequences // 2
+    while width > 0:
+        later = min(which + width, begins.shape[0] - 2)
+        if ct.load(begins, (later,), ()) // variant.rows + later <= number:
+            which = later
+        width = width // 2
+    return which, number - (ct.load(begins, (which,), ()) // variant.rows + which)
+
+
+def attend_packed(number, head, Q, K, V, Out, scale, begins_q, begins_k, variant):
+    """Attention of one tile of queries of a sequence that stands behind others, which are as if they were not there."""
+    which, i = find(number, begins_q, variant)
+    query, query_end = ct.load(begins_q, (which,), ()), ct.load(begins_q, (which + 1,), ())
+    key, key_end = ct.load(begins_k, (which,), ()), ct.load(begins_k, (which + 1,), ())
+    if i * variant.rows < query_end - query:
+        axis = 3 if variant.together else 2
+        K, V = K.slice(2, key, key_end), V.slice(2, key, key_end)
+        Q = Q.slice(axis, query, query_end)
+        if variant.lse:
+            Out = Out[0].slice(axis, query, query_end), Out[1].slice(axis, query, query_end)
+        else:
+            Out = Out.slice(axis, query, query_end)
+        attend(i, head, 0, Q, K, V, Out, scale, variant)
 
 
 def attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant):
@@ -202,8 +326,15 @@ def make_kernel_function(variant):
     """The skeleton as a plain Python function, for the interpreter and the compiler.
 
     Its arguments: Q, K, V, Out, scale; for blocks that stay order, starts; in one loop turns (``steps.core.order``).
+    For packed sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds
+    queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim].
     """
-    if variant.one_loop:
+    if variant.sequences:
+
+        def fmha(Q, K, V, Out, scale, begins_q, begins_k):
+            attend_packed(ct.bid(0), ct.bid(1), Q, K, V, Out, scale, begins_q, begins_k, variant)
+
+    elif variant.one_loop:
 
         def fmha(Q, K, V, Out, scale, order, starts, turns):
             attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant)
@@ -211,7 +342,10 @@ def make_kernel_function(variant):
     elif variant.counted:
 
         def fmha(Q, K, V, Out, scale):
-            tiles = ct.cdiv(Q.shape[2], variant.tile.query) * Q.shape[1] * Q.shape[0]
+            if variant.together:
+                tiles = ct.cdiv(Q.shape[3], variant.rows) * Q.shape[1] * Q.shape[0]
+            else:
+                tiles = ct.cdiv(Q.shape[2], variant.tile.query) * Q.shape[1] * Q.shape[0]
             for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
                 i, head, batch = position(n, Q, variant)
                 attend(i, head, batch, Q, K, V, Out, scale, variant)

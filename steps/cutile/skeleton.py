@@ -16,7 +16,7 @@ from steps.core.fused import FusedStep, grid, hole, tiles_visited
 from steps.core.launch import empty_lse
 from steps.core.order import NATURAL, Order
 from steps.core.rules import rule_for
-from steps.core.step import Unsupported, target_of
+from steps.core.step import target_of
 from steps.core.tiles import MASK_LOOP_HEAD_DIM, BlockShape, Tile
 from steps.cutile.kernel import make_kernel_function
 from steps.cutile.variant import Latency, MaskLoop, Variant
@@ -41,6 +41,8 @@ class CuTileStep(FusedStep):
     searched: tile, warps, cluster and occupancy are what a search found, where the launch rules have that.
     mask_loop: at head_dim 128, what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
     apart: where there is no such loop, the output does not leave through Q's place in shared memory.
+    takes: of ``Problem.features`` what the kernel is asked to compute, too; each is compiled in only where it is asked.
+    pack_groups: a tile holds queries of all heads of a group, which share its tiles of keys.
 
     Raises ValueError for a mask_loop that does not go with the tile or the order.
     """
@@ -57,6 +59,8 @@ class CuTileStep(FusedStep):
     searched: bool = hole(default=False)
     mask_loop: MaskLoop | None = hole(default=None)
     apart: bool = hole(default=False)
+    takes: tuple[str, ...] = hole(default=())
+    pack_groups: bool = hole(default=False)
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
@@ -75,6 +79,8 @@ class CuTileStep(FusedStep):
             return reason
         if max(problem.seq_len_q, problem.seq_len_kv) * problem.heads * problem.head_dim >= 2**31:
             return "heads * seq_len * head_dim must be below 2^31 (cuTile holds strides in 32 bits)"
+        if self.packs(problem) and problem.group_size > self.variant(problem, target).tile.query:
+            return f"a group of {problem.group_size} query heads does not fit into one tile"
         if self.cluster and target not in (*CLUSTERS, "cpu"):
             return f"made of clusters that share what they fetch, which {', '.join(CLUSTERS)} have, not {target}"
         return None
@@ -97,9 +103,9 @@ class CuTileStep(FusedStep):
         """The constants that ``problem`` is compiled with on ``arch``."""
         problem = self.in_tiles(problem)
         tile = self.tile or rule_for("attention", problem, arch).choice.tile
-        ragged = problem.seq_len_kv % tile.key != 0
+        ragged = problem.lengths is not None or problem.seq_len_kv % tile.key != 0
         cut = problem.head_dim == MASK_LOOP_HEAD_DIM and (problem.causal or ragged)
-        mask_loop = self.mask_loop if cut else None
+        mask_loop, order = self.mask_loop if cut else None, self.order_for(problem)
         return Variant(
             load_key=self.load_key,
             softmax=self.softmax,
@@ -107,17 +113,34 @@ class CuTileStep(FusedStep):
             latency=self.latency,
             tile=tile,
             head_dim=problem.head_dim,
-            group_size=problem.group_size,
+            group_size=1 if self.packs(problem) else problem.group_size,
             causal=problem.causal,
             ragged=ragged,
-            persistent=self.order.persistent,
-            section=self.order.section(problem),
-            one_loop=self.order.one_loop,
+            persistent=order.persistent,
+            section=order.section(problem),
+            one_loop=order.one_loop,
             mask_loop=mask_loop,
             apart=self.apart and mask_loop is None,  # with two loops there is no room for it
-            counted=self.order.counts(problem),
+            counted=order.counts(problem),
             base=getattr(self.softmax, "base", 2),
+            window=problem.window,
+            softcap=problem.softcap,
+            sequences=power_of_two(len(problem.lengths)) if problem.lengths else 0,
+            together=power_of_two(problem.group_size) if self.packs(problem) else 0,
         )
+
+    def order_for(self, problem: Problem) -> Order:
+        """Which block computes which tiles: of packed sequences, whose lengths the GPU alone knows, a block a tile."""
+        return NATURAL if problem.lengths else self.order
+
+    def packs(self, problem: Problem) -> bool:
+        """Whether tiles hold queries of all heads of a group."""
+        return self.pack_groups and problem.group_size > 1
+
+    def launched(self, problem: Problem, variant: Variant) -> tuple[Problem, Tile]:
+        """What blocks, and the order of their tiles, follow: for a tile of several heads as if these were one."""
+        heads = problem.kv_heads if variant.together else problem.heads
+        return dataclasses.replace(problem, heads=heads), Tile(variant.rows, variant.tile.key)
 
     def kernel_function(self, variant: Variant):
         """The kernel as a plain Python function, for the interpreter and the compiler."""
@@ -143,9 +166,10 @@ class CuTileStep(FusedStep):
 
         target = target_of(q.device)
         variant = self.variant(problem, target)
-        blocks, lists = grid(problem, variant.tile), ()
+        launched, tile = self.launched(problem, variant)
+        blocks, lists = grid(launched, tile), ()
         if variant.persistent or variant.section:
-            number, order = self.order.blocks(problem, variant.tile, q.device, self.occupancy or 1)
+            number, order = self.order.blocks(launched, tile, q.device, self.occupancy or 1)
             blocks, lists = (number, 1, 1), order[: variant.lists]
         if target == "cpu":
             from tutorial_lib import interpreter
@@ -162,21 +186,26 @@ class CuTileStep(FusedStep):
 
         sign, scale = positive(problem.effective_scale)
         empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        heads = (problem.kv_heads, problem.group_size)
 
-        def launch(q, k, v, out):
+        def by_group(x):
+            """[batch, heads, ...] as the kernel takes it."""
+            return x.unflatten(1, heads) if variant.together else x
+
+        def launch(q, k, v, out, *begins):
             o = empty() if out is None else out
+            given = by_group(q if sign == 1 else q * sign), k, v
             if not return_lse:
-                run(q if sign == 1 else q * sign, k, v, o, scale, *lists)
+                run(*given, by_group(o), scale, *lists, *begins)
                 return o
             lse = empty_lse(q)
-            run(q if sign == 1 else q * sign, k, v, (o, lse), scale, *lists)
+            run(*given, (by_group(o), by_group(lse)), scale, *lists, *begins)
             return o, lse
 
         return launch
 
     def compile(self, problem, arch="sm_90"):
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         step = self.configured(problem, arch)
         return step.compile_kernel(step.kernel_function(step.variant(problem, arch)), problem, arch)
 
@@ -185,31 +214,42 @@ class CuTileStep(FusedStep):
         from tutorial_lib import compiler
 
         variant = self.variant(problem, arch)
+        launched, tile = self.launched(problem, variant)
+        lists = self.order_for(problem).lengths(launched, tile, arch)[: variant.lists]
+        if problem.lengths:
+            lists = (len(problem.lengths) + 1,) * 2
         blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
         compiled = compiler.compile_cutile(
             self.compiled_when_launched(function),
-            signature(problem, self.order.lengths(problem, variant.tile, arch)[: variant.lists]),
+            signature(problem, lists, bool(variant.together)),
             arch,
             variant.tile.scores // blocks,
             self.warps or compiler.COMPUTE_WARPS,
         )
         return dataclasses.replace(
             compiled,
-            blocks=blocks * self.order.number(problem, variant.tile, arch, self.occupancy or 1),
-            kv_tiles=blocks * tiles_visited(problem, variant.tile),
+            blocks=blocks * self.order_for(problem).number(launched, tile, arch, self.occupancy or 1),
+            kv_tiles=blocks * tiles_visited(launched, tile),
         )
 
 
-def signature(problem: Problem, order: tuple[int, ...] = ()) -> KernelSignature:
+def power_of_two(n: int) -> int:
+    """The least power of two that is not less than n."""
+    return 1 << (n - 1).bit_length()
+
+
+def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = False) -> KernelSignature:
     """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for.
 
-    order: lengths of the arrays order, starts and turns, as far as the kernel reads them.
+    lists: lengths of the arrays order, starts and turns, as far as the kernel reads them, or of where sequences begin.
+    by_group: whether queries come as [batch, kv_heads, group_size, query, head_dim].
     """
     dtype = getattr(ct, problem.dtype)
-    queries = array((problem.batch, problem.heads, problem.seq_len_q, problem.head_dim), dtype)
+    heads = (problem.kv_heads, problem.group_size) if by_group else (problem.heads,)
+    queries = array((problem.batch, *heads, problem.seq_len_q, problem.head_dim), dtype)
     keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
-    lists = [array((length,), ct.int32) for length in order]
-    parameters = [queries, keys, keys, queries, ScalarConstraint(ct.float32), *lists]
+    arrays = [array((length,), ct.int32) for length in lists]
+    parameters = [queries, keys, keys, queries, ScalarConstraint(ct.float32), *arrays]
     return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha")
 
 

@@ -40,7 +40,7 @@ class Variant:
     latency: Latency
     tile: Tile
     head_dim: int
-    group_size: int
+    group_size: int  # heads of Q, as the kernel sees it, that share a head of K and V
     causal: bool
     ragged: bool  # the last tile of keys is not full
     persistent: bool
@@ -50,12 +50,31 @@ class Variant:
     apart: bool
     counted: bool
     base: float = 2  # of the softmax's exponentials
+    window: int | None = None  # of ``Problem``, as softcap
+    softcap: float | None = None
+    sequences: int = 0  # a power of two: packed, at most so many; 0: not packed
+    together: int = 0  # heads of a group whose queries share a tile, a power of two; 0: a tile is of one head
     lse: bool = False  # the log-sum-exp of every query is stored, too: Out is the output and an array for it
 
     @property
     def lists(self) -> int:
         """How many lists of ``steps.core.order`` the kernel reads: order, starts, turns."""
         return 2 + self.one_loop if self.persistent and not self.counted else 0
+
+    @property
+    def rows(self) -> int:
+        """Different queries of a tile: it holds them once for every head that shares it."""
+        return self.tile.query // self.together if self.together else self.tile.query
+
+    @property
+    def edge(self) -> Tile:
+        """The tile where the mask cuts."""
+        return self.narrow if self.mask_loop else self.tile
+
+    @property
+    def whole_latency(self) -> Latency:
+        """Hints for the loop over whole tiles."""
+        return self.mask_loop.latency if self.mask_loop else self.latency
 
     @property
     def narrow(self) -> Tile:

@@ -3,7 +3,8 @@
 Padding a batch to its longest sequence computes what nobody wants. Here the tokens of all sequences stand behind each
 other, and ``cu_seqlens`` says where each begins (flash-attn's ``flash_attn_varlen_func``). A block computes one tile of
 queries. It finds the sequence of its tile by itself, on the GPU, by a binary search among the beginnings. So the host
-need not know the lengths, and a launch depends on nothing but the numbers of tokens and of sequences. With the arrays cut down to the sequence (``Array.slice``) the rest is the kernel as it was.
+need not know the lengths, and a launch depends on nothing but the numbers of tokens and of sequences. With the arrays
+cut down to the sequence (``Array.slice``) the rest is the kernel as it was.
 """
 
 from steps.everyday import step109_soft_cap
