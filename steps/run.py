@@ -37,6 +37,27 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    from steps.core.problems import RAGGED
+
+    if text == "ragged":
+        return RAGGED
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"must be ragged, or whole numbers such as 1000,3001,17, got {text!r}")
+    return tuple(map(int, words))
+
+
+def _cap(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^63 - 1, got {text!r}")
@@ -63,6 +84,12 @@ def make_parser() -> argparse.ArgumentParser:
     dtypes = ("float16", "bfloat16")
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    window = "sliding window: a query sees itself and the N - 1 keys before it"
+    problem.add_argument("--window", type=whole_number, metavar="N", help=window)
+    problem.add_argument("--softcap", type=_cap, metavar="X", help="soft cap: a score s becomes X tanh(s / X)")
+    packed = "sequences of these lengths packed into one tensor, in place of --batch and --seq-len: 1000,3001,17, or "
+    packed += "ragged, for 16 from 44 to 8192"
+    problem.add_argument("--lengths", type=_lengths, metavar="N,N,...", help=packed)
     grids = "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
     problem.add_argument("--grid", choices=GRIDS, help=f"in place of all of these, on a GPU: all problems of {grids}")
     measuring = parser.add_argument_group("what to measure, and how")
@@ -166,17 +193,25 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         known = ", ".join(map(str, sorted({dim for step in made for dim in step.head_dims})))
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
+    if options.lengths:
+        given = {"--seq-len": options.seq_len != [2048], "--seq-len-kv": options.seq_len_kv, "--batch": options.batch}
+        if others := [name for name, there in given.items() if there]:
+            raise BadRequest(f"argument --lengths: goes without {others[0]}, which it decides itself")
+
     def build(head_dim: int, dtype: str, seq_len: int, batch: int, heads: int) -> Problem:
-        return Problem(
-            batch=options.batch or batch,
-            heads=options.heads or heads,
-            kv_heads=options.kv_heads,
-            seq_len_q=seq_len,
-            seq_len_kv=options.seq_len_kv or seq_len,
-            head_dim=head_dim,
-            dtype=dtype,
-            causal=options.causal,
-        )
+        kind = {
+            "heads": options.heads or heads,
+            "kv_heads": options.kv_heads,
+            "head_dim": head_dim,
+            "dtype": dtype,
+            "causal": options.causal,
+            "window": options.window,
+            "softcap": options.softcap,
+        }
+        if options.lengths:
+            return Problem.packed(options.lengths, **kind)
+        keys = options.seq_len_kv or seq_len
+        return Problem(batch=options.batch or batch, seq_len_q=seq_len, seq_len_kv=keys, **kind)
 
     problems = []
     for which in dict.fromkeys(itertools.product(options.head_dim, options.dtype, options.seq_len)):
@@ -190,7 +225,10 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     return problems
 
 
-OF_ONE_PROBLEM = ("seq_len", "seq_len_kv", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal")
+OF_ONE_PROBLEM = (
+    *("seq_len", "seq_len_kv", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal"),
+    *("window", "softcap", "lengths"),
+)
 
 
 def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
@@ -280,7 +318,7 @@ def show_run(console, run, recorded) -> None:
     for line in tables.reasons(measurements):
         console.print(line)
     if run.ceiling:
-        console.print(f"Ceiling: {run.ceiling.what}, {run.ceiling.tflops:.0f} TFLOPS in the same rounds.")
+        console.print(f"Ceiling: {tables.ceiling_told(run)} in the same rounds.")
     if run.sustained:
         console.print("\nIn a load that goes on, without rest:", style="bold")
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

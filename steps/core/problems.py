@@ -38,3 +38,5 @@ LONG = Problem(batch=1, heads=32, seq_len_q=65536, seq_len_kv=65536, head_dim=12
 # One new token for each of 8 sequences of a model with 64 query heads and 8 kv heads: bytes decide how long it takes.
 DECODING = Problem(batch=8, heads=64, kv_heads=8, seq_len_q=1, seq_len_kv=32768, head_dim=128, dtype="bfloat16")
 PAGED_DECODING = replace(DECODING, causal=True, page_size=64)  # sequences of other lengths, up to that
+
+RAGGED = (8192, 5988, 4683, 3541, 2709, 2048, 1601, 1234, 977, 640, 511, 222, 128, 99, 44, 151)  # 32768 together

@@ -7,11 +7,9 @@ need not know the lengths, and a launch depends on nothing but the numbers of to
 cut down to the sequence (``Array.slice``) the rest is the kernel as it was.
 """
 
+from steps.core.problems import RAGGED
 from steps.everyday import step109_soft_cap
 from tutorial_lib.problem import Problem
-
-# 16 sequences of 44 to 8192 tokens, 32768 together.
-RAGGED = (8192, 5988, 4683, 3541, 2709, 2048, 1601, 1234, 977, 640, 511, 222, 128, 99, 44, 151)
 
 STEP = step109_soft_cap.STEP.evolve(
     number=110,
