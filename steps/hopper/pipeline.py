@@ -53,7 +53,7 @@ class Taken(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be computed. order, starts: of tiles of queries, see ``steps.core.order``. taken: how the next is told."""
+    """What is to be computed. order, starts: see ``steps.core.order``. taken: how it is told which tile is next."""
 
     order: object
     starts: object

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from steps import get_step
-from steps.trials import get_trial
+from steps.trials import get_trial, warp_vote
 from tests.core.test_steps import accuracy_of
 from tests.shapes import problem
+from tutorial_lib import layouts
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.run import watched
 
@@ -32,6 +33,48 @@ def test_it_computes_the_same_under_every_latency(name, shape):
         with watched(seed) as watch:
             assert torch.equal(changed.attention(q, k, v, shape.causal), expected)
         assert not watch.runs[0].found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+@pytest.mark.parametrize("name", ["warp_vote", "scaled_query"])
+def test_what_rounds_otherwise_is_right_under_every_latency(name, shape):
+    for changed in get_trial(name).steps(shape)[1:]:
+        accuracy = accuracy_of(changed, shape, "cpu")
+        assert accuracy.correct, accuracy.explain()
+    q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
+    for seed in range(4):
+        with watched(seed) as watch:
+            changed.attention(q, k, v, shape.causal)
+        assert not watch.runs[0].found
+
+
+def test_a_warp_rescales_where_a_maximum_grew_by_more_than_the_threshold():
+    """One query of 64 meets a key that suits it in the last tile: its warp rescales, and the other three do not."""
+    shape = problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=512, head_dim=128, causal=False)
+    q, k, v = FORWARD.inputs(shape, 0)
+    k[:, :, 400] = 20 * q[:, :, 20] / q[:, :, 20].norm()
+    q[:, :, :16], q[:, :, 32:] = 0, 0  # of the other warps: all their scores are 0
+    q[:, :, 16:20], q[:, :, 21:32] = 0, 0
+    inputs = (q, k, v)
+    exact = FORWARD.reference(shape, inputs)
+    always, *lazy = get_trial("warp_vote").steps(shape)
+    halves = shape.head_dim // 64  # a vote is for as many registers as hold 64 columns
+    for step in lazy:
+        with watched() as watch:
+            assert FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact)).correct
+        counts = watch.runs[0].counts
+        assert counts["rescaled"] == halves and counts["left as it was"] > 3 * halves
+    assert always.attention(*inputs).isfinite().all()
+
+
+def test_of_four_registers_that_a_lane_has_two_are_of_one_row_and_two_of_another():
+    """What the vote's text asks: its factors are those of these two rows."""
+    variant = get_step("at_maxima").variant(SHAPES[0])
+    registers, lanes, _ = layouts._bases(variant.output, [variant.rows, variant.head_dim])
+    assert registers[:2] == [[0, 1], [8, 0]] and not any(row for row, _ in registers[2:])
+    assert sorted(row for row, _ in lanes if row) == [1, 2, 4]  # with the other row, 16 of a warp
+    text = warp_vote.ptx()
+    assert text.count("mul.f32") == warp_vote.REGISTERS == warp_vote.OPERANDS.count("=f")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import re
 
-import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout
 
 from tutorial_lib.simulator import ampere, state
 from tutorial_lib.simulator.block import KernelError, at
-from tutorial_lib.simulator.language import SEQUENCES, load, store
+from tutorial_lib.simulator.language import SEQUENCES, load, multiplied_by_vote, store
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.translate import operation
 from tutorial_lib.simulator.values import Pointer, Tensor, plain
@@ -85,25 +84,12 @@ def dot(input, other, acc=None, **_) -> Tensor:
 
 
 def _voted(found: re.Match, x: Tensor, factor: Tensor) -> Tensor:
-    """x * factor for the waves of which a lane has a factor that is not 1; the others jump over it, each by itself.
-
-    One vote is for an instruction's block of rows and columns, which a wave holds in as many registers as the text
-    multiplies. ``Run.counts`` has how often each way was taken.
-    """
+    """``multiplied_by_vote``; one vote is for an instruction's block, of which a wave multiplies all its registers."""
     rows, columns = x.layout.instr_shape[:2]
     number = len(re.findall("v_mul_f32", found[0]))
     if rows * columns != 64 * number:
         raise KernelError(at(f"a vote on {number} registers, where a product fills {rows * columns // 64}"))
-    data, factors = plain(x), plain(factor).expand(x.shape)
-    blocks = factors.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
-    votes = (blocks != 1).any(dim=3).any(dim=1)
-    rescaled = int(votes.sum())
-    counts = state.run.counts
-    counts["rescaled"] += rescaled
-    counts["left as it was"] += votes.numel() - rescaled
-    state.spend("alu", rescaled * rows * columns)
-    chosen = votes.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return Tensor(torch.where(chosen, data * factors, data), x.layout)
+    return multiplied_by_vote(x, factor, rows, columns)
 
 
 # Compare with 1, jump where no lane of the wave says yes, else multiply registers by the factor that was compared.

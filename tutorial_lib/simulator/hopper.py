@@ -6,12 +6,14 @@ Sources: PTX ISA, "Parallel Synchronization and Communication Instructions: mbar
 
 from __future__ import annotations
 
+import re
+
 from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
 from tutorial_lib.simulator.block import KernelError, Role, at, line_of, place
-from tutorial_lib.simulator.language import SEQUENCES
+from tutorial_lib.simulator.language import SEQUENCES, multiplied_by_vote
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer, Clock, join
 from tutorial_lib.simulator.translate import OPERATIONS, operation
@@ -234,6 +236,22 @@ SEQUENCES[r"cp\.async\.bulk\.wait_group 0; mov\.b32 \$0, 0;"] = store_written
 
 
 # --- wgmma ---
+
+
+def _voted(found: re.Match, x: Tensor, factor: Tensor) -> Tensor:
+    """``multiplied_by_vote``; of a product a warp has 16 rows, and each of its 32 lanes as many numbers as it fills."""
+    rows, columns = x.layout.instr_shape[0], 2 * len(re.findall("mul\\.f32", found[0]))
+    if x.shape[1] % columns:
+        raise KernelError(at(f"a vote on {columns} columns of an output that has {x.shape[1]}"))
+    return multiplied_by_vote(x, factor, rows, columns)
+
+
+# Two comparisons with 1, as a lane has two rows; a vote of the warp; a jump where no lane says yes; multiplications.
+VOTE = (
+    r"\{ \.reg \.pred (\w+); setp\.neu\.f32 \1, \$\d+, 0f3F800000; setp\.neu\.or\.f32 \1, \$\d+, 0f3F800000, \1;"
+    r" vote\.sync\.any\.pred \1, \1, 0xffffffff; @!\1 bra (\w+); (?:mul\.f32 \$(\d+), \$\3, \$\d+; )+\2: \}"
+)
+SEQUENCES[VOTE] = _voted
 
 
 @operation("warpgroup_mma_init")

@@ -237,6 +237,23 @@ AWAIT = (
 SEQUENCES[AWAIT] = await_number
 
 
+def multiplied_by_vote(x: Tensor, factor: Tensor, rows: int, columns: int) -> Tensor:
+    """x * factor in every block of rows and columns in which a factor is not 1; warps jump over the others.
+
+    A block is what the lanes of a warp vote on together. ``Run.counts`` has how often each way was taken.
+    """
+    data, factors = plain(x), plain(factor).expand(x.shape)
+    blocks = factors.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
+    votes = (blocks != 1).any(dim=3).any(dim=1)
+    rescaled = int(votes.sum())
+    counts = state.run.counts
+    counts["rescaled"] += rescaled
+    counts["left as it was"] += votes.numel() - rescaled
+    state.spend("alu", rescaled * rows * columns)
+    chosen = votes.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return Tensor(torch.where(chosen, data * factors, data), x.layout)
+
+
 # --- what is said to the compiler, or checked ---
 
 OPERATIONS["multiple_of"] = OPERATIONS["max_contiguous"] = lambda x, *_: x

@@ -1,0 +1,74 @@
+"""Trial: a warp rescales its output only where one of its rows needs it, as its lanes decide by a vote.
+
+Trial lazy asked all warps of a warp group together: its condition goes through shared memory, with a barrier, in every
+turn of the loop. Here every row keeps its maximum until some score exceeds it by a threshold, in powers of two, and
+``vote.sync`` tells a warp whether one of its 16 rows has a factor that is not 1 (PTX ISA, "vote.sync"). It needs no
+memory, and no warp waits for another. Gluon has no name for it: the branch and the multiplications are PTX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steps import get_step
+from steps.core.problems import FULL, HEADLINE, standard
+from steps.trials.trial import Trial
+from steps.writing.written import edited, write_step
+
+MAXIMUM = "    return gl.maximum(row_max, gl.max(scores, 1) * scale)\n"
+RESCALE = "accumulator = accumulator * by_row(correction)"
+REGISTERS = 32  # of a lane, that one vote is for: of every four, two are of one row and two of another
+ONE = "0f3F800000"
+
+
+def ptx() -> str:
+    """Multiply registers $0, … by their factors, unless both factors of each lane of the warp are 1.
+
+    $0 to $31 are the results, $32 to $63 the same registers before, and $64 to $95 the factors, two different ones.
+    """
+    factors = 2 * REGISTERS
+    lines = [
+        "{ .reg .pred some;",
+        f"setp.neu.f32 some, ${factors}, {ONE};",
+        f"setp.neu.or.f32 some, ${factors + 2}, {ONE}, some;",
+        "vote.sync.any.pred some, some, 0xffffffff;",
+        "@!some bra done;",
+        *(f"mul.f32 ${n}, ${n}, ${factors + n};" for n in range(REGISTERS)),
+        "done: }",
+    ]
+    return " ".join(lines)
+
+
+OPERANDS = ",".join(["=f"] * REGISTERS + [str(n) for n in range(REGISTERS)] + ["f"] * REGISTERS)
+
+
+@dataclass(frozen=True)
+class WarpVote(Trial):
+    """The value is the threshold; at most 15, as float16 ends before 2^16."""
+
+    def version(self, value, problem, **named):
+        step = write_step(get_step(self.base), problem, **named)
+        if not value:
+            return step
+        maximum = f"""    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return gl.where(new_max > row_max + {float(value)}, new_max, row_max)
+"""
+        rescale = f"""accumulator = gl.inline_asm_elementwise(
+            {ptx()!r},
+            {OPERANDS!r},
+            [accumulator, by_row(correction)],
+            dtype=gl.float32,
+            is_pure=True,
+            pack={REGISTERS},
+        )"""
+        return edited(step, (MAXIMUM, maximum), (RESCALE, rescale))
+
+
+TRIAL = WarpVote(
+    name="warp_vote",
+    question="Would it be faster if each warp decided by a vote whether its output must be rescaled?",
+    base="at_maxima",
+    values=(0, 4, 8),
+    problems=(standard(head_dim=64), FULL, HEADLINE),
+    axis="threshold, powers of two (0: always rescaled)",
+)
