@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Tensors = tuple["torch.Tensor", ...]
 
 
+FEW_OPERATIONS = 200  # a byte: an H100's tensor cores reach about so many in the time that its memory moves one
+MANY_KEYS = 16  # a query
+
+
 class Pass(ABC):
     """One direction through attention. Its inputs and outputs are tuples of tensors, always in the same order."""
 
@@ -26,7 +30,6 @@ class Pass(ABC):
     title: str  # of what is computed, for reports
     baseline: str  # the step that every speedup is one over: PyTorch's own
     products: int  # matrix products that the formulas take, each of 2 operations a query-key pair and head dimension
-    sets: int = 8  # of inputs that take turns while a step is timed, at most: together they are larger than L2
 
     @abstractmethod
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> Tensors:
@@ -55,6 +58,11 @@ class Pass(ABC):
     @abstractmethod
     def least_bytes(self, problem: Problem) -> int:
         """Bytes that must cross device memory: every input read once, every output written once."""
+
+    def by_bytes(self, problem: Problem) -> bool:
+        """Whether bytes decide how long it takes, not operations: few queries against many keys, as in decoding."""
+        many_keys = problem.seq_len_kv >= MANY_KEYS * problem.seq_len_q
+        return many_keys and self.operations(problem) < FEW_OPERATIONS * self.least_bytes(problem)
 
     @abstractmethod
     def tensor_bytes(self, problem: Problem) -> int:
@@ -104,7 +112,6 @@ class Forward(Pass):
     title = "Attention"
     baseline = "sdpa"
     products = 2  # scores and output
-    sets = 32
 
     def inputs(self, problem, seed, device="cpu"):
         """q and k are standard normal. v is standard normal plus 1/2.
@@ -258,7 +265,6 @@ class Paged(Pass):
     title = "Attention to keys in pages"
     baseline = "gathered"
     products = 2
-    sets = Forward.sets
 
     def inputs(self, problem, seed, device="cpu"):
         """q is standard normal; pages are those of ``paging.make_pages``."""

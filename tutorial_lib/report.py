@@ -94,8 +94,7 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     if reasons := tables.reasons(run.everybody):
         parts += [*(f"- {line}" for line in reasons), ""]
     if run.ceiling:
-        c = run.ceiling
-        parts += [f"The ceiling: {c.what}, {c.tflops:.0f} TFLOPS ({c.low:.0f}–{c.high:.0f}), in the same rounds.", ""]
+        parts += [f"The ceiling: {tables.ceiling_told(run, spread=True)}, in the same rounds.", ""]
     if run.sustained:
         parts += ["## In a load that goes on", "", HOW_SUSTAINED, ""]
         parts += [tables.markdown([header for header, _ in tables.SUSTAINED], tables.sustained_rows(run)), ""]

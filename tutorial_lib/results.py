@@ -102,7 +102,8 @@ class Measurement(_Record):
     reason: str | None = None
     latency_ms: Latency | None = None
     tflops: float | None = None
-    percent_of_ceiling: float | None = None
+    gigabytes_per_s: float | None = None  # where bytes decide how long it takes, of those that must be moved
+    percent_of_ceiling: float | None = None  # of the ceiling's operations a second, or of its bytes
     speedup_vs_baseline: Speedup | None = None
     speedup_vs_previous: Speedup | None = None
     previous: str | None = None  # the step that speedup_vs_previous speaks of
@@ -178,10 +179,14 @@ class Round(_Record):
 
 
 class Ceiling(_Record):
-    """The large matrix product that was timed in the same rounds."""
+    """The large matrix product that was timed in the same rounds, or where bytes decide, the copy.
+
+    tflops or gigabytes_per_s, whichever of them it is, and that one's low and high.
+    """
 
     what: str
-    tflops: float
+    tflops: float | None
+    gigabytes_per_s: float | None = None
     low: float
     high: float
     clock_ghz: float | None = None
@@ -202,7 +207,7 @@ class Run(_Record):
     versions: dict[str, str]
     settings: dict
     problem: dict
-    direction: Literal["forward", "backward"] = "forward"
+    direction: Literal["forward", "backward", "paged"] = "forward"
     ranks: int = 1
     steps: list[Measurement]
     inside: list[Measurement] = []

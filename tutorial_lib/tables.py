@@ -34,6 +34,13 @@ def ceiling(m: Measurement) -> str:
     return NOTHING if m.percent_of_ceiling is None else f"{m.percent_of_ceiling:.0f} %"
 
 
+def ceiling_told(run: Run, spread: bool = False) -> str:
+    """What the ceiling of a run is, and how high."""
+    c = run.ceiling
+    rate, unit = (c.tflops, "TFLOPS") if c.gigabytes_per_s is None else (c.gigabytes_per_s, "GB/s")
+    return f"{c.what}, {rate:.0f} {unit}" + (f" ({c.low:.0f}–{c.high:.0f})" if spread else "")
+
+
 def factor(speedup: Speedup | None) -> str:
     return NOTHING if speedup is None else f"{speedup.median:.2f}×"
 
@@ -107,6 +114,8 @@ TIMING: list[Column] = [
     ("vs SDPA", lambda m: factor(m.speedup_vs_baseline)),
     ("vs previous (p10–p90)", vs_previous),
 ]
+
+BYTES: Column = ("GB/s", lambda m: NOTHING if m.gigabytes_per_s is None else f"{m.gigabytes_per_s:,.0f}")
 
 COMPACT_TIMING: list[Column] = [
     ("ms", median_milliseconds),
@@ -364,7 +373,10 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
         repeated = [REPEATED] if any(m.repeat_difference is not None for m in run.everybody) else []
         published = [ERROR_RATIO, *([COSINE] if any(m.cosine for m in run.everybody) else [])]
         checked = CHECKING if compact else [*CHECKING, *published]
-        return label + (COMPACT_TIMING if compact else TIMING) + clocked + checked + repeated
+        timing = COMPACT_TIMING if compact else TIMING
+        if any(m.gigabytes_per_s for m in run.everybody):
+            timing = [*timing[:2], BYTES, *timing[2:]]
+        return label + timing + clocked + checked + repeated
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 

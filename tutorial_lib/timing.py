@@ -263,5 +263,15 @@ def ceiling_call(dtype: str) -> Callable[[int], object]:
     return lambda i: torch.mm(a, b, out=out)
 
 
+def copy_call() -> Callable[[int], object]:
+    """A copy from device memory to device memory: the most bytes that memory moves on this machine, today."""
+    import torch
+
+    a, b = (torch.empty(COPY_BYTES // 2, dtype=torch.uint8, device="cuda") for _ in range(2))
+    a.random_()
+    return lambda i: b.copy_(a)
+
+
 CEILING = "ceiling"  # its name among the contenders
 CEILING_FLOPS = 2 * CEILING_SIZE**3
+COPY_BYTES = 2**30  # that a call of the copy moves: half of them are read, half are written

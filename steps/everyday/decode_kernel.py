@@ -111,7 +111,7 @@ def make_decode(variant):
     """
     if variant.page_size:
 
-        def decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
+        def fmha_decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
             split = ct.bid(0)
             kv_head, t, batch = position(Q, variant)
             length = ct.load(Lengths, (batch,), ())
@@ -126,7 +126,7 @@ def make_decode(variant):
 
     elif variant.split:
 
-        def decode(Q, K, V, Parts, LSE, scale):
+        def fmha_decode(Q, K, V, Parts, LSE, scale):
             split = ct.bid(0)
             kv_head, t, batch = position(Q, variant)
             length = K.shape[2]
@@ -138,7 +138,7 @@ def make_decode(variant):
 
     else:
 
-        def decode(Q, K, V, Out, scale):
+        def fmha_decode(Q, K, V, Out, scale):
             kv_head, t, batch = position(Q, variant)
             length = K.shape[2]
             q = load_rows(Q, kv_head, t, batch, variant)
@@ -147,7 +147,7 @@ def make_decode(variant):
             )
             finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
 
-    return decode
+    return fmha_decode
 
 
 def make_merge(at_once, head_dim, with_lse):

@@ -206,7 +206,7 @@ class DecodeStep(FusedStep):
         """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
         written = parts(problem, splits) if self.split else [outputs(problem)]
         parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
-        return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="decode")
+        return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_decode")
 
     def sources(self, problem: Problem) -> list:
         """What the kernel reads beside Q."""

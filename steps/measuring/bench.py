@@ -12,11 +12,28 @@ from steps.core.step import Step, target_of
 from tutorial_lib import accuracy, timing
 from tutorial_lib.clock import Stopwatch
 from tutorial_lib.hardware import available_bytes, gpu_turn
-from tutorial_lib.passes import PASSES
+from tutorial_lib.passes import PASSES, Pass
 from tutorial_lib.problem import Problem
 
 SETS = 8  # of inputs that take turns, at most
+COLD_SETS = 64  # where bytes decide how long it takes
 REPETITIONS = 20  # of a call whose results are compared bit by bit
+
+
+def input_sets(kind: Pass, problem: Problem, cache: int) -> int:
+    """How many sets of inputs take turns on a GPU whose L2 cache has so many bytes.
+
+    So many that memory is read as it would be in a model, whose layers do not find their inputs cached. A set that was
+    used before others of twice the cache's size might still be there in part, as caches do not forget the oldest first:
+    where bytes decide it is four times.
+    """
+    times = 4 if kind.by_bytes(problem) else 2
+    return min(most_sets(kind, problem), max(1, -(-times * cache // kind.tensor_bytes(problem))))
+
+
+def most_sets(kind: Pass, problem: Problem) -> int:
+    """How many sets of inputs take turns at most."""
+    return COLD_SETS if kind.by_bytes(problem) else SETS
 
 
 class Bench:
@@ -99,8 +116,8 @@ class Bench:
 
         name = step.name if step else timing.CEILING
         with self.turn(), untold(step):  # a line a launch would be timed with it
-            self.calls[name] = self._call(step) if step else timing.ceiling_call(self.problem.dtype)
-            for i in range(SETS):  # whoever makes something ready for a set of inputs does so before it is timed
+            self.calls[name] = self._call(step) if step else self._ceiling()
+            for i in range(most_sets(self.kind, self.problem)):  # who makes something ready for a set does so untimed
                 self.calls[name](i)
             self.plans[name] = timing.plan_sample(self.calls[name])
             if not torch.version.hip:  # it reads NVIDIA's counters
@@ -114,12 +131,12 @@ class Bench:
                 return asdict(timing.take_sustained_sample(call, plan.milliseconds, self.stopwatch))
             return asdict(timing.take_sample(call, plan, self.stopwatch))
 
+    def _ceiling(self):
+        return timing.copy_call() if self.kind.by_bytes(self.problem) else timing.ceiling_call(self.problem.dtype)
+
     def _call(self, step: Step):
         import torch
 
-        # Where everything fits in the L2 cache, several sets of inputs take turns, so that memory is read as it
-        # would be in a model, whose layers do not find their inputs cached.
-        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
-        sets = min(SETS, max(1, -(-2 * cache // self.kind.tensor_bytes(self.problem))))
+        sets = input_sets(self.kind, self.problem, torch.cuda.get_device_properties(self.device).L2_cache_size)
         inputs = [self.inputs] + [self.kind.inputs(self.problem, self.seed + n, self.device) for n in range(1, sets)]
         return lambda i: self.kind.call(step, self.problem, inputs[i % sets])

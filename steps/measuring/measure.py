@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from steps.core.ladder import get_step, module_file, part_of
 from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import compile_ahead
-from steps.measuring.bench import Bench
+from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
@@ -266,7 +266,7 @@ def _time(
                 sampled[name] = worker.call("sample", name, not rested, timeout=settings.timeout)
             except WorkerFailure as failure:
                 if contender is None:
-                    notes.append(f"There is no ceiling: its matrix product failed: {failure}.")
+                    notes.append(f"There is no ceiling: it failed: {failure}.")
                 elif rested:
                     contender.fail(str(failure))
                 else:  # its rounds are whole
@@ -330,7 +330,11 @@ def _summarise(
     operations = kind.operations(problem)
     baseline = baseline or _baseline_of(contenders[0].step)
     bare = {c.step.name: _measurement(c, settings.ranks) for c in contenders}
-    measurements = {c.step.name: _timed(c, bare, operations, rounds, sustained, baseline.name) for c in contenders}
+    by_bytes = kind.by_bytes(problem)
+    moved = kind.least_bytes(problem) if by_bytes else None
+    measurements = {
+        c.step.name: _timed(c, bare, operations, moved, rounds, sustained, baseline.name) for c in contenders
+    }
     steps = [c.step for c in contenders]
     return Run(
         direction=kind.name,
@@ -346,13 +350,14 @@ def _summarise(
             "timeout_s": settings.timeout,
             "sample_ms": timing.SAMPLE_MS,
             "rest_ms": timing.REST_MS,
+            **({"input_sets": input_sets(kind, problem, machine["l2_bytes"])} if "l2_bytes" in machine else {}),
         },
         problem=problem.as_dict(),
         ranks=settings.ranks,
         steps=[measurements[step.name] for step in steps if step.number is not None],
         inside=[measurements[step.name] for step in steps if step.inside],
         peers=[measurements[step.name] for step in steps if step.number is None and not step.inside],
-        ceiling=_ceiling(rounds, sustained, problem),
+        ceiling=_ceiling(rounds, sustained, problem, by_bytes),
         rounds=[_round(sampled) for sampled in rounds],
         sustained=[_round(sampled) for sampled in sustained],
         notes=_notes([*rounds, *sustained], machine) + notes,
@@ -404,15 +409,20 @@ def _timed(
     contender: _Contender,
     records: dict[str, Measurement],
     operations: float,
+    moved: int | None,
     rounds: list[dict],
     sustained: list[dict],
     baseline: str,
 ) -> Measurement:
-    """A contender's record with its times. records: those of all contenders, without times."""
+    """A contender's record with its times. records: those of all contenders, without times.
+
+    moved: bytes that must cross device memory, where they decide how long it takes.
+    """
     step, record = contender.step, records[contender.step.name]
     if contender.status != "measured":
         return record
     operations /= record.gpus
+    moved = moved and moved / record.gpus
 
     def speedup(other: str) -> Speedup | None:
         if not _took_part(other, rounds):
@@ -426,11 +436,12 @@ def _timed(
         update={
             "latency_ms": latency,
             "tflops": operations / latency.median / 1e9,
+            "gigabytes_per_s": moved and moved / latency.median / 1e6,
             "clock_ghz": ghz_of(samples),
             "cycles": cycles_of(samples),
             "host_us": median_of(sample["host_us"] for sample in samples if sample["host_us"] is not None),
             "sustained": _sustained(step.name, operations, sustained),
-            "percent_of_ceiling": _percent_of_ceiling(operations, mine, rounds),
+            "percent_of_ceiling": _percent_of_ceiling(moved or operations, mine, rounds, moved is not None),
             "speedup_vs_baseline": speedup(baseline),
             "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
             "sm_clock_mhz": median_of(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
@@ -469,20 +480,29 @@ def _latencies(rounds: list[dict], name: str) -> list[float]:
     return [sampled[name]["milliseconds"] for sampled in rounds]
 
 
-def _percent_of_ceiling(operations: float, mine: list[float], rounds: list[dict]) -> float | None:
-    """The median over rounds of this step's operations a second over the matrix product's, in percent."""
+def _percent_of_ceiling(work: float, mine: list[float], rounds: list[dict], by_bytes: bool) -> float | None:
+    """The median over rounds, in percent, of this step's operations a second over the matrix product's.
+
+    Where bytes decide, of its bytes a second over the copy's.
+    """
     if not _took_part(timing.CEILING, rounds):
         return None
     per_round = [
-        100 * (operations / ms) / (timing.CEILING_FLOPS / ceiling)
+        100 * (work / ms) / ((timing.COPY_BYTES if by_bytes else timing.CEILING_FLOPS) / ceiling)
         for ms, ceiling in zip(mine, _latencies(rounds, timing.CEILING), strict=True)
     ]
     return statistics.median(per_round)
 
 
-def _ceiling(rounds: list[dict], sustained: list[dict], problem: Problem) -> Ceiling | None:
+def _ceiling(rounds: list[dict], sustained: list[dict], problem: Problem, by_bytes: bool) -> Ceiling | None:
     if not _took_part(timing.CEILING, rounds):
         return None
+    clock_ghz = ghz_of(sampled[timing.CEILING] for sampled in rounds)
+    if by_bytes:
+        rate = timing.spread([timing.COPY_BYTES / ms / 1e6 for ms in _latencies(rounds, timing.CEILING)])
+        what = f"copy in device memory, {timing.COPY_BYTES / 2**30:g} GiB read and written together"
+        figures = {"gigabytes_per_s": rate.median, "low": rate.low, "high": rate.high}
+        return Ceiling(what=what, tflops=None, clock_ghz=clock_ghz, **figures)
     rate = timing.spread([timing.CEILING_FLOPS / ms / 1e9 for ms in _latencies(rounds, timing.CEILING)])
     what = f"{problem.dtype} matrix product, {timing.CEILING_SIZE} x {timing.CEILING_SIZE} x {timing.CEILING_SIZE}"
     return Ceiling(
@@ -490,7 +510,7 @@ def _ceiling(rounds: list[dict], sustained: list[dict], problem: Problem) -> Cei
         tflops=rate.median,
         low=rate.low,
         high=rate.high,
-        clock_ghz=ghz_of(sampled[timing.CEILING] for sampled in rounds),
+        clock_ghz=clock_ghz,
         sustained=_sustained(timing.CEILING, timing.CEILING_FLOPS, sustained),
     )
 

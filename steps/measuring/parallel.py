@@ -158,7 +158,7 @@ class ParallelBench(Bench):
         if not torch.version.hip:
             self.stopwatch = self.stopwatch or Stopwatch()
         if step is None:
-            return self._plan(timing.CEILING, timing.ceiling_call(self.problem.dtype))
+            return self._plan(timing.CEILING, self._ceiling())
         inputs = self._mine(step, self.inputs)
         self._plan(step.name, lambda i: self.kind.call(step, self.problem, inputs))
         if hasattr(step, "ranks"):
