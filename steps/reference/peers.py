@@ -6,13 +6,14 @@ Each takes what it takes; one that cannot run a problem says why, and is skipped
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import ClassVar
 
 from steps.core.step import TorchStep
 from steps.reference.autograd import AutogradGradients
 from steps.reference.step01_naive import quadratic_bytes
+from tutorial_lib.packing import as_batch, as_packed
 from tutorial_lib.reference import sdpa
 
 
@@ -31,7 +32,8 @@ class _Elsewhere:
             return reason
         if self.requires and not _installed(self.requires):
             return f"not installed ({self.install})"
-        if problem.causal and problem.seq_len_q != problem.seq_len_kv and not self.top_left:
+        unequal = any(queries != keys for queries, keys in problem.pairs_of_lengths)
+        if problem.causal and unequal and not self.top_left:
             return "its causal mask lines up with the last key, not the first, where the lengths differ"
         return None
 
@@ -58,23 +60,23 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _sdpa_with(backend: str, q, k, v, causal, scale):
+def _sdpa_with(backend: str, q, k, v, causal, scale, window=None, packing=None):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(getattr(SDPBackend, backend)):
-        return sdpa(q, k, v, causal, scale)
+        return sdpa(q, k, v, causal, scale, window, packing)
 
 
-def sdpa_cudnn(q, k, v, causal, scale):
-    return _sdpa_with("CUDNN_ATTENTION", q, k, v, causal, scale)
+def sdpa_cudnn(q, k, v, causal, scale, window=None, packing=None):
+    return _sdpa_with("CUDNN_ATTENTION", q, k, v, causal, scale, window, packing)
 
 
-def sdpa_flash(q, k, v, causal, scale):
-    return _sdpa_with("FLASH_ATTENTION", q, k, v, causal, scale)
+def sdpa_flash(q, k, v, causal, scale, packing=None):  # takes no mask
+    return _sdpa_with("FLASH_ATTENTION", q, k, v, causal, scale, packing=packing)
 
 
-def sdpa_efficient(q, k, v, causal, scale):
-    return _sdpa_with("EFFICIENT_ATTENTION", q, k, v, causal, scale)
+def sdpa_efficient(q, k, v, causal, scale, window=None, packing=None):
+    return _sdpa_with("EFFICIENT_ATTENTION", q, k, v, causal, scale, window, packing)
 
 
 def sdpa_math(q, k, v, causal, scale):
@@ -94,23 +96,65 @@ def _compiled_flex():
     return torch.compile(flex_attention, dynamic=False)
 
 
-@cache
-def _causal_block_mask(seq_len_q: int, seq_len_kv: int):
+@lru_cache(maxsize=4)
+def _block_mask(lengths: tuple[int, int], causal: bool, window: int | None, pairs: tuple | None, device):
+    """What FlexAttention is told of a mask. lengths: of queries and keys; pairs: those of packed sequences.
+
+    The last few are kept, as they cost more to make than the attention.
+    """
+    import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(lambda b, h, i, j: j <= i, B=None, H=None, Q_LEN=seq_len_q, KV_LEN=seq_len_kv)
+    def seen(i, j):
+        sees = j <= i if causal else j >= 0
+        return sees & (j > i - window) if window else sees
+
+    if pairs is None:
+        return create_block_mask(lambda b, h, i, j: seen(i, j), None, None, *lengths, device=device)
+
+    def told(each: tuple[int, ...]):
+        """For every token its sequence, and its number in that."""
+        count = torch.tensor(each, device=device)
+        which = torch.repeat_interleave(torch.arange(len(each), device=device), count)
+        return which, torch.arange(sum(each), device=device) - (count.cumsum(0) - count)[which]
+
+    (of_query, i_of), (of_key, j_of) = map(told, zip(*pairs))
+
+    def inside(b, h, i, j):
+        return (of_query[i] == of_key[j]) & seen(i_of[i], j_of[j])
+
+    return create_block_mask(inside, None, None, *lengths, device=device)
 
 
-def flex(q, k, v, causal, scale):
-    mask = _causal_block_mask(q.shape[2], k.shape[2]) if causal else None
-    return _compiled_flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+@cache
+def _capped(softcap: float):
+    import torch
+
+    return lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
 
 
-def flash_attn_4(q, k, v, causal, scale):
-    from flash_attn.cute import flash_attn_func
+def flex(q, k, v, causal, scale, window=None, softcap=None, packing=None):
+    masked = causal or packing
+    pairs = packing and packing.pairs
+    mask = _block_mask((q.shape[2], k.shape[2]), causal, window, pairs, q.device) if masked else None
+    cap = _capped(softcap) if softcap else None
+    grouped = q.shape[1] != k.shape[1]
+    return _compiled_flex()(q, k, v, score_mod=cap, block_mask=mask, scale=scale, enable_gqa=grouped)
 
+
+def flash_attn_4(q, k, v, causal, scale, window=None, softcap=None, packing=None):
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+    more = {"window_size": (window - 1, 0)} if window else {}
+    if softcap:
+        more["softcap"] = softcap
+    if packing:  # it wants [tokens, heads, head_dim]
+        begins = {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
+        q, k, v = map(as_packed, (q, k, v))
+        o = flash_attn_varlen_func(q, k, v, softmax_scale=scale, causal=causal, **begins, **more)
+        return as_batch(o[0] if isinstance(o, tuple) else o)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # it wants [batch, seq_len, heads, head_dim]; strides are free
-    o = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal)
+    o = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, **more)
     return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
 
@@ -120,14 +164,24 @@ def tilegym(q, k, v, causal, scale):
     return fmha(q, k, v, scaling=scale, is_causal=causal)
 
 
+MASKS = ("window", "lengths")  # of ``Problem.features``
+ALL = ("window", "softcap", "lengths")
+
 PEERS = (
-    Peer(name="sdpa_cudnn", title="SDPA, cuDNN", change="cuDNN's fused attention.", function=sdpa_cudnn),
-    Peer(name="sdpa_flash", title="SDPA, FlashAttention", change="FlashAttention-2 in PyTorch.", function=sdpa_flash),
+    Peer(name="sdpa_cudnn", title="SDPA, cuDNN", change="cuDNN's fused attention.", function=sdpa_cudnn, takes=MASKS),
+    Peer(
+        name="sdpa_flash",
+        title="SDPA, FlashAttention",
+        change="FlashAttention-2 in PyTorch.",
+        function=sdpa_flash,
+        takes=("lengths",),
+    ),
     Peer(
         name="sdpa_efficient",
         title="SDPA, memory-efficient",
         change="The memory-efficient attention of xFormers in PyTorch.",
         function=sdpa_efficient,
+        takes=MASKS,
     ),
     Peer(
         name="sdpa_math",
@@ -136,12 +190,19 @@ PEERS = (
         function=sdpa_math,
         scratch=_math_bytes,
     ),
-    Peer(name="flex", title="FlexAttention", change="FlexAttention under torch.compile, in Triton.", function=flex),
+    Peer(
+        name="flex",
+        title="FlexAttention",
+        change="FlexAttention under torch.compile, in Triton.",
+        function=flex,
+        takes=ALL,
+    ),
     Peer(
         name="flash_attn_4",
         title="flash-attn-4",
         change="FlashAttention in CuTe DSL, its kernel for this architecture.",
         function=flash_attn_4,
+        takes=ALL,
         requires="flash_attn.cute",
         install="pip install flash-attn-4",
         top_left=False,
