@@ -143,7 +143,7 @@ class _Stamping:
 
         for statement in statements:
             called = self._calls(statement)
-            if self._own(statement) & self.inside and not isinstance(statement, ast.For | ast.If):
+            if self._own(statement) & self.inside and not isinstance(statement, ast.For | ast.If | ast.While):
                 end_plain()
                 made.append(self._passing_on(statement))
             elif isinstance(statement, ast.For | ast.If | ast.While) and called & WAITS.keys():
