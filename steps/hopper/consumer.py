@@ -28,6 +28,7 @@ from steps.hopper.pipeline import (
     pass_turn,
     position,
     release,
+    seen,
     take_turn,
 )
 from steps.hopper.softmax import add_up, by_row, hide_in_part, own_tiles_to_visit, raise_maxima, weigh
@@ -151,7 +152,10 @@ def attend_overlapped(
     """
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    if variant.window:  # a tile may hide all its keys from a row, and minus infinity less itself would be NaN
+        row_max = gl.full([variant.rows], -1e38, gl.float32, ROW)
+    else:
+        row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
     accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
     first_query = place.row + part * variant.rows
     whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
@@ -279,7 +283,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
                 await_tile(barriers.key_ready, turn, STAGES)
                 scores = issue_scores(query, tiles.key, turn, variant)
             accumulator, row_sum, turn, last_turn = attend_overlapped(
-                scores, query, tiles, barriers, place, turn, query_turn, scale, part, variant
+                scores, query, tiles, barriers, seen(place, variant), turn, query_turn, scale, part, variant
             )
         else:
             accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)

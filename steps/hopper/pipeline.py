@@ -73,6 +73,25 @@ class Place(NamedTuple):
 
 
 @gluon.jit
+def keys_before(row, variant: gl.constexpr):
+    """How many keys stand in tiles that no query of a tile sees, as its sliding window begins behind them."""
+    return gl.maximum(row + 1 - variant.window, 0) // variant.tile.key * variant.tile.key
+
+
+@gluon.jit
+def seen(place, variant: gl.constexpr):
+    """A place as if the keys before its window were not there: queries and keys are counted from the first tile seen.
+
+    What a mask asks for, differences of their numbers, stays the same.
+    """
+    if variant.window:
+        before = keys_before(place.row, variant)
+        return Place(place.row - before, place.kv_head, place.batch, place.seq_len_kv - before)
+    else:
+        return place
+
+
+@gluon.jit
 def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
     """As many mbarriers, each complete after so many arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
@@ -218,13 +237,19 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
     while n < last:
         head, batch, i = position(numbered(work, n, variant), work)
         row = i * variant.tile.query
-        _, end = tiles_to_visit(row, work.seq_len_kv, variant)
+        if variant.window:
+            before = keys_before(row, variant)
+            _, end = tiles_to_visit(row - before, work.seq_len_kv - before, variant)
+        else:
+            _, end = tiles_to_visit(row, work.seq_len_kv, variant)
         free = barriers.query_free.index(query_turn % variant.query_stages)
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
         kv_head = head // variant.group_size
         for j in range(end):
             key = (end - 1 - j if variant.diagonal_first else j) * TILE_KEY
+            if variant.window:
+                key += before
             stage = turn % variant.stages
             used = turn // variant.stages & 1 ^ 1
             mbarrier.wait(barriers.key_free.index(stage), used)

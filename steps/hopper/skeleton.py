@@ -21,9 +21,12 @@ class HopperStep(TmaStep):
     """A fused kernel for sm_90 in Gluon: ``steps.hopper.kernel.fmha`` with this hole filled.
 
     roles: which warps do what, and all that follows from it (``steps.hopper.variant``); None: all warps do the same.
+    takes: of ``Problem.features`` what the kernel is asked to compute, too, where products overlap and no part visits
+    the diagonal first; it is compiled in only where it is asked.
     """
 
     roles: Roles | None = hole(default=None)
+    takes: tuple[str, ...] = hole(default=())
 
     backend: ClassVar[str] = "hopper"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)

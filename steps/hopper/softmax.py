@@ -23,7 +23,18 @@ def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexp
     if variant.causal or variant.ragged:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if j >= whole:
             scores = hide(scores, first_query, j * variant.tile.key, seq_len_kv, variant)
+    if variant.window:  # noqa: SIM102
+        if j * variant.tile.key < first_query + variant.rows - variant.window:
+            scores = hide_before_window(scores, first_query, j * variant.tile.key, variant)
     return scores
+
+
+@gluon.jit
+def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
+    """Scores [query, key] with minus infinity where a key stands before a query's sliding window."""
+    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, variant.accumulator))
+    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, variant.accumulator))
+    return gl.where(key[None, :] > query[:, None] - variant.window, scores, float("-inf"))
 
 
 @gluon.jit

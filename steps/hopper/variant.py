@@ -129,6 +129,7 @@ class Variant:
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
     diagonal_first: bool
+    window: int | None = None  # of ``Problem``
     lse: bool = False  # the log-sum-exp of every query is stored, too
 
     @property
@@ -227,6 +228,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         half_query=room is not None and room.half_query,
         early_query=room is not None and room.early_query,
         late_wait=_wait(overlap, shape),
+        window=problem.window,
         diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
     )
 

@@ -1,0 +1,20 @@
+"""Step 115: the sliding window of step 108, in the kernel for Hopper.
+
+Nothing is told to any role but where the window begins. The producer fetches no tile of keys before the first that
+somebody sees, and the warps that compute count queries and keys from that tile on: a mask asks for differences of their
+numbers, which stay what they are. So the loop is the one of step at_maxima, with one more mask, which only tiles at the
+left edge ask for. All parts of a block begin with the same tile; it may hide all its keys from the queries of a part.
+"""
+
+from steps.everyday import step108_window
+from steps.hopper import step39_at_maxima
+
+STEP = step39_at_maxima.STEP.evolve(
+    number=115,
+    name="hopper_window",
+    title="A sliding window, for Hopper",
+    change="All roles begin with the first tile of keys that somebody sees; the window has a mask at its edge.",
+    fork=True,
+    default_problem=step108_window.STEP.default_problem,
+    takes=("window",),
+)
