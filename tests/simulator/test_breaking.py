@@ -106,6 +106,7 @@ ELSEWHERE = {
     "threshold": [],
     "polynomial": [],
     "lasting_blocks": [(64, True)],
+    "taken": [(64, True)],
 }
 KERNELS = [
     pytest.param(step, head_dim, causal, id=f"{step.name}-{head_dim}-{'causal' if causal else 'full'}")
