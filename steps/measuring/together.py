@@ -16,6 +16,7 @@ from steps.core.ladder import select
 from steps.parallel.peers import peers_over_ranks
 from steps.parallel.ranks import RankFailure, Ranks
 from tutorial_lib.command import BadRequest
+from tutorial_lib.worker import one_line
 
 LOCAL_RANK = "LOCAL_RANK"  # torchrun's, in the environment: which of this host's processes this is
 
@@ -35,7 +36,10 @@ def joined(device: str, timeout: float) -> Iterator[Ranks]:
             raise BadRequest(f"a process takes a GPU of its own, and {there} are here: --nproc-per-node {there}")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    except RuntimeError as error:
+        raise RankFailure(f"the processes did not find each other within {timeout:g} s: {one_line(error)}") from error
     ranks = Ranks()
 
     def ended(*_):
@@ -43,8 +47,15 @@ def joined(device: str, timeout: float) -> Iterator[Ranks]:
         raise RankFailure(f"{ranks.name} stops, because torchrun ended it, as it does when another rank has failed")
 
     signal.signal(signal.SIGTERM, ended)
-    yield ranks
-    dist.destroy_process_group()
+    lost = False
+    try:
+        yield ranks
+    except RankFailure:
+        lost = True  # nobody would answer
+        raise
+    finally:
+        if not lost:
+            dist.destroy_process_group()
 
 
 def on_all(ranks: Ranks, prepare: Callable):

@@ -1,4 +1,4 @@
-"""Processes that form a group over gloo: started once, and used by many tests."""
+"""Processes that form a group over gloo, or over NCCL with a GPU each: started once, and used by many tests."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,12 +11,17 @@ PATIENCE = 600.0  # seconds: a busy machine is no failure
 class Rank:
     """What lives in a process: its place in the group of all, and in that of its pair."""
 
-    def __init__(self, meeting: str, own: int, count: int, timeout: float):
+    def __init__(self, meeting: str, own: int, count: int, device: str):
+        import torch
         import torch.distributed as dist
 
-        limit = timedelta(seconds=timeout)
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=own, world_size=count, timeout=limit)
-        self.own, self.count, self.pair = own, count, None
+        limit = timedelta(seconds=PATIENCE)
+        torch.set_num_threads(1)
+        if device == "cuda":
+            torch.cuda.set_device(own)
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=own, world_size=count, timeout=limit)
+        self.own, self.count, self.device, self.pair = own, count, device, None
         if count > 2:
             pairs = [dist.new_group([first, first + 1]) for first in range(0, count, 2)]
             self.pair = pairs[own // 2]
@@ -26,10 +31,10 @@ class Rank:
 
 
 class Processes:
-    """So many ranks; ``run`` calls a function on all of them at once. timeout: of the group, in seconds."""
+    """So many ranks; ``run`` calls a function on all of them at once."""
 
-    def __init__(self, meeting, count: int, timeout: float = PATIENCE):
-        self.workers = [Worker(Rank, str(meeting), own, count, timeout) for own in range(count)]
+    def __init__(self, meeting, count: int, device: str = "cpu"):
+        self.workers = [Worker(Rank, str(meeting), own, count, device) for own in range(count)]
         self._threads = ThreadPoolExecutor(count)
 
     def run(self, function, *arguments) -> list:

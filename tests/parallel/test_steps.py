@@ -2,11 +2,15 @@
 
 import os
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
+from torch.distributed.tensor.experimental._attention import _cp_options
 
 from steps import PARALLEL, get_step
+from steps.measuring.parallel import Remembering, Silent
+from steps.parallel.peers import in_context
 from steps.parallel.ranks import Ranks
 from tests.parallel.processes import Processes
 from tutorial_lib.passes import pass_of
@@ -47,12 +51,11 @@ def parts_of(step, tensors, own: int, count: int) -> tuple:
 def checked(rank, name: str, problems: list[Problem], kernel: str | None, in_pairs: bool) -> list:
     """On a rank: its part of the outputs against float64; in pairs, two groups of two ranks do so at once."""
     group, count = (rank.pair, 2) if in_pairs else (None, rank.count)
-    torch.set_num_threads(1)
     step = get_step(name).on(group, kernel=kernel and get_step(kernel))
     kind, own = pass_of(step), rank.own % count
     told = []
     for n, whole in enumerate(problems):
-        inputs = kind.inputs(whole, seed=n + len(name))
+        inputs = kind.inputs(whole, n + len(name), rank.device)
         exact = kind.reference(whole, inputs)
         allowed = kind.yardstick(whole, inputs, exact)
         parts = [parts_of(step, tensors, own, count) for tensors in (inputs, exact)]
@@ -134,6 +137,49 @@ def test_keys_and_values_travel_with_their_own_heads(ranks):
     around = 2 * (RANKS - 1) * keys + 2 * RANKS * 2 * keys  # the sums have twice the bytes, and go home
     for name in ("ring_gradients", "two_buffers_gradients", "zigzag_gradients"):
         assert ranks.run(sent, name, whole) == [around] * RANKS
+
+
+def alone_and_again(rank, name: str, whole: Problem) -> tuple:
+    """On a rank: (bytes of a call that sends nothing, of a call, and of what is sent again without computing)."""
+    step = get_step(name)
+    kind = pass_of(step)
+    tensors = parts_of(step, kind.inputs(whole, seed=1), rank.own, rank.count)
+    made = {}
+
+    def ranks(make, group):
+        return made.setdefault(make, make(group))
+
+    for make in (Silent, Remembering):
+        outputs = kind.call(step.on(ranks=partial(ranks, make)), whole, tensors)
+        assert [x.shape for x in outputs] == [x.shape for x in kind.poisoned(tensors)]
+    first = made[Remembering].sent
+    for call in made[Remembering].calls:
+        call()
+    return made[Silent].sent, first, made[Remembering].sent - first
+
+
+@pytest.mark.parametrize("step", PARALLEL, ids=lambda s: s.name)
+def test_computing_and_sending_can_be_done_alone(ranks, step):
+    for said in ranks.run(alone_and_again, step.name, problem()):
+        assert not isinstance(said, WorkerFailure), said
+        nothing, whole, again = said
+        assert nothing == 0 < whole == again
+
+
+def in_context_of_pytorch(rank) -> bool:
+    """On a rank: whether PyTorch's context is there inside, and gone outside."""
+    found = []
+    before = torch.nn.functional.scaled_dot_product_attention
+    for causal in (True, False):
+        with in_context(causal, "allgather", "cpu"):
+            found.append(torch.nn.functional.scaled_dot_product_attention is not before)
+            found.append(_cp_options.enable_load_balance is causal)
+        found.append(torch.nn.functional.scaled_dot_product_attention is before)
+    return all(found)
+
+
+def test_the_peers_context_is_entered_and_left(ranks):
+    assert ranks.run(in_context_of_pytorch) == [True] * RANKS
 
 
 # --- bad calls ---

@@ -1,0 +1,186 @@
+"""``steps.run --parallel``: bad requests, what it writes, and what every rank says where one of them fails."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from steps import get_step
+from steps.core.problems import LONG
+from steps.measuring.measure import Settings, _Contender, _summarise
+from steps.measuring.parallel import one_gpu
+from steps.parallel.peers import peers_over_ranks
+from steps.run import main
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.report import write_report
+from tutorial_lib.results import read_run, recorded_runs, write_run
+from tutorial_lib.timing import Sample
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ["--seq-len", "64", "--head-dim", "64"]
+
+
+def call(*arguments) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(a) for a in arguments])
+    return status, err.getvalue()
+
+
+def together(module: str, *arguments, ranks: int = 2) -> subprocess.CompletedProcess:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launch, "-m", module, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["--parallel", "ring"],
+            "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel ring",
+        ),
+        (["--steps", "ring"], "argument --steps: step 81 ring computes on several GPUs at once: torchrun --nproc"),
+        (["--steps", "80-89"], "argument --steps: must be steps of the forward pass, got 85 gather_gradients"),
+    ],
+)
+def test_one_process_is_told_how_to_start_several(arguments, told):
+    status, err = call(*SMALL, *arguments)
+    assert status == 2 and told in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "torchrun started 4 processes for one measurement: say --parallel"),
+        (["--parallel", "warp"], "argument --parallel: step must be a number or name"),
+        (["--parallel", "exp2"], "must be all or some of gather, ring, two_buffers, zigzag, ulysses, got 3 exp2"),
+        (["--parallel", "--sustained"], "argument --parallel: goes without --sustained"),
+        (["--parallel", "--steps", "ring"], "argument --parallel: goes without --steps"),
+        (
+            ["--parallel", "--peers", "sdpa_cudnn"],
+            "argument --peers: must be all or some of context_parallel_allgather",
+        ),
+        (
+            ["--parallel", "ring", "--seq-len", "66"],
+            "--seq-len: step 81 ring: the sequence must be a multiple of 4 tokens",
+        ),
+        (["--parallel", "zigzag", "--seq-len", "68"], "step 83 zigzag: the sequence must be a multiple of 8 tokens"),
+    ],
+)
+def test_a_bad_request_is_one_line_with_the_rank(arguments, told, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "2")
+    status, err = call("--device", "cpu", *SMALL, *arguments)
+    assert status == 2 and err.startswith("steps.run, rank 2 of 4: ") and told in err and err.count("\n") == 1
+
+
+def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):
+    done = together(
+        "steps.run", "--parallel", "zigzag,ulysses", *SMALL, "--direction", "backward", "--output-dir", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Written: ") == 1
+    [path] = tmp_path.glob("cpu-*-x2/b1_h2_s64_d64_fp16_causal_backward/results.json")
+    run = read_run(path)
+    assert run.ranks == 2 and not run.timed and run.machine["name"].startswith("2 × CPU")
+    assert [(m.name, m.status, m.gpus, m.correct) for m in run.steps] == [
+        ("zigzag_gradients", "checked", 2, True),
+        ("ulysses_gradients", "checked", 2, True),
+    ]
+    kv = 2 * 2 * 32 * 64 * 2  # bytes of a rank's keys and values: once on, and the sums of float32 twice
+    assert run.measurement("zigzag_gradients").exchange.sent_bytes == kv + 2 * 2 * kv
+    assert run.measurement("zigzag_gradients").file == "steps/parallel/step88_zigzag_gradients.py"
+    assert {p.name for p in path.parent.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt"}
+
+
+SAID = re.compile(r"^.*steps\.run: (.*)$", re.MULTILINE)
+WORDS = {
+    "dies": {"rank 0 of 2 stops, because another rank has ended", "rank 0 of 2 stops, because torchrun ended it"},
+    "silent": {"rank 0 of 2 stops, because another rank did not answer in time"},
+}
+
+
+@pytest.mark.parametrize("fault", ["dies", "silent"])
+def test_where_a_rank_fails_every_other_says_so_in_one_line(tmp_path, fault):
+    done = together("tests.parallel.breaking", fault, "--parallel", "ring", *SMALL, "--output-dir", tmp_path)
+    assert done.returncode == 1
+    said = SAID.findall(done.stderr)
+    first = [line for line in said if line.startswith("rank 0")]
+    assert len(first) == 1 and any(first[0].startswith(words) for words in WORDS[fault]), done.stderr
+    second = [line for line in said if line.startswith("rank 1")]
+    told = "rank 1 of 2 stops, because torchrun ended it, as it does when another rank has failed"
+    assert second == ([told] if fault == "silent" else []), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_on_one_rank_alone_is_a_failed_step_on_all(tmp_path):
+    done = together("tests.parallel.breaking", "raises", "--parallel", "ring,gather", *SMALL, "--output-dir", tmp_path)
+    assert done.returncode == 1
+    [path] = tmp_path.glob("*/*/results.json")
+    run = read_run(path)
+    assert run.measurement("gather").status == "checked"
+    assert run.measurement("ring").reason == "RuntimeError: MemoryError: no room left (on rank 1 of 2)"
+
+
+# --- what a GPU would measure, from samples that are made up ---
+
+TIMES = {"one_gpu": (10.0,), "ring": (8.0, 6.0, 3.0), "two_buffers": (6.2, 6.0, 3.0), "ceiling": (1.4,)}
+
+
+def timed_run(problem):
+    """A run of four GPUs as the summary makes it: the milliseconds of a call, of its computing, and of its sending."""
+    steps = [one_gpu(problem, "sm_90", "forward"), get_step("ring"), get_step("two_buffers")]
+    contenders = [_Contender(step, status="measured", reason=None, runs=True) for step in steps]
+    for contender in contenders[1:]:
+        contender.sent_bytes = 3 * 10**9
+    rounds = []
+    for noise in (1.0, 1.01):
+        sampled = {}
+        for name, (whole, *parts) in TIMES.items():
+            sampled[name] = asdict(Sample(milliseconds=whole * noise, gpu=None))
+            sampled[name] |= dict(zip(("computing_ms", "sending_ms"), (ms * noise for ms in parts)))
+        rounds.append(sampled)
+    settings = Settings(device="cpu", seed=1, rounds=2, isolated=False, ranks=4)
+    return _summarise(problem, contenders, settings, rounds, [], [], steps[0])
+
+
+def test_a_run_over_several_gpus_tells_the_share_of_ideal_and_what_of_the_sending_is_hidden(tmp_path):
+    run = timed_run(LONG)
+    assert run.ranks == 4 and [m.name for m in run.steps] == ["ring", "two_buffers"]
+    ring = run.steps[0]
+    assert ring.speedup_vs_baseline.median == pytest.approx(10 / 8) and ring.percent_of_ideal == pytest.approx(
+        100 / 3.2
+    )
+    [alone] = run.peers
+    assert alone.tflops == pytest.approx(FORWARD.operations(LONG) / 10.05e9) and alone.percent_of_ideal == 100
+    assert ring.tflops == pytest.approx(alone.tflops * 10 / 8 / 4)
+    told = [(m.exchange.hidden_ms.median, m.exchange.open_ms.median) for m in run.steps]
+    assert told == [pytest.approx((1.005, 2.01)), pytest.approx((2.814, 0.201))]
+    assert run.rounds[0].sending_ms == {"ring": 3.0, "two_buffers": 3.0}
+    assert read_run(write_run(run, tmp_path / "a-gpu-x4" / "problem")) == run
+    assert recorded_runs(tmp_path) == [] and recorded_runs(tmp_path, several=True) == [run]
+    write_report(run, tmp_path / "a-gpu-x4" / "problem")
+    report = (tmp_path / "a-gpu-x4" / "problem" / "report.md").read_text()
+    assert "| TFLOPS a GPU | of ceiling | of ideal |" in report and "| 3,000 | 3.02 | 2.81 | 0.201 |" in report
+
+
+def test_one_gpu_alone_runs_the_step_that_computes_the_parts():
+    for direction in ("forward", "backward"):
+        alone = one_gpu(LONG, "sm_90", direction)
+        assert (alone.name, alone.number, alone.previous, alone.several) == ("one_gpu", None, None, False)
+        assert alone.unsupported(LONG, "sm_90") is None and alone.direction == direction and alone.key_changes()
+
+
+def test_peers_over_ranks_are_timed_on_a_gpu_only():
+    for direction in ("forward", "backward"):
+        peers = peers_over_ranks(direction)
+        assert [peer.name for peer in peers] == ["context_parallel_allgather", "context_parallel_alltoall"]
+        assert {peer.unsupported(LONG, "cpu") for peer in peers} == {"peers are timed on a GPU only"}
+        assert {peer.unsupported(LONG, "sm_90") for peer in peers} == {None}
