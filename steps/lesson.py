@@ -307,22 +307,25 @@ class Lesson:
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
         if not shown.steps:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
-        figure = plots.tflops_by_step(shown, highlight=self.step.name)
         now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
+        told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
+        where = f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds."
+        if now is None:
+            others = ", ".join(f"step {m.label} {tables.tflops(m)} TFLOPS" for m in shown.steps)
+            return Page(f"Nobody has timed step {self.step.label} yet. To beat: {others}. {where}")
+        figure = plots.tflops_by_step(shown, highlight=self.step.name)
         if self.guess and before and before.tflops:
             axes, guessed = figure.axes[0], self.guess * before.tflops
             axes.axhline(guessed, color="black", linestyle=":", label="your guess")
             axes.set_ylim(top=1.15 * max(axes.get_ylim()[1], guessed))  # room for the legend over the bars
             figure.axes[0].legend(frameon=False, loc="upper right")
-        told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
         found = []
-        if now and now.speedup_vs_previous:
-            found.append(f"Against step {self.previous.label}: **{tables.vs_previous(now)}**.")
-        if now and now.speedup_vs_baseline:
-            found.append(f"Against SDPA: {tables.factor(now.speedup_vs_baseline)}.")
-        if now and now.speedup_vs_previous:
+        if now.speedup_vs_previous:
+            found.append(f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**.")
+        if now.speedup_vs_baseline:
+            found.append(f"Times as fast as SDPA: {tables.factor(now.speedup_vs_baseline)}.")
+        if now.speedup_vs_previous:
             found.append(self._scored(now.speedup_vs_previous.median))
-        where = f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds."
         return Page(where, figure, " ".join(found))
 
     # --- why ---

@@ -193,6 +193,7 @@ PRODUCTS = (  # what comes out, its axes; the factors: name, axes, whether it li
     ("dQ", "query dim", ("dS", "query key", False), ("K", "key dim", False)),
 )
 LENGTHS = {"query": 1.1, "key": 1.6, "dim": 0.7}
+SCALE = 0.85
 
 
 def backward_products():
@@ -203,7 +204,7 @@ def backward_products():
 
     def matrix(x: float, middle: float, name: str, shape: str, turned: bool = False) -> float:
         rows, columns = shape.split()
-        high, wide = LENGTHS[rows] * 0.7, LENGTHS[columns]
+        high, wide = SCALE * LENGTHS[rows], SCALE * LENGTHS[columns]
         look = {"facecolor": "#eeeeee" if turned else "white", "hatch": "//" if turned else "", "edgecolor": BLUE}
         axes.add_patch(Rectangle((x, middle - high / 2), wide, high, **look))
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9}
@@ -215,7 +216,7 @@ def backward_products():
 
     y = 0.0
     for name, shape, left, right in PRODUCTS:
-        high = 0.7 * max(LENGTHS[axis] for axis in f"{shape} {left[1]} {right[1]}".split())
+        high = SCALE * max(LENGTHS[axis] for axis in f"{shape} {left[1]} {right[1]}".split())
         y -= high / 2
         axes.text(matrix(0.3, y, name, shape) + 0.25, y, "=", ha="center", va="center", fontsize=11)
         axes.text(matrix(2.6, y, *left) + 0.25, y, "×", ha="center", va="center", fontsize=11)

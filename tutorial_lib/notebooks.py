@@ -79,9 +79,9 @@ def read_source(path: Path):
 
 
 def _neighbours(name: str, chapters: list[Chapter]) -> str:
-    """Links to the chapters before and after on the path, or for one beside it in the list, and to the list."""
+    """Links to the chapters before and after, and to the list: on the path, or for one beside it also in its part."""
     own = next(chapter for chapter in chapters if chapter.name == name)
-    row = [chapter for chapter in chapters if chapter.place or chapter is own]
+    row = [chapter for chapter in chapters if chapter.place or (not own.place and chapter.part == own.part)]
     at = row.index(own)
     links = [f"[all chapters]({LIST})"]
     if at > 0:
