@@ -77,19 +77,24 @@ def make_parser() -> argparse.ArgumentParser:
     number = {"type": whole_number, "metavar": "N"}
     problem.add_argument("--seq-len", nargs="+", default=[2048], help="query length, one or several (2048)", **number)
     problem.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
+    few = "query length where it is not --seq-len: for decoding, so many queries against --seq-len keys, without a mask"
+    problem.add_argument("--seq-len-q", help=few, **number)
     problem.add_argument("--batch", help="batch size (4; on the CPU 1)", **number)
     problem.add_argument("--heads", help="query heads (32; on the CPU 2)", **number)
     problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
     dtypes = ("float16", "bfloat16")
     problem.add_argument("--dtype", nargs="+", default=["float16"], choices=dtypes, help="one or several (float16)")
-    problem.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    mask = "causal mask (on, but for --seq-len-q without --page-size)"
+    problem.add_argument("--causal", action=argparse.BooleanOptionalAction, help=mask)
     window = "sliding window: a query sees itself and the N - 1 keys before it"
     problem.add_argument("--window", type=whole_number, metavar="N", help=window)
     problem.add_argument("--softcap", type=_cap, metavar="X", help="soft cap: a score s becomes X tanh(s / X)")
     packed = "sequences of these lengths packed into one tensor, in place of --batch and --seq-len: 1000,3001,17, or "
     packed += "ragged, for 16 from 44 to 8192"
     problem.add_argument("--lengths", type=_lengths, metavar="N,N,...", help=packed)
+    pages = "keys and values in pages of so many keys, in sequences of several lengths up to --seq-len, whose last "
+    problem.add_argument("--page-size", help=f"{pages}--seq-len-q tokens are the queries", **number)
     grids = "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
     problem.add_argument("--grid", choices=GRIDS, help=f"in place of all of these, on a GPU: all problems of {grids}")
     measuring = parser.add_argument_group("what to measure, and how")
@@ -195,8 +200,13 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
     if options.lengths:
         given = {"--seq-len": options.seq_len != [2048], "--seq-len-kv": options.seq_len_kv, "--batch": options.batch}
+        given |= {"--seq-len-q": options.seq_len_q, "--page-size": options.page_size}
         if others := [name for name, there in given.items() if there]:
             raise BadRequest(f"argument --lengths: goes without {others[0]}, which it decides itself")
+
+    causal = options.causal
+    if causal is None:  # a mask that begins at the first key hides all but that from one query
+        causal = options.seq_len_q is None or options.page_size is not None
 
     def build(head_dim: int, dtype: str, seq_len: int, batch: int, heads: int) -> Problem:
         kind = {
@@ -204,14 +214,15 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
             "kv_heads": options.kv_heads,
             "head_dim": head_dim,
             "dtype": dtype,
-            "causal": options.causal,
+            "causal": causal,
+            "page_size": options.page_size,
             "window": options.window,
             "softcap": options.softcap,
         }
         if options.lengths:
             return Problem.packed(options.lengths, **kind)
         keys = options.seq_len_kv or seq_len
-        return Problem(batch=options.batch or batch, seq_len_q=seq_len, seq_len_kv=keys, **kind)
+        return Problem(batch=options.batch or batch, seq_len_q=options.seq_len_q or seq_len, seq_len_kv=keys, **kind)
 
     problems = []
     for which in dict.fromkeys(itertools.product(options.head_dim, options.dtype, options.seq_len)):
@@ -226,9 +237,19 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
 
 OF_ONE_PROBLEM = (
-    *("seq_len", "seq_len_kv", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal"),
-    *("window", "softcap", "lengths"),
+    *("seq_len", "seq_len_kv", "seq_len_q", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal"),
+    *("window", "softcap", "lengths", "page_size"),
 )
+
+
+def direction_of(options: argparse.Namespace) -> str:
+    """The pass that is asked for: problems with pages have one of their own; raises BadRequest."""
+    from steps.core.grids import GRIDS
+
+    if options.page_size and options.direction == "backward":
+        raise BadRequest("argument --page-size: goes without --direction backward")
+    pages = GRIDS[options.grid].problems[0].page_size if options.grid else options.page_size
+    return "paged" if pages else options.direction
 
 
 def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
@@ -261,7 +282,7 @@ def list_steps() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from steps import GRADIENTS, INSIDE, PARALLEL, PARTS, STEPS
+    from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS
 
     table = Table(title="The ladder", title_justify="left")
     for header in ("step", "name", "stands on", "what changes"):
@@ -269,7 +290,8 @@ def list_steps() -> int:
     for part in PARTS:
         table.add_section()
         table.add_row("", f"[bold]{part.name}[/bold]", "", f"[bold]{part.title}[/bold]")
-        for step in (step for step in (*STEPS, *GRADIENTS, *PARALLEL) if step.number in part.numbers):
+        steps = (step for step in (*STEPS, *GRADIENTS, *PAGED, *PARALLEL) if step.number in part.numbers)
+        for step in sorted(steps, key=lambda step: step.number):
             on = step.previous.name if step.previous else ""
             table.add_row(str(step.number), step.name, f"{on}, a fork" if step.fork else on, step.change)
             for piece in (piece for piece in INSIDE if piece.inside == step.name):
@@ -384,7 +406,7 @@ def _progress(console):
     return bar, Shown()
 
 
-ONE_PROCESS = ("steps", "profile", "sustained", "missing", "grid")  # what goes without --parallel
+ONE_PROCESS = ("steps", "profile", "sustained", "missing", "grid", "page_size")  # what goes without --parallel
 
 
 def _one_gpu(problem, device: str, direction: str):
@@ -404,6 +426,7 @@ def run(options: argparse.Namespace) -> int:
         return run_together(options)
     if processes() > 1:
         raise BadRequest(f"torchrun started {processes()} processes for one measurement: say --parallel")
+    options.direction = direction_of(options)
     steps = None if options.steps == "best" else select_steps(options.steps, options.direction)
     peers = select_peers(options.peers, options.direction)
     device = choose_device(options.device)

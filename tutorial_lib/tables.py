@@ -123,6 +123,7 @@ COMPACT_TIMING: list[Column] = [
     ("vs previous", compact_vs_previous),
 ]
 
+
 def sent(m: Measurement) -> str:
     return NOTHING if m.exchange is None else f"{m.exchange.sent_bytes / 1e6:,.4g}"
 

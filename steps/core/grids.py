@@ -72,6 +72,26 @@ def _between() -> tuple[Problem, ...]:
     return _problems(shapes, batch=4)
 
 
+def _decoding(**common) -> tuple[Problem, ...]:
+    """Few queries against many keys, 64 query heads; all keys are seen, or in pages those up to the query."""
+    shapes = [
+        {"batch": batch, "kv_heads": kv_heads, "seq_len_q": queries, "seq_len_kv": keys}
+        for batch, kv_heads, queries, keys in (
+            *((8, 8, 1, keys) for keys in (8192, 16384, 32768, 65536, 131072)),
+            *((8, 8, queries, 32768) for queries in (2, 4, 8, 16)),
+            *((1, 8, 1, keys) for keys in (8192, 32768, 131072)),
+            *((batch, kv_heads, 1, 32768) for batch in (1, 8) for kv_heads in (1, 64)),
+            (64, 8, 1, 8192),
+        )
+    ]
+    return tuple(Problem(heads=64, head_dim=128, dtype="bfloat16", **shape, **common) for shape in shapes)
+
+
+def _paged() -> tuple[Problem, ...]:
+    sizes = (16, 64, 256)
+    return tuple(problem for size in sizes for problem in _decoding(causal=True, page_size=size))
+
+
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
     "gqa": Grid("64 query heads on 64, 8 and 1 key/value heads", _grouped()),
@@ -79,5 +99,7 @@ GRIDS = {
     "short": Grid("many sequences of 128 to 512 tokens", _short()),
     "odd": Grid("lengths that no tile divides", _odd()),
     "wide": Grid("head_dim 512 and 1024", _wide()),
+    "decode": Grid("1 to 16 queries against 8192 to 131072 keys, 64 query heads", _decoding()),
+    "paged": Grid("the same with keys and values in pages of 16, 64 and 256", _paged()),
     "between": Grid("head_dim 80, 96, 160 and 192, between those of tiles", _between()),
 }

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import ClassVar
 
+from steps.core.paged import TorchPaged
 from steps.core.step import TorchStep
 from steps.reference.autograd import AutogradGradients
 from steps.reference.step01_naive import quadratic_bytes
@@ -48,6 +49,13 @@ class Peer(_Elsewhere, TorchStep):
 @dataclass(frozen=True, kw_only=True)
 class GradientPeer(_Elsewhere, AutogradGradients):
     """Somebody else's gradients: those of a peer's attention."""
+
+    backend: ClassVar[str] = "peer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedPeer(_Elsewhere, TorchPaged):
+    """Somebody else's attention to keys in pages."""
 
     backend: ClassVar[str] = "peer"
 
@@ -158,6 +166,14 @@ def flash_attn_4(q, k, v, causal, scale, window=None, softcap=None, packing=None
     return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
 
+def flash_attn_4_pages(q, k_pages, v_pages, page_table, lengths, causal, scale):
+    from flash_attn.cute import flash_attn_varlen_func
+
+    where = {"page_table": page_table, "seqused_k": lengths}
+    o = flash_attn_varlen_func(q.transpose(1, 2), k_pages, v_pages, softmax_scale=scale, causal=causal, **where)
+    return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+
 def tilegym(q, k, v, causal, scale):
     from tilegym.ops import fmha
 
@@ -219,10 +235,24 @@ PEERS = (
 )
 
 
+PAGED_PEERS = (
+    PagedPeer(
+        name="flash_attn_4",
+        title="flash-attn-4",
+        change="FlashAttention in CuTe DSL, which reads pages.",
+        function=flash_attn_4_pages,
+        requires="flash_attn.cute",
+        install="pip install flash-attn-4",
+    ),
+)
+
+
 def peers_of(direction: str) -> tuple:
     """The peers that compute this pass. Of FlexAttention, PyTorch's math and TileGym the backward pass is not asked."""
     if direction == "forward":
         return PEERS
+    if direction == "paged":
+        return PAGED_PEERS
     return tuple(
         GradientPeer(
             name=peer.name,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import STEPS, get_step
+from steps import PAGED, STEPS, get_step
 from steps.core import fused
 from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE
@@ -92,7 +92,7 @@ def test_a_grid_is_a_family_of_problems_that_some_step_takes():
         found = [here for here, _ in make_problems(make_parser().parse_args(["--grid", name]), "cuda")]
         assert found == list(grid.problems) and len({problem.slug for problem in found}) == len(found) > 1
         for each in found:
-            assert any(step.unsupported(each, "sm_90") is None for step in STEPS[2:]), each.describe()
+            assert any(step.unsupported(each, "sm_90") is None for step in (*STEPS[2:], *PAGED[1:])), each.describe()
     assert {p.kv_heads for p in GRIDS["gqa"].problems} == {64, 8, 1}
     assert {p.batch * p.seq_len_q for p in GRIDS["constant"].problems if p.seq_len_q <= 32768} == {32768}
 
@@ -144,7 +144,8 @@ def test_list_names_every_step():
 
 def test_defaults():
     options = make_parser().parse_args([])
-    assert (options.seq_len, options.head_dim, options.dtype, options.causal) == ([2048], [128], ["float16"], True)
+    assert (options.seq_len, options.head_dim, options.dtype) == ([2048], [128], ["float16"])
+    assert [asked.causal for _, asked in make_problems(options, "cpu")] == [True]
     assert options.check and options.device == "auto" and options.output_dir == RESULTS
 
 

@@ -1,0 +1,77 @@
+"""``python -m steps.run`` asks for decoding and for pages, and says what does not go together."""
+
+import json
+
+import pytest
+
+from steps import run
+from steps.core.grids import GRIDS
+from steps.reference.peers import peers_of
+
+
+def call(capsys, *arguments):
+    status = run.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def recorded(folder):
+    [path] = folder.rglob("results.json")
+    return json.loads(path.read_text())
+
+
+def test_decoding_has_no_mask_and_few_queries(capsys, tmp_path):
+    asked = ["--seq-len-q", 2, "--seq-len", 300, "--kv-heads", 2, "--heads", 8, "--head-dim", 64]
+    status, out, _ = call(capsys, *asked, "--steps", "0,100-101", "--device", "cpu", "--output-dir", tmp_path)
+    found = recorded(tmp_path)
+    assert status == 0 and "B=1 H=8/2 S=2x300 D=64 fp16 full" in out and found["direction"] == "forward"
+    assert [(m["name"], m["correct"]) for m in found["steps"]] == [
+        ("sdpa", True),
+        ("group_rows", True),
+        ("split_keys", True),
+    ]
+
+
+def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):
+    asked = ["--seq-len-q", 1, "--seq-len", 300, "--kv-heads", 2, "--page-size", 16, "--head-dim", 64]
+    status, out, _ = call(capsys, *asked, "--device", "cpu", "--output-dir", tmp_path)
+    found = recorded(tmp_path)
+    assert status == 0 and "Attention to keys in pages" in out and "causal pages of 16" in out
+    assert found["direction"] == "paged" and found["problem"]["page_size"] == 16
+    assert [(m["name"], m["correct"]) for m in found["steps"]] == [("gathered", True), ("paged", True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page-size", 0], "argument --page-size: "),
+        (["--page-size", 16, "--direction", "backward"], "argument --page-size: goes without --direction backward"),
+        (
+            ["--page-size", 16, "--window", 4],
+            "page_size goes with none of window, softcap and lengths, got window, too",
+        ),
+        (["--page-size", 16, "--lengths", "3,4"], "argument --lengths: goes without --page-size"),
+        (["--page-size", 16, "--steps", "exp2"], "must be steps of the paged pass, got 3 exp2"),
+        (["--seq-len-q", 9, "--lengths", "3,4"], "argument --lengths: goes without --seq-len-q"),
+        (["--seq-len-q", 9, "--seq-len", 8, "--page-size", 16], "seq_len_q must be at most seq_len_kv (8) with pages"),
+        (["--seq-len-q", 9, "--grid", "decode"], "argument --grid: goes without --seq-len-q"),
+        (["--page-size", 16, "--peers", "flex"], "argument --peers: must be all or some of flash_attn_4, got 'flex'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(capsys, tmp_path, arguments, message):
+    status, _, err = call(capsys, *arguments, "--output-dir", tmp_path)
+    assert status == 2 and message in err and len(err.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_grids_of_decoding():
+    decode, paged = GRIDS["decode"].problems, GRIDS["paged"].problems
+    assert {p.seq_len_q for p in decode} == {1, 2, 4, 8, 16} and not any(p.causal for p in decode)
+    assert {p.seq_len_kv for p in decode} == {2**n for n in range(13, 18)}
+    assert {p.page_size for p in paged} == {16, 64, 256} and len(paged) == 3 * len(decode)
+
+
+def test_peers_of_pages_are_not_run_on_the_cpu():
+    [peer] = peers_of("paged")
+    assert peer.direction == "paged" and peer.unsupported(GRIDS["paged"].problems[0], "cpu") == (
+        "peers are timed on a GPU only"
+    )
