@@ -166,12 +166,14 @@ def links(path) -> list[str]:
 
 
 def test_a_chapter_links_to_its_neighbours_on_the_path_and_to_the_list(tmp_path):
-    write_course(tmp_path, "00_one", "10_two", "15_beside", "20_three", **{"15_beside": {"beside": "true"}})
+    beside = {name: {"beside": "true"} for name in ("15_beside", "16_beside")}
+    write_course(tmp_path, "00_one", "10_two", "15_beside", "16_beside", "20_three", **beside)
     found = {path.stem: links(path) for path in notebooks.sources(tmp_path)}
     assert found == {
         "00_one": ["README.md", "10_two.ipynb"],
         "10_two": ["00_one.ipynb", "README.md", "20_three.ipynb"],
-        "15_beside": ["10_two.ipynb", "README.md", "20_three.ipynb"],
+        "15_beside": ["10_two.ipynb", "README.md", "16_beside.ipynb"],
+        "16_beside": ["15_beside.ipynb", "README.md", "20_three.ipynb"],
         "20_three": ["10_two.ipynb", "README.md"],
     }
 
