@@ -310,6 +310,7 @@ def show(console, examined: Examined, compiled: Compiled, before: Compiled | Non
 
 
 NAMED = ("tensor core", "bulk copy", "tensor memory")  # kinds whose instructions are told one by one on Blackwell
+OF_A_CLUSTER = ("UCGABAR", "UTCBAR")  # of what synchronises, its barrier and what products tell, in clusters
 OF_AMD = {
     "  of the registers, AGPRs": "agprs",
     "scalar registers a wave": "sgprs",
@@ -329,6 +330,7 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
     rows = [
         each("registers a thread", lambda c: c.registers),
         each("threads a block", lambda c: c.threads),
+        *([each("blocks a cluster", lambda c: c.ctas)] if any(c.ctas > 1 for c in compiled) else []),
         each("shared memory, bytes", lambda c: c.shared_bytes),
         each("tensor memory, columns", lambda c: c.tensor_columns),
         each("stack and spills, bytes", lambda c: c.spilled_bytes),
@@ -340,8 +342,12 @@ def figure_rows(compiled: Sequence) -> list[tuple[str, list]]:
     ]
     for kind in every_kind:
         rows.append(each(f"  {kind}", lambda c, kind=kind: c.kinds and c.kinds.get(kind)))
-        if kind in NAMED and any(c.tensor_columns for c in compiled):
+        told = kind in NAMED and any(c.tensor_columns for c in compiled)
+        of_a_cluster = kind == "synchronisation" and any(c.ctas > 1 for c in compiled)
+        if told or of_a_cluster:
             for opcode in sorted({opcode for c in compiled for opcode in c.opcodes(kind)}):
+                if of_a_cluster and not opcode.startswith(OF_A_CLUSTER):
+                    continue
                 rows.append(each(f"    {opcode}", lambda c, kind=kind, name=opcode: c.opcodes(kind)[name]))
     rows.append(each("instructions a K/V tile, hot loop", lambda c: c.hot_loop_instructions))
     rows += [each(f"  {kind} ", lambda c, kind=kind: c.hot_loop and c.hot_loop.get(kind)) for kind in every_kind]

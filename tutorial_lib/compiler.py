@@ -92,6 +92,7 @@ class Compiled:
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
     tensor_columns: int | None = None  # of tensor memory, a block; None where there is none
     assembly: str | None = field(default=None, repr=False)  # AMD's, in place of SASS
+    ctas: int = 1  # blocks of a cluster
 
     @property
     def _reader(self):
@@ -133,8 +134,8 @@ class Compiled:
         return self._reader.count_kinds(self._instructions) if self.instructions is not None else None
 
     def opcodes(self, kind: str) -> Counter[str]:
-        """How often the kernel has each instruction of a kind, such as LDTM of "tensor memory"."""
-        return Counter(i.opcode for i in self._instructions if i.kind == kind)
+        """How often the kernel has each instruction of a kind, such as LDTM of "tensor memory"; of NVIDIA's code."""
+        return Counter(i.name for i in self._instructions if i.kind == kind)
 
     @property
     def spill_instructions(self) -> int | None:
@@ -353,16 +354,22 @@ class Placeholder:
 
 
 def compile_gluon(
-    kernel, arguments: tuple, num_warps: int, arch: str, scores_per_tile: int, compute_warps: int | None = None
+    kernel,
+    arguments: tuple,
+    num_warps: int,
+    arch: str,
+    scores_per_tile: int,
+    compute_warps: int | None = None,
+    ctas: int = 1,
 ) -> Compiled:
     """Compile a Gluon kernel for ``arch`` as a launch with ``arguments`` would, or find it on disk.
 
-    compute_warps: of a block, those that compute; None where all do.
+    compute_warps: of a block, those that compute; None where all do. ctas: blocks of a cluster.
     Raises ValueError for an architecture that is none, CompilerError when Triton fails.
     """
     import triton
 
-    source, how = gluon_source(kernel, arguments, num_warps, arch)
+    source, how = gluon_source(kernel, arguments, num_warps, arch, ctas)
     compiler = f"Triton {triton.__version__}"
 
     def make() -> Compiled:
@@ -386,9 +393,11 @@ def compile_gluon(
                 ptx=compiled.asm["ptx"],
                 scores_per_tile=scores_per_tile,
                 tensor_columns=getattr(compiled.metadata, "tmem_size", None) or None,
+                ctas=ctas,
             )
 
-    return _kept(repr((FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())).encode(), make)
+    asked = (FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())
+    return _kept(repr(asked if ctas == 1 else (*asked, ctas)).encode(), make)
 
 
 def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile: int) -> Compiled:
@@ -443,17 +452,22 @@ def _by_triton(source, how: dict, arch: str):
         raise CompilerError(f"Triton failed for {arch}: {why.strip()}") from error
 
 
-def gluon_source(kernel, arguments: tuple, num_warps: int, arch: str) -> tuple[object, dict]:
+def gluon_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1) -> tuple[object, dict]:
     """What a launch with ``arguments`` gives to Triton's compiler: the source, and target and options by name.
 
     Raises ValueError for an architecture that is none of NVIDIA's.
     """
     if arch not in GLUON_ARCHITECTURES:
         raise ValueError(f"arch must be one of {', '.join(GLUON_ARCHITECTURES)}, got {arch!r}")
-    return triton_source(kernel, arguments, num_warps, arch)
+    return triton_source(kernel, arguments, num_warps, arch, ctas)
 
 
-def triton_source(kernel, arguments: tuple, num_warps: int, arch: str) -> tuple[object, dict]:
+def in_clusters(ctas: int) -> dict[str, int]:
+    """What Triton is told where a kernel runs in clusters of so many blocks; of others, nothing."""
+    return {"num_ctas": ctas} if ctas > 1 else {}
+
+
+def triton_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1) -> tuple[object, dict]:
     """As ``gluon_source``, for a kernel in Triton or Gluon, and for any architecture that Triton knows."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource, make_backend
@@ -466,7 +480,7 @@ def triton_source(kernel, arguments: tuple, num_warps: int, arch: str) -> tuple[
     else:
         target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     backend = make_backend(target)
-    options = {"num_warps": num_warps}
+    options = {"num_warps": num_warps, **in_clusters(ctas)}
     bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
     options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource

@@ -53,6 +53,8 @@ KINDS = {
         "ACQBULK",
         "UTCATOMSWS",
         "UCGABAR",
+        "UCGABAR_ARV",
+        "UCGABAR_WAIT",
         "BSYNC",
         "BSSY",
         "SHFL",
@@ -65,6 +67,8 @@ KINDS = {
 }
 REST = "integer and move"  # what none of the above names: IADD3, LOP3, MOV, ISETP, PRMT, R2UR, S2R, ...
 ALL_KINDS = (*KINDS, REST)
+
+OF_A_CLUSTER = (".2CTA", ".MULTICAST")  # what is said behind an opcode where several CTAs take part
 
 MASK = 32  # instructions of a mask, at least: a compare and a select for each score that a lane holds
 WORK = ("tensor core", "MUFU", "bulk copy")  # what a kernel exists for
@@ -90,6 +94,12 @@ class Instruction:
         guard = f"@{self.predicate} " if self.predicate else ""
         gap = "" if self.operands.startswith(".") else " "
         return f"{guard}{self.opcode}{gap}{self.operands}".rstrip()
+
+    @property
+    def name(self) -> str:
+        """The opcode, and whether several CTAs of a cluster take part: "UTCHMMA.2CTA"."""
+        modifiers = self.operands.split(" ", 1)[0]
+        return self.opcode + "".join(part for part in OF_A_CLUSTER if part in modifiers)
 
     @property
     def kind(self) -> str:

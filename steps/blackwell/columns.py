@@ -57,14 +57,20 @@ def weights_of(columns, part, dtype: gl.constexpr, variant: gl.constexpr):
 def issue_scores(query, keys, turn, scores, done, variant: gl.constexpr):
     """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
     key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
+    if variant.multicast:
+        blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, multicast=True, mbarriers=[done])
+    else:
+        blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
 
 
 @gluon.jit
 def issue_output(weights, values, turn, output, add, done, variant: gl.constexpr):
     """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
     value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
+    if variant.multicast:
+        blackwell.tcgen05_mma(weights, value, output, use_acc=add, multicast=True, mbarriers=[done])
+    else:
+        blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
 
 
 @gluon.jit
@@ -87,3 +93,14 @@ def to_shared_memory(output, factor, place, variant: gl.constexpr):
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
         some = output.slice(column, AT_ONCE).load(variant.output) * factor
         place.slice(column, AT_ONCE, 1).store(some.to(place.dtype))
+
+
+@gluon.jit
+def to_panels(output, factor, panels, variant: gl.constexpr):
+    """As ``to_shared_memory``, to a place for every AT_ONCE columns [panel, ..., query, column]."""
+    AT_ONCE: gl.constexpr = variant.at_once
+    HEAD_DIM: gl.constexpr = variant.head_dim
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
+    for n in gl.static_range(HEAD_DIM // AT_ONCE):
+        some = output.slice(n * AT_ONCE, AT_ONCE).load(variant.output) * factor
+        panels.index(n).reshape([variant.rows, AT_ONCE]).store(some.to(panels.dtype))

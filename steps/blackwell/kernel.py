@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from steps.blackwell.columns import allocate_columns
 from steps.blackwell.roles import attend, copy, correct, multiply
-from steps.blackwell.together import work_together
+from steps.blackwell.together import cluster_ring, work_together
 from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring, room_for_number
 
 
@@ -51,8 +51,12 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
 
     # --- shared memory; the output leaves from where Q was ---
     queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
-    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
-    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    if variant.ctas == 1:
+        keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+        values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    else:
+        keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared_key)
+        values = gl.allocate_shared_memory(dtype, KEYS, variant.shared_value)
     tiles = Tiles(queries, keys, values, queries)
 
     # --- tensor memory ---
@@ -64,14 +68,25 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     ARRIVALS: gl.constexpr = variant.weights_arrivals
     arrays = Arrays(Q, K, V, Out)
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, room_for_number(variant))
-    query_ready = barrier_ring(PARTS, 1)
-    key_ready = barrier_ring(STAGES, 1)
-    value_ready = barrier_ring(STAGES, 1)
-    scores_ready = barrier_ring(PARTS, 1)
-    output_ready = barrier_ring(PARTS, 1)
+    if variant.ctas == 1:
+        query_ready = barrier_ring(PARTS, 1)
+        key_ready = barrier_ring(STAGES, 1)
+        value_ready = barrier_ring(STAGES, 1)
+        scores_ready = barrier_ring(PARTS, 1)
+        output_ready = barrier_ring(PARTS, 1)
+    else:
+        PRODUCTS: gl.constexpr = variant.products  # that must end before any CTA goes on
+        query_ready = cluster_ring(PARTS, 1, variant.pair)
+        key_ready = cluster_ring(STAGES, 1, variant.pair)
+        value_ready = cluster_ring(STAGES, 1, variant.pair)
+        scores_ready = cluster_ring(PARTS, PRODUCTS, False)
+        output_ready = cluster_ring(PARTS, PRODUCTS, False)
     if not variant.roles:
         barriers = Barriers(query_ready, key_ready, value_ready, scores_ready, output_ready)
-        fence_async_shared()  # TMA and the tensor cores see the barriers
+        if variant.ctas == 1:
+            fence_async_shared()  # TMA and the tensor cores see the barriers
+        else:
+            mbarrier.sync_cluster_init()  # TMA and the tensor cores of both CTAs see those of both
         work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant)
     elif not variant.correction:
         barriers = Barriers(

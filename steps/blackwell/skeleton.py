@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from steps.blackwell.kernel import fmha
-from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Emulated, Roles, Variant, make_variant, stays
+from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Cluster, Emulated, Roles, Variant, make_variant, stays
 from steps.core.fused import hole
 from steps.core.order import DEALT, NATURAL, TAKEN, Order
 from steps.hopper.launching import TmaStep
@@ -19,6 +19,13 @@ LIMITS = ARCHITECTURES[TARGETS[0]]
 MOST_SHARED, MOST_COLUMNS = LIMITS.shared_bytes - LIMITS.reserved_bytes, TENSOR_COLUMNS  # of a block
 
 
+def knows_clusters() -> bool:
+    """Whether this Triton's Gluon has clusters."""
+    from triton.experimental.gluon.language.nvidia import hopper
+
+    return hasattr(hopper, "cluster")
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlackwellStep(TmaStep):
     """A fused kernel for sm_100 and sm_103 in Gluon: ``steps.blackwell.kernel.fmha`` with these holes filled.
@@ -28,7 +35,7 @@ class BlackwellStep(TmaStep):
     No such GPU was at hand: these steps are compiled, and run on the simulator, and were never timed.
     """
 
-    roles: Roles | Literal["all alike"] = hole(default="all alike")
+    roles: Roles | Cluster | Literal["all alike"] = hole(default="all alike")
     emulated: Emulated = hole(default=Emulated())
 
     backend: ClassVar[str] = "blackwell"
@@ -40,6 +47,8 @@ class BlackwellStep(TmaStep):
             return reason
         if target not in (*TARGETS, "cpu"):  # on some of them, LLVM would end the process
             return f"made of tcgen05 and tensor memory, for {' and '.join(TARGETS)}, not for {target}"
+        if isinstance(self.roles, Cluster) and not knows_clusters():
+            return "needs Triton 3.7 or newer, whose Gluon has clusters"
         return None
 
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from steps.blackwell.columns import issue_output, issue_scores, rescale, to_shared_memory, weights_of
+from steps.blackwell.columns import issue_output, issue_scores, rescale, to_panels, to_shared_memory, weights_of
 from steps.blackwell.softmax import hide, next_maxima, weigh
 from steps.gluon.softmax import store_lse, tiles_to_visit
 from steps.hopper.pipeline import Place, await_tile, fetch, numbered, position
@@ -23,7 +24,10 @@ def place_of(n, work, variant: gl.constexpr):
 def fetch_part(arrays, tiles, barriers, place, head, part: gl.constexpr, variant: gl.constexpr):
     """Ask TMA for a part's queries."""
     ready = barriers.query_ready.index(part)
-    mbarrier.expect(ready, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    if variant.ctas == 1:
+        mbarrier.expect(ready, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    else:
+        mbarrier.expect(ready, arrays.query.nbytes_per_cta)
     at = [place.batch, head, place.row + part * variant.rows, 0]
     tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(part))
 
@@ -33,7 +37,10 @@ def fetch_keys(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr):
     """Ask TMA for the j-th tile of keys, the turn-th that the block asks for."""
     row = j * variant.tile.key
     stage = turn % variant.stages
-    fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
+    if variant.ctas == 1:
+        fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
+    else:
+        fetch_for_both(arrays.key, tiles.key, barriers.key_ready, place, row, stage, variant)
 
 
 @gluon.jit
@@ -41,7 +48,33 @@ def fetch_values(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr)
     """Ask TMA for the j-th tile of values, the turn-th that the block asks for."""
     row = j * variant.tile.key
     stage = turn % variant.stages
-    fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+    if variant.ctas == 1:
+        fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+    else:
+        fetch_for_both(arrays.value, tiles.value, barriers.value_ready, place, row, stage, variant)
+
+
+@gluon.jit
+def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constexpr):
+    """As many mbarriers in a cluster of two CTAs, each complete after so many arrivals.
+
+    joint: both CTAs have them together. TMA tells the first one what it brings to either, and only the first one waits.
+    """
+    if joint:
+        barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout([[0]]))
+    else:
+        barriers = gl.allocate_shared_memory(gl.int64, [length, 2], mbarrier.MBarrierLayout([[1]]))
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def fetch_for_both(array, ring, ready, place, row, stage, variant: gl.constexpr):
+    """Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both."""
+    mbarrier.expect(ready.index(stage), array.nbytes_per_cta)
+    at = [place.batch, place.kv_head, row, 0]
+    tma.async_copy_global_to_shared(array, at, ready.index(stage), ring.index(stage), multicast=variant.multicast)
 
 
 @gluon.jit
@@ -53,10 +86,20 @@ def part_of(queries, part, variant: gl.constexpr):
 @gluon.jit
 def store_output(arrays, tiles, columns, place, head, factor, part: gl.constexpr, variant: gl.constexpr):
     """Multiply a part's output by a factor [query], and let TMA store it. It leaves from where the part's Q was."""
-    to_shared_memory(columns.output.index(part), factor, part_of(tiles.output, part, variant), variant)
-    fence_async_shared()
-    at = [place.batch, head, place.row + part * variant.rows, 0]
-    tma.async_copy_shared_to_global(arrays.output, at, tiles.output.index(part))
+    if variant.ctas == 1:
+        to_shared_memory(columns.output.index(part), factor, part_of(tiles.output, part, variant), variant)
+        fence_async_shared()
+        at = [place.batch, head, place.row + part * variant.rows, 0]
+        tma.async_copy_shared_to_global(arrays.output, at, tiles.output.index(part))
+    else:
+        AT_ONCE: gl.constexpr = variant.at_once
+        PANELS: gl.constexpr = [variant.head_dim // AT_ONCE, 1, 1, variant.rows, AT_ONCE]
+        panels = tiles.output.index(part)._reinterpret(tiles.output.dtype, PANELS, variant.shared)
+        to_panels(columns.output.index(part), factor, panels, variant)
+        fence_async_shared()
+        for n in gl.static_range(PANELS[0]):
+            at = [place.batch, head, place.row + part * variant.rows, n * AT_ONCE]
+            tma.async_copy_shared_to_global(arrays.output, at, panels.index(n))
     tma.store_wait(0)
 
 
@@ -110,7 +153,11 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             weights_at.store(weights)
 
             # --- output: PV product ---
+            if variant.pair:
+                hopper.cluster.arrive()  # this CTA's weights are there, its output is rescaled, its scores are read
             await_tile(barriers.value_ready, j, STAGES)
+            if variant.pair:
+                hopper.cluster.wait()  # and the other's: a product of both reads and writes in both
             issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_ready.index(0), variant)
             mbarrier.wait(barriers.output_ready.index(0), j & 1)
             if j + STAGES < end:

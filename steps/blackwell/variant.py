@@ -62,6 +62,17 @@ class Roles(Choices):
 
 
 @dataclass(frozen=True)
+class Cluster(Choices):
+    """All warps do the same, and two blocks on two SMs, the CTAs of a cluster, work on the same keys at the same time.
+
+    keys: "halves": each CTA holds half of every tile of keys and values, and the tensor cores of both compute one
+    product for the queries of both. "copies": each holds whole tiles, and multiplies alone; TMA brings a tile to both.
+    """
+
+    keys: Literal["halves", "copies"] = "halves"
+
+
+@dataclass(frozen=True)
 class Emulated:
     """Which exponentials are a polynomial: in every ``frequency`` columns of scores the last ``remainder``.
 
@@ -101,12 +112,27 @@ class Variant:
     threshold: float
     frequency: int
     remainder: int  # 0: no exponential is a polynomial
+    pair: bool = False  # two CTAs compute a product together, each with half of the keys or values
+    multicast: bool = False  # of two CTAs each has all of them, and TMA brings them to both at once
     lse: bool = False  # the log-sum-exp of every query is stored, too
 
     @property
+    def ctas(self) -> int:
+        """CTAs that work together: blocks of a cluster."""
+        return 2 if self.pair or self.multicast else 1
+
+    @property
+    def products(self) -> int:
+        """Of a cluster, how many QK products must end before a CTA goes on, and how many PV products.
+
+        With ``multicast`` a tile may be overwritten when both CTAs have multiplied it.
+        """
+        return 2 if self.multicast else 1
+
+    @property
     def rows(self) -> int:
-        """Queries of a part."""
-        return ROWS
+        """Queries of a part, in all CTAs together."""
+        return ROWS * self.ctas
 
     @property
     def warps(self) -> int:
@@ -115,8 +141,8 @@ class Variant:
 
     @property
     def output_columns(self) -> int:
-        """Columns of the output that TMA stores at once."""
-        return self.head_dim
+        """Columns of the output that TMA stores at once: in a cluster Triton 3.7 slices no shared memory."""
+        return self.head_dim if self.ctas == 1 else self.at_once
 
     @property
     def at_once(self) -> int:
@@ -158,28 +184,38 @@ class Variant:
     @cached_property
     def scores(self) -> TensorMemoryLayout:
         """Scores [query, key] in tensor memory: a lane has a query, a column a key. Weights are packed two a column."""
-        return TensorMemoryLayout((ROWS, self.tile.key), col_stride=1)
+        return self._columns(self.tile.key)
 
     @cached_property
     def sums(self) -> TensorMemoryLayout:
         """Outputs [query, head_dim] in tensor memory."""
-        return TensorMemoryLayout((ROWS, self.head_dim), col_stride=1)
+        return self._columns(self.head_dim)
+
+    def _columns(self, number: int) -> TensorMemoryLayout:
+        """So many columns of tensor memory; of two CTAs each has half of the rows in its own."""
+        if self.ctas == 1:
+            return TensorMemoryLayout((ROWS, number), col_stride=1)
+        return TensorMemoryLayout((ROWS, number), col_stride=1, cta_split_num=(2, 1), two_ctas=self.pair)
+
+    def _registers(self, dtype, columns: int) -> gl.DistributedLinearLayout:
+        """So many columns in registers: a thread has a row of them."""
+        halves = {} if self.ctas == 1 else {"cga_layout": [[1, 0]]}
+        return get_tmem_reg_layout(dtype, (self.rows, columns), self._columns(columns), GROUP_WARPS, **halves)
 
     @cached_property
     def accumulator(self) -> gl.DistributedLinearLayout:
         """Scores [query, key] in registers: a thread has all of a query's."""
-        return get_tmem_reg_layout(gl.float32, (ROWS, self.tile.key), self.scores, GROUP_WARPS)
+        return self._registers(gl.float32, self.tile.key)
 
     @cached_property
     def weights(self) -> gl.DistributedLinearLayout:
         """Weights [query, key] of 16 bits in registers."""
-        return get_tmem_reg_layout(gl.float16, (ROWS, self.tile.key), self.scores, GROUP_WARPS)
+        return self._registers(gl.float16, self.tile.key)
 
     @cached_property
     def output(self) -> gl.DistributedLinearLayout:
         """As many columns of the output [query, column] as are in registers at once."""
-        columns = TensorMemoryLayout((ROWS, self.at_once), col_stride=1)
-        return get_tmem_reg_layout(gl.float32, (ROWS, self.at_once), columns, GROUP_WARPS)
+        return self._registers(gl.float32, self.at_once)
 
     @cached_property
     def factors(self) -> gl.SwizzledSharedLayout:
@@ -188,11 +224,27 @@ class Variant:
 
     @cached_property
     def shared(self) -> gl.NVMMASharedLayout:
-        """Tiles in shared memory, swizzled as TMA writes and tcgen05.mma reads them."""
-        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+        """Tiles of queries in shared memory, swizzled as TMA writes and tcgen05.mma reads them; each CTA has half."""
+        return self._tiles(self.head_dim, [0, 0, 1, 0])
+
+    @cached_property
+    def shared_key(self) -> gl.NVMMASharedLayout:
+        """Tiles of keys: the first factor of a product of two CTAs is halved by rows, and the second by columns."""
+        return self._tiles(self.head_dim, [0, 0, 1 if self.pair else 0, 0])
+
+    @cached_property
+    def shared_value(self) -> gl.NVMMASharedLayout:
+        """Tiles of values: as those of keys, which are transposed for their product."""
+        return self._tiles(self.head_dim // (2 if self.pair else 1), [0, 0, 0, 1 if self.pair else 0])
+
+    def _tiles(self, columns: int, halved: list[int]) -> gl.NVMMASharedLayout:
+        """Tiles with so many columns in a CTA; of two CTAs each has half along the axis where ``halved`` is 1."""
+        halves = {} if self.ctas == 1 else {"cga_layout": [halved]}
+        width = min(128, columns * BYTES_PER_ELEMENT)
+        return gl.NVMMASharedLayout(width, 8 * BYTES_PER_ELEMENT, rank=4, **halves)
 
 
-def stays(roles: Roles | str) -> bool:
+def stays(roles: Roles | Cluster | str) -> bool:
     """Whether blocks stay, and compute several tiles of queries."""
     return isinstance(roles, Roles) and roles.stay is not None
 
@@ -204,15 +256,16 @@ def _registers(parts: int, correction: bool) -> tuple[int, ...]:
     return *([SOFTMAX, CORRECTION] if correction else [SOFTMAX_ALONE]), SINGLE_WARPS, SINGLE_WARPS
 
 
-def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Variant:
+def make_variant(roles: Roles | Cluster | str, emulated: Emulated, problem: Problem) -> Variant:
     """The constants that a kernel with these choices is compiled with for ``problem``."""
+    keys_held = roles.keys if isinstance(roles, Cluster) else None
     has_roles = isinstance(roles, Roles)
     correction = roles.correction if has_roles and isinstance(roles.correction, Correction) else None
     wide = problem.head_dim == WIDE
     parts = 2 if has_roles and not wide else 1
     keys = WIDE_KEYS if wide else KEYS
     return Variant(
-        tile=Tile(parts * ROWS, keys),
+        tile=Tile(parts * ROWS * (2 if keys_held else 1), keys),
         head_dim=problem.head_dim,
         group_size=problem.group_size,
         causal=problem.causal,
@@ -227,4 +280,6 @@ def make_variant(roles: Roles | str, emulated: Emulated, problem: Problem) -> Va
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,
         remainder=emulated.remainder,
+        pair=keys_held == "halves",
+        multicast=keys_held == "copies",
     )

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tutorial_lib.compiler import in_clusters
+
 if TYPE_CHECKING:
     import torch
 
@@ -147,25 +149,27 @@ def gluon_launcher(
     device: torch.device,
     moving: Sequence[int] = (0, 1, 2, 3),
     simulated: str = "sm_90",
+    ctas: int = 1,
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
     arguments: all that the kernel takes; those at the positions ``moving`` hold tensors of the kind that ``run`` will
-    get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of.
+    get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of. ctas: blocks of a
+    cluster; ``blocks`` counts clusters.
     The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
         from tutorial_lib.simulator.machine import MACHINES
         from tutorial_lib.simulator.run import simulate
 
-        run = partial(simulate, kernel, blocks, warps, machine=MACHINES[simulated])
+        run = partial(simulate, kernel, blocks, warps, machine=MACHINES[simulated], ctas=ctas)
     else:
         import torch
 
         from steps.core import driver
 
         with torch.cuda.device(device):
-            compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps)
+            compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **in_clusters(ctas))
             run = compiled[blocks]  # loads the code, too
         try:
             return driver.launcher(compiled, blocks, arguments, device, moving)

@@ -19,7 +19,9 @@ class TmaStep(FusedStep):
     """A fused kernel in Gluon that takes Q, K, V and the output as TMA describes them: ``arguments``.
 
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
-    part), ``parts``, ``warps`` (that a block begins with), ``output_columns``, ``shared`` and ``lse``.
+    part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
+    one), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value``
+    and ``lse``.
     """
 
     @property
@@ -74,7 +76,8 @@ class TmaStep(FusedStep):
         moving, with_lse = (0, 1, 2, 3), lse is not None
         if with_lse:
             moving, passed = (*moving, len(passed)), (*passed, lse)
-        run = gluon_launcher(kernel, (blocks, 1, 1), passed, variant.warps, q.device, moving, self.made_for)
+        grid, ctas = (blocks, 1, 1), variant.ctas
+        run = gluon_launcher(kernel, grid, passed, variant.warps, q.device, moving, self.made_for, ctas)
 
         def launch(q, k, v, out):
             if not as_they_are:
@@ -105,13 +108,14 @@ class TmaStep(FusedStep):
             (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants),
             variant.warps,
             arch,
-            variant.tile.scores,
+            variant.tile.scores // variant.ctas,
             compute_warps=self.compute_warps(variant),
+            ctas=variant.ctas,
         )
         return replace(
             compiled,
-            blocks=self.order.number(problem, variant.tile, arch),
-            kv_tiles=tiles_visited(problem, variant.tile),
+            blocks=variant.ctas * self.order.number(problem, variant.tile, arch),
+            kv_tiles=variant.ctas * tiles_visited(problem, variant.tile),
             compute_groups=variant.parts,
             shared_clocks=self.shared_clocks(problem),
         )
@@ -130,18 +134,18 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tup
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    def described(x, rows: int, columns: int = variant.head_dim):
+    def described(x, rows: int, layout, columns: int = variant.head_dim):
         # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
         strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
         box = [1, 1, rows, columns]
-        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, variant.shared)
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout)
 
     keys, queries = variant.tile.key, variant.rows
     return (
-        described(q, queries),
-        described(k, keys),
-        described(v, keys),
-        described(o, queries, variant.output_columns),
+        described(q, queries, variant.shared),
+        described(k, keys, variant.shared_key),
+        described(v, keys, variant.shared_value),
+        described(o, queries, variant.shared, variant.output_columns),
         *order[:2],
         scale / math.log(2),
         problem.seq_len_kv,

@@ -192,6 +192,21 @@ class Variant:
         """Tiles in shared memory, swizzled as TMA writes and wgmma reads them."""
         return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
 
+    @property
+    def shared_key(self) -> gl.NVMMASharedLayout:
+        """Those of keys."""
+        return self.shared
+
+    @property
+    def shared_value(self) -> gl.NVMMASharedLayout:
+        """Those of values."""
+        return self.shared
+
+    @property
+    def ctas(self) -> int:
+        """Blocks that work together."""
+        return 1
+
 
 def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     """The constants that a kernel with these roles is compiled with for ``problem``."""

@@ -106,6 +106,8 @@ ELSEWHERE = {
     "threshold": [],
     "polynomial": [],
     "lasting_blocks": [(64, True)],
+    "pair": [(64, True)],
+    "multicast": [(64, True)],
     "taken": [(64, True)],
 }
 KERNELS = [

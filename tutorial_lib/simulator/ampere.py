@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import KernelError, at
+from tutorial_lib.simulator.cluster import alone
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.translate import operation
 from tutorial_lib.simulator.values import Pointer, Tensor, plain
@@ -14,6 +15,7 @@ from tutorial_lib.simulator.values import Pointer, Tensor, plain
 @operation(("async_copy", "async_copy_global_to_shared"))
 def async_copy(smem: Memory, pointer: Pointer, mask=None, **_):
     """Asked for now; it belongs to the group that is committed next, and comes when that has ended."""
+    alone("cp.async")
     me = state.role()
     me.point()
     if smem.shape != pointer.shape and mask is None:
@@ -60,6 +62,7 @@ def wait_group(num_outstanding=0):
 @operation("mma_v2")
 def mma(a, b, acc, input_precision=None):
     """``mma.sync``: the warps wait for the product."""
+    alone("mma.sync")
     me = state.role()
     for number, factor in enumerate((a, b)):
         its = factor.layout

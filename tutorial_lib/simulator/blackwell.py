@@ -6,6 +6,10 @@ asynchronous. Two that one thread began are promised to run in this order only w
 the same ("tcgen05 Memory Consistency Model", pipelined instructions). ``tcgen05.commit`` arrives at an mbarrier when
 all that its thread began before has ended.
 
+In a cluster two CTAs may compute a product together (``.cta_group::2``). Each has its rows of the first factor and of
+the sum, and half of the second factor's columns, which the tensor cores of both read. The first CTA begins it, and its
+commits arrive in both. Products of one CTA may arrive in both, too: then the second factor came to both by multicast.
+
 mbarriers, TMA and the fence between the proxies are Hopper's: see ``hopper``.
 """
 
@@ -18,7 +22,8 @@ import torch
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
 from tutorial_lib.simulator.block import GROUP_WARPS, KernelError, Pipe, Role, Unknown, at, line_of, place
-from tutorial_lib.simulator.hopper import barrier_at
+from tutorial_lib.simulator.cluster import halved, must_stay, own_part
+from tutorial_lib.simulator.hopper import barrier_at, is_joint, reported_to
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer
 from tutorial_lib.simulator.translate import operation
@@ -26,6 +31,7 @@ from tutorial_lib.simulator.values import Tensor, plain, torch_dtype
 
 LANES, COLUMN_BYTES = 128, 4  # of tensor memory: a column has 32 bits in every lane
 LEAST_DEPTH, MOST_COLUMNS = 16, 256  # of a product of 16-bit numbers: what it takes of K at a time, and its N at most
+PAIR_COLUMNS = 32  # of what the N of a product of two CTAs is a multiple
 
 # --- tensor memory ---
 
@@ -39,7 +45,7 @@ class TensorMemory(Memory):
         return self._view(self.data.narrow(-1, int(start), int(length)))
 
     def _view(self, data: torch.Tensor) -> TensorMemory:
-        return TensorMemory(self.buffer, data, self.layout)
+        return TensorMemory(self.buffer, data, self.layout, self.halved)
 
     def _inside(self, start: int, length: int, there: int) -> None:
         if start < 0 or start + length > there:
@@ -47,7 +53,7 @@ class TensorMemory(Memory):
 
     def _reinterpret(self, dtype, shape, layout) -> TensorMemory:
         """The same columns from the first one on, as numbers of another dtype: every lane keeps its own."""
-        new, (lanes, elements) = torch_dtype(dtype), (int(n) for n in shape)
+        new, (lanes, elements) = torch_dtype(dtype), (int(n) for n in own_part(shape, layout))
         _packed(layout)
         if lanes != self.data.shape[0]:
             raise KernelError(at(f"{lanes} lanes in place of {self.data.shape[0]}"))
@@ -55,11 +61,12 @@ class TensorMemory(Memory):
         offset, stride = self.data.storage_offset(), self.data.stride(0)
         offset, stride = (n * self.data.itemsize // new.itemsize for n in (offset, stride))
         data = torch.as_strided(self.buffer.bytes.view(new), (lanes, elements), (stride, 1), offset)
-        return TensorMemory(self.buffer, data, layout)
+        return TensorMemory(self.buffer, data, layout, halved(layout))
 
     def load(self, layout=None) -> Tensor:
         """Into registers; the warps wait for it, as the compiler sets ``tcgen05.wait::ld`` behind it."""
         me = self._role()
+        must_stay(layout, self.halved)
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
         began = me.time
         state.spend("tmem", self.data.numel() * self.data.itemsize, "load")
@@ -71,9 +78,10 @@ class TensorMemory(Memory):
         if not pred:
             return
         me, data = self._role(), plain(value)
-        if list(data.shape) != self.shape or data.dtype != self.data.dtype:
-            theirs, ours = f"{list(data.shape)} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
+        if value.shape != self.shape or data.dtype != self.data.dtype:
+            theirs, ours = f"{value.shape} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
             raise KernelError(at(f"a tile {theirs} for a place {ours}"))
+        must_stay(value.layout, self.halved)
         me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
         began = me.time
         state.spend("tmem", self.data.numel() * self.data.itemsize, "store")
@@ -103,18 +111,23 @@ def _note(block, what: str, written: bool, place: TensorMemory, begin: float, en
         part, within = divmod(place.data.storage_offset() * place.data.itemsize, LANES * row)
         first = block.first_columns[place.buffer] + (part * row + within) // COLUMN_BYTES
         count = place.data.shape[-1] * place.data.itemsize // COLUMN_BYTES
-        block.run.columns.append((block.index, what, written, first, count, begin - block.began, end - block.began))
+        block.run.columns.append((block.key, what, written, first, count, begin - block.began, end - block.began))
 
 
 def _packed(layout) -> None:
-    if layout.col_stride != 1 or layout.two_ctas or layout.block[0] != LANES:
+    if layout.col_stride != 1 or layout.block[0] != LANES or halved(layout) == -1:
         raise Unknown(at(f"the simulator has no tensor memory laid out as {layout}"))
 
 
 @operation("allocate_tensor_memory")
 def allocate_tensor_memory(element_ty, shape, layout, value: Tensor | None = None) -> TensorMemory:
-    block, kind, shape = state.block(), torch_dtype(element_ty), tuple(int(n) for n in shape)
+    block, kind, shape = state.block(), torch_dtype(element_ty), tuple(int(n) for n in own_part(shape, layout))
     _packed(layout)
+    if layout.two_ctas and block.cluster is None:
+        raise KernelError(at("tensor memory for products of two CTAs in a block that is alone"))
+    if block.tensor_columns and layout.two_ctas != block.pair:
+        raise KernelError(at("tensor memory for products of two CTAs, and for those of one: a kernel has either"))
+    block.pair = layout.two_ctas
     if shape[-2] != LANES:
         raise KernelError(at(f"a place with {shape[-2]} lanes in tensor memory, which has {LANES}"))
     first = block.tensor_columns
@@ -124,7 +137,8 @@ def allocate_tensor_memory(element_ty, shape, layout, value: Tensor | None = Non
         raise KernelError(at(told))
     buffer = Buffer(line_of(place()), math.prod(shape) * kind.itemsize, "tensor")
     block.first_columns[buffer] = first
-    memory = TensorMemory(buffer, buffer.bytes.view(kind).view(shape), layout)
+    block.buffers.append(buffer)
+    memory = TensorMemory(buffer, buffer.bytes.view(kind).view(shape), layout, halved(layout))
     if value is not None:
         memory.store(value)
     return memory
@@ -137,19 +151,34 @@ def allocate_tensor_memory(element_ty, shape, layout, value: Tensor | None = Non
 def tcgen05_mma(
     a, b: Memory, acc: TensorMemory, use_acc=True, pred=True, multicast=False, mbarriers=None, mbarrier_preds=None
 ):
-    """acc = a @ b, and what was there if ``use_acc``. Without mbarriers the role waits for it."""
+    """acc = a @ b, and what was there if ``use_acc``. Without mbarriers the role waits for it.
+
+    multicast: in a cluster, whether it arrives at the mbarriers of all CTAs that have the same factor.
+    """
     if not pred:
         return
     _fit(a, b, acc)
     me = state.role()
+    if me.block.pair and mbarriers is None:
+        raise Unknown(at("the simulator has no product of two CTAs without mbarriers"))
+    if me.block.pair and me.block.rank > 0:
+        return
     me.point()
     block, pipe = me.block, _pipe(me, a, b, acc)
     pipe.begun += 1
     me.uses(reads=tuple(factor.buffer for factor in (a, b) if not isinstance(factor, TensorMemory)))
-    for factor in (a, b):
-        block.touch(factor, False, pipe.agent, pipe.begun, "async", f"read by tcgen05.mma of {me}", in_order=True)
-    block.touch(acc, True, pipe.agent, pipe.begun, "async", f"written by tcgen05.mma of {me}", in_order=True)
-    begin, end = block.units["tensor cores"].take(me.time, operations(a, b) / rate("tcgen05"))
+    factors, sums = [], []  # of every CTA that takes part
+    for target in block.cluster.blocks if block.pair else [block]:
+        factors.append((a.of(target), b.of(target)))
+        sums.append(acc.of(target))
+        for factor in factors[-1]:
+            target.touch(factor, False, pipe.agent, pipe.begun, "async", f"read by tcgen05.mma of {me}", in_order=True)
+        target.touch(sums[-1], True, pipe.agent, pipe.begun, "async", f"written by tcgen05.mma of {me}", in_order=True)
+    clocks = len(sums) * operations(a.data, b.data) / rate("tcgen05")
+    begin, end = block.units["tensor cores"].take(me.time, clocks)
+    if block.pair:
+        begin_there, end_there = block.cluster.blocks[1].units["tensor cores"].take(me.time, clocks)
+        begin, end = max(begin, begin_there), max(end, end_there)
     end = pipe.last_end = max(pipe.last_end, end)
     block.draw("tensor cores", "tcgen05", str(me), begin, end)
     weighted = isinstance(a, TensorMemory)  # as a PV product has its first factor
@@ -158,10 +187,13 @@ def tcgen05_mma(
     _note(block, "product" if not weighted else "sum" if use_acc else "first sum", True, acc, begin, end)
 
     def clear(time: float) -> None:
-        acc.poison()
+        for some in sums:
+            some.poison()
 
     def finish(time: float) -> None:
-        acc.data.copy_(product(a.data, b.data, acc.data.clone() if use_acc else None))
+        second = factors[0][1].data if len(factors) == 1 else torch.cat([b.data for _, b in factors], dim=-1)
+        for (first, _), some in zip(factors, sums, strict=True):
+            some.data.copy_(product(first.data, second, some.data.clone() if use_acc else None))
         pipe.ended += 1
         me.wake(time)
 
@@ -173,8 +205,9 @@ def tcgen05_mma(
         number = pipe.begun
         me.wait(lambda: pipe.ended >= number, "tcgen05", lambda: f"its product {number}")
         me.learn(pipe, number)
+    shared = [factor for factor in (a, b) if not isinstance(factor, TensorMemory)] if multicast else ()
     for n, barrier in enumerate(mbarriers or ()):
-        tcgen05_commit(barrier, True if mbarrier_preds is None else mbarrier_preds[n])
+        tcgen05_commit(barrier, True if mbarrier_preds is None else mbarrier_preds[n], shared)
 
 
 def _fit(a, b, acc) -> None:
@@ -183,8 +216,12 @@ def _fit(a, b, acc) -> None:
         raise KernelError(at("a product goes into float32 in tensor memory, and its second factor is in shared memory"))
     if not isinstance(a, Memory) or a.data.dtype != b.data.dtype or a.data.itemsize != 2:
         raise KernelError(at(f"factors of {a.dtype} and {b.dtype}: both must be in memory, of the same 16-bit dtype"))
-    (m, k), (depth, n) = a.shape, b.shape
-    if k != depth or [m, n] != acc.shape or m != LANES or k % LEAST_DEPTH or n % LEAST_DEPTH or n > MOST_COLUMNS:
+    if (pair := acc.layout.two_ctas) and (a.halved, b.halved, acc.halved) != (-2, -1, -2):
+        raise KernelError(at("a product of two CTAs has rows of the first factor in each, and columns of the second"))
+    if not pair and (b.halved is not None or a.halved != acc.halved):
+        raise KernelError(at("a product of one CTA whose factors do not belong together"))
+    (m, k), (depth, n), of_n = a.data.shape, (b.data.shape[0], b.shape[1]), PAIR_COLUMNS if pair else LEAST_DEPTH
+    if k != depth or (m, n) != acc.data.shape or m != LANES or k % LEAST_DEPTH or n % of_n or n > MOST_COLUMNS:
         raise KernelError(at(f"a product {a.shape} times {b.shape} into {acc.shape}"))
 
 
@@ -198,13 +235,25 @@ def _pipe(me: Role, a, b, acc: TensorMemory) -> Pipe:
 
 @operation("tcgen05_commit")
 def tcgen05_commit(barrier, pred=True, descs=()):
-    """An arrival when all products that the role has begun have ended."""
-    if not pred:
+    """An arrival when all products that the role has begun have ended.
+
+    descs: factors; in a cluster it arrives in all CTAs that have the same. Of products of two CTAs it arrives in both.
+    """
+    me = state.role()
+    block = me.block
+    if not pred or (block.pair and block.rank > 0):
         return
-    me, bar = state.role(), barrier_at(barrier)
+    if is_joint(barrier):
+        raise Unknown(at("the simulator has no commit to a joint barrier of a cluster"))
+    in_all = block.cluster is not None and (block.pair or any(factor.halved is None for factor in descs))
+    bars = [(target, barrier_at(barrier, block=target)) for target in (block.cluster.blocks if in_all else [block])]
     me.point()
     pipes = me.tcgen05.values()
     known = {**me.known, **{pipe.agent: pipe.begun for pipe in pipes}}, dict(me.fenced)
     me.known[me] += 1
-    me.block.later(max([me.time, *(pipe.last_end for pipe in pipes)]), lambda time: bar.arrive(1, known, time))
-    me.time += me.block.machine.issue
+    at_end = max([me.time, *(pipe.last_end for pipe in pipes)])
+    for target, bar in bars:
+        if target is not block:
+            reported_to(bar, "tcgen05.commit reports to a barrier")
+        block.later(at_end, lambda time, bar=bar: bar.arrive(1, known, time))
+    me.time += block.machine.issue

@@ -21,6 +21,7 @@ from tutorial_lib.simulator.machine import Machine
 from tutorial_lib.simulator.order import Access, Buffer, Clock, join
 
 if TYPE_CHECKING:
+    from tutorial_lib.simulator.cluster import Cluster
     from tutorial_lib.simulator.processor import Processor
 
 READY, WAITING, DONE = "ready", "waiting", "done"
@@ -107,6 +108,7 @@ class Role:
         self.known: Clock = dict(parent.known) if parent else {}
         self.fenced: Clock = dict(parent.fenced) if parent else {}  # what the async proxy may know of
         self.known[self] = 1
+        self.initialised: Clock = {}  # what other CTAs may know of: that barriers were initialised, and nothing else
         # A product of several warp groups is over when each of them is done, and each waits for its own part alone.
         # What a role knows is what its first group knows, which asks TMA, too; of the others' parts it learns when all
         # warps meet.
@@ -140,6 +142,9 @@ class Role:
         if self.stores.ended < self.stores.begun:
             raise KernelError(f"{self} ends while TMA still reads its shared memory: a store_wait(0) is missing")
         self.block.check_end(self)
+        if self.block.pair and self is self.block.roles[0]:  # the compiler's own, before tensor memory is given back
+            self.block.cluster.arrive(self, self.release())
+            self.block.cluster.wait(self)
         self.state = DONE
         self.release()
         for role in self.block.roles:
@@ -244,23 +249,52 @@ class Role:
 
 
 class Block:
-    """One block of a launch, on an SM. ``run`` is the launch: see ``tutorial_lib.simulator.run``."""
+    """One block of a launch, on an SM. ``run`` is the launch: see ``tutorial_lib.simulator.run``.
 
-    def __init__(self, run, processor: Processor, index: tuple, grid: tuple, kernel: Callable, warps: int):
+    cluster: of which it is a CTA, or None. index: its place in the grid, which is its cluster's; rank: in its cluster.
+    """
+
+    def __init__(
+        self,
+        run,
+        processor: Processor,
+        index: tuple,
+        grid: tuple,
+        kernel: Callable,
+        warps: int,
+        cluster: Cluster | None = None,
+        rank: int = 0,
+    ):
         self.run, self.processor, self.index, self.grid = run, processor, index, grid
-        self.kernel, self.warps = kernel, warps
+        self.kernel, self.warps, self.cluster, self.rank = kernel, warps, cluster, rank
+        self.key = index if cluster is None else (*index, rank)  # among all blocks of a launch
         self.machine: Machine = run.machine
-        self.units, self.later = processor.units, processor.later
+        self.units, self.later = processor.units[rank], processor.later
         self.roles: list[Role] = []
+        self.over = False
+        self.pair = False  # whether its products are those of two CTAs
         self.barriers: dict = {}
+        self.buffers: list[Buffer] = []  # in the order of their allocation, which is that of the other CTA
         self.shared_bytes = self.tensor_columns = 0
         self.first_columns: dict = {}  # of each allocation of tensor memory
         self.began = self.ended = 0.0
 
+    def __str__(self) -> str:
+        return f"block {self.index}" + ("" if self.cluster is None else f", CTA {self.rank}")
+
+    def same_buffer(self, other: Block, buffer: Buffer) -> Buffer:
+        """This CTA's buffer in the place of another's. Raises KernelError where it is not there, or no more."""
+        number = other.buffers.index(buffer)
+        if self.over:
+            raise KernelError(at(f"{self} has ended, and its shared memory with it"))
+        if number >= len(self.buffers):
+            raise KernelError(at(f"shared memory of {self}, which has not come so far: nobody has waited for it"))
+        return self.buffers[number]
+
     def draw(self, lane: str, kind: str, label: str, begin: float, end: float) -> None:
         """Something for a timeline, from the block's begin on."""
         if self.run.trace is not None and end > begin:
-            self.run.trace.append((self.index, lane, kind, label, begin - self.began, end - self.began))
+            self.run.trace.append((self.key, lane, kind, label, begin - self.began, end - self.began))
 
     def start(self, name: str, function: Callable, warps: int, parent: Role | None = None) -> Role:
         role = Role(self, name, function, warps, parent)
@@ -271,7 +305,8 @@ class Block:
     def begin(self, time: float) -> None:
         """Start with one role, all warps."""
         self.began = time
-        self.start("all warps", self.kernel, self.warps).time = time
+        name = "all warps" if self.cluster is None else f"all warps of CTA {self.rank}"
+        self.start(name, self.kernel, self.warps).time = time
 
     def check_end(self, role: Role) -> None:
         """Raises KernelError where the block's first role, which ends last, ends under a product: its columns go.
@@ -288,7 +323,10 @@ class Block:
         if any(role.state is not DONE for role in self.roles):
             return False
         self.ended = max(role.time for role in self.roles)
-        self.run.clocks[self.index] = self.ended - self.began
+        self.over = True
+        if self.cluster is not None:
+            self.cluster.check(self.ended)
+        self.run.clocks[self.key] = self.ended - self.began
         self.processor.roles = [role for role in self.processor.roles if role.block is not self]
         return True
 
@@ -308,8 +346,10 @@ class Block:
         if key not in self.run.found:
             self.processor.current.variables = [dict(frame.f_locals) for frame in frames()]
             tail = "" if kind == "race" else ", without fence_async_shared between them"
+            own = self.processor.current.block  # another CTA's buffer is called what this one's own is
+            named = own.name_of(buffer if own is self else own.buffers[self.buffers.index(buffer)])
             self.run.found[key] = (
-                f"{kind} on {self.name_of(buffer)} (block {self.index}): {what}{tail}\n    at {told(here)}\n"
+                f"{kind} on {named} ({self}): {what}{tail}\n    at {told(here)}\n"
                 f"  after: {before}\n    at {told(before_at)}"
             )
 

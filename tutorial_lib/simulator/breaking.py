@@ -11,18 +11,31 @@ from dataclasses import dataclass
 
 # What orders things: by the name that is called. A function of the kernel's own that does nothing else is one, too.
 WAITS = {"wait", "wait_group", "warpgroup_mma_wait", "store_wait"}
-SIGNS = {"arrive", "expect", "commit_group", "barrier", "thread_barrier", "fence_async_shared", "tcgen05_commit"}
+SIGNS = {
+    "arrive",
+    "expect",
+    "commit_group",
+    "barrier",
+    "thread_barrier",
+    "fence_async_shared",
+    "sync_cluster_init",
+    "tcgen05_commit",
+}
 LOOSER = {"wait_group", "warpgroup_mma_wait", "store_wait"}  # take how many may still be under way
 TOLD = {"tcgen05_mma": "mbarriers"}  # a product, and the argument that says where it tells that it has ended
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A kernel's text with one change. line: of the kernel that is whole; what: the statement, and how it is broken."""
+    """A kernel's text with one change. line: of the kernel that is whole; what: the statement, and how it is broken.
+
+    relaxed: an arrival at the cluster's barrier that tells nothing of what stands in front of it. for itself: a product
+    with multicast that tells of its end in its own CTA alone.
+    """
 
     line: int
     what: str
-    how: str  # "without", "other parity", "one more under way"
+    how: str  # "without", "other parity", "one more under way", "relaxed", "for itself"
     text: str
 
     def __str__(self) -> str:
@@ -47,10 +60,15 @@ def broken(text: str) -> Iterator[Broken]:
             place = line.lineno, " ".join(ast.get_source_segment(text, line).split())
             if told is not None:
                 yield Broken(*place, "without", _changed(text, told, "[]"))
+                for to_all in (k.value for k in _call(line).keywords if k.arg == "multicast"):
+                    yield Broken(*place, "for itself", _changed(text, to_all, "False"))
                 continue
             if function.name not in own:  # such a function is broken where it is called, once for each place
                 yield Broken(*place, "without", _without(text, line))
-            if name == "wait":
+            if name == "arrive" and not _call(line).args:
+                called = ast.get_source_segment(text, _call(line).func)
+                yield Broken(*place, "relaxed", _replaced(text, _call(line), f"{called}(relaxed=True)"))
+            if name == "wait" and _call(line).args:  # the cluster's barrier has no parity
                 yield Broken(*place, "other parity", _changed(text, _call(line).args[1], "({}) ^ 1"))
             if name in LOOSER and _call(line).args:
                 yield Broken(*place, "one more under way", _changed(text, _call(line).args[0], "({}) + 1"))

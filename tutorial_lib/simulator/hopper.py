@@ -1,5 +1,9 @@
 """Hopper's operations: mbarriers, TMA, wgmma, and the fence between the proxies.
 
+In a cluster each CTA has mbarriers of its own, and joint ones, which lie in the first CTA's shared memory. TMA tells of
+its bytes there what it brings to either CTA. The first CTA announces the bytes of both, and waits; the other one does
+neither. A copy with multicast is asked for by the first CTA, and tells every CTA's own mbarrier of what came there.
+
 Sources: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Async proxy",
 "Asynchronous Warpgroup Level Matrix Instructions".
 """
@@ -12,7 +16,8 @@ from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
-from tutorial_lib.simulator.block import KernelError, Role, at, line_of, place
+from tutorial_lib.simulator.block import Block, KernelError, Role, Unknown, at, line_of, place
+from tutorial_lib.simulator.cluster import CTAS, alone, halved
 from tutorial_lib.simulator.language import SEQUENCES, multiplied_by_vote
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer, Clock, join
@@ -39,6 +44,7 @@ class MBarrier:
 
     def arrive(self, number: int, known: tuple[Clock, Clock], time: float) -> None:
         self._gather(known)
+        self._there()
         self.pending -= number
         if self.pending < 0:
             name = self.block.name_of(self.buffer, self.index)
@@ -47,8 +53,14 @@ class MBarrier:
 
     def fill(self, number: int, known: tuple[Clock, Clock], time: float) -> None:
         self._gather(known)
+        self._there()
         self.bytes -= number
         self._check(time)
+
+    def _there(self) -> None:
+        """Raises KernelError for a barrier of a CTA that has ended while the other one goes on."""
+        if self.block.over and self.block.cluster is not None:
+            raise KernelError(at(f"something reports to a barrier of {self.block}, which has ended"))
 
     def _gather(self, known: tuple[Clock, Clock]) -> None:
         for mine, new in zip(self.gathering, known, strict=True):
@@ -73,9 +85,20 @@ class MBarrier:
         return f"{self.block.name_of(self.buffer, self.index)} with parity {parity} ({told})"
 
 
-def barrier_at(view: Memory, made: bool = True) -> MBarrier:
-    """The mbarrier of a place in shared memory. made: raise KernelError where it was not initialised."""
-    block = state.block()
+def is_joint(view: Memory) -> bool:
+    """Whether both CTAs of a cluster have this mbarrier together."""
+    return state.run.ctas > 1 and view.halved is None
+
+
+def barrier_at(view: Memory, made: bool = True, block: Block | None = None) -> MBarrier:
+    """The mbarrier of a place in shared memory: this CTA's, or another one's; a joint one is the first CTA's.
+
+    made: raise KernelError where it was not initialised.
+    """
+    own = state.block()
+    block = own.cluster.blocks[0] if is_joint(view) else block or own
+    if block is not own:
+        view = view.of(block)
     key = view.buffer, view.data.storage_offset()
     if key not in block.barriers:
         block.barriers[key] = MBarrier(block, view.buffer, view.data.storage_offset() // max(1, view.data.numel()))
@@ -84,9 +107,22 @@ def barrier_at(view: Memory, made: bool = True) -> MBarrier:
     return block.barriers[key]
 
 
+def reported_to(barrier: MBarrier, what: str) -> None:
+    """Report where the current role, or what it begins, may not know that a barrier was initialised."""
+    me = state.role()
+    if me.fenced.get(barrier.made[0], 0) < barrier.made[1]:
+        barrier.block.report("no fence", barrier.buffer, "its initialisation", (), what)
+
+
+def _left_to_the_first(mbarrier: Memory) -> bool:
+    """Whether this is the second CTA, where nothing is done for a joint mbarrier."""
+    return is_joint(mbarrier) and state.block().rank > 0
+
+
 @operation(("mbarrier", "init"))
 def init(mbarrier, count):
-    barrier_at(mbarrier, made=False).init(count, state.role())
+    if not _left_to_the_first(mbarrier):
+        barrier_at(mbarrier, made=False).init(count, state.role())
 
 
 OPERATIONS[("mbarrier", "invalidate")] = lambda mbarrier: None
@@ -94,13 +130,13 @@ OPERATIONS[("mbarrier", "invalidate")] = lambda mbarrier: None
 
 @operation(("mbarrier", "expect"))
 def expect(mbarrier, bytes_per_cta=None, pred=True):
-    """An arrival that announces bytes, which TMA then brings."""
-    if pred:
+    """An arrival that announces bytes, which TMA then brings; to a joint barrier, those of both CTAs."""
+    if pred and not _left_to_the_first(mbarrier):
         me = state.role()
         me.point()
         barrier = barrier_at(mbarrier)
         me.uses(writes=(barrier.buffer,))
-        barrier.bytes += bytes_per_cta
+        barrier.bytes += bytes_per_cta * (CTAS if is_joint(mbarrier) else 1)
         barrier.arrive(1, me.release(), me.time)
         me.time += me.block.machine.issue
 
@@ -108,6 +144,10 @@ def expect(mbarrier, bytes_per_cta=None, pred=True):
 @operation(("mbarrier", "arrive"))
 def arrive(mbarrier, count=1, pred=True):
     if pred:
+        if is_joint(
+            mbarrier
+        ):  # with Triton 3.7, each CTA arrives in its own shared memory; with later ones, in the first's
+            raise Unknown(at("the simulator has no arrival at a joint barrier of a cluster"))
         me = state.role()
         me.point()
         if me.read or me.written:  # the compiler lets one thread arrive, once all warps have done what stands in front
@@ -118,7 +158,7 @@ def arrive(mbarrier, count=1, pred=True):
 
 @operation(("mbarrier", "wait"))
 def wait(mbarrier, phase, pred=True, deps=()):
-    if not pred:
+    if not pred or _left_to_the_first(mbarrier):
         return
     me, barrier, parity = state.role(), barrier_at(mbarrier), int(phase)
 
@@ -133,13 +173,21 @@ def wait(mbarrier, phase, pred=True, deps=()):
     me.time += me.block.machine.wait
 
 
-@operation("fence_async_shared", ("mbarrier", "fence_init_release_cluster"))
+@operation("fence_async_shared")
 def fence_async_shared(cluster=False):
     """What this role knows of now, the async proxy may know of, too."""
     me = state.role()
     me.fenced = dict(me.known)
     me.known[me] += 1
     me.time += me.block.machine.issue
+
+
+@operation(("mbarrier", "fence_init_release_cluster"))
+def fence_init_release_cluster():
+    """As ``fence_async_shared``; and a relaxed arrival behind it tells the other CTA that barriers are initialised."""
+    fence_async_shared()
+    me = state.role()
+    me.initialised = dict(me.fenced)
 
 
 # --- TMA ---
@@ -149,29 +197,43 @@ def fence_async_shared(cluster=False):
 def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, multicast=False):
     if not pred:
         return
-    me, full = state.role(), barrier_at(barrier)
-    me.point()
+    me = state.role()
     block = me.block
-    full.copies += 1  # counted one by one: who waits for a phase that ends before its last copy knows nothing of that
-    agent, count = ("TMA load", full), full.copies
+    for_all = multicast and block.cluster is not None and halved(tensor_desc.layout) is None
+    if for_all and is_joint(barrier):
+        raise Unknown(at("the simulator has no multicast that reports to a joint barrier"))
+    if for_all and block.rank > 0:
+        return
+    me.point()
     if result.shape != tensor_desc.block_shape:
         raise KernelError(at(f"TMA brings {tensor_desc.block_shape}, its place is {result.shape}"))
-    if me.fenced.get(full.made[0], 0) < full.made[1]:
-        block.report("no fence", full.buffer, "its initialisation", (), "TMA reports to a barrier")
-    me.uses(writes=(result.buffer, full.buffer))
-    block.touch(result, True, agent, count, "async", f"TMA load asked for by {me}")
-    result.poison()
     begin, end = block.units["tma"].take(me.time, tensor_desc.nbytes_per_cta / block.machine.tma)
     end += block.machine.memory_latency
     block.draw("TMA", "load", line_of(place()), begin, end)
+    coord = tensor_desc.own(coord)
+    for target in block.cluster.blocks if for_all else [block]:
+        _bring(tensor_desc, coord, barrier_at(barrier, block=target), result.of(target), target, end)
+    me.time += block.machine.issue
+
+
+def _bring(tensor_desc: Descriptor, coord, full: MBarrier, result: Memory, target: Block, end: float) -> None:
+    """A tile comes to a place of a block, which may be the other CTA; until then nobody may count on what is there."""
+    me = state.role()
+    full.copies += 1  # counted one by one: who waits for a phase that ends before its last copy knows nothing of that
+    agent, count = ("TMA load", full), full.copies
+    reported_to(full, "TMA reports to a barrier")
+    me.uses(writes=(result.buffer, full.buffer))
+    target.touch(result, True, agent, count, "async", f"TMA load asked for by {me}")
+    result.poison()
     known = {**me.known, agent: count}, dict(me.fenced)
+    me.known[me] += 1  # what this role does from now on, who waits for the tile does not know
+    size, box = tensor_desc.nbytes_per_cta, result.data.shape
 
     def finish(time: float) -> None:
-        result.data.copy_(tensor_desc.load(coord).view(result.data.shape))
-        full.fill(tensor_desc.nbytes_per_cta, known, time)
+        result.data.copy_(tensor_desc.load(coord).view(box))
+        full.fill(size, known, time)
 
-    block.later(end, finish)
-    me.time += block.machine.issue
+    target.later(end, finish)
 
 
 def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
@@ -179,6 +241,8 @@ def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
     me = state.role()
     me.point()
     block, pipe = me.block, me.stores
+    if block.cluster is not None and halved(tensor_desc.layout) is None:
+        raise Unknown(at("the simulator has no store of a tile that both CTAs of a cluster have"))
     pipe.begun += 1
     me.uses(reads=(src.buffer,))
     block.touch(src, False, pipe.agent, pipe.begun, "async", f"TMA {what} asked for by {me}")
@@ -187,7 +251,7 @@ def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
     block.draw("TMA", what, line_of(place()), begin, end)
 
     def read(time: float) -> None:
-        tile = src.data.view(tensor_desc.block_shape).clone()
+        tile = src.data.view(tensor_desc.box).clone()
         pipe.ended += 1
         me.wake(time)
         chance = block.run.chance
@@ -206,12 +270,14 @@ def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
 
 @operation(("tma", "async_copy_shared_to_global"))
 def store(tensor_desc: Descriptor, coord, src: Memory):
+    coord = tensor_desc.own(coord)
     _hand_over(tensor_desc, src, "store", lambda tile: tensor_desc.store(coord, tile))
 
 
 @operation("async_reduce_shared_to_global")
 def reduce(tensor_desc: Descriptor, coord, src: Memory):
     """TMA adds the tile to what is there (``steps.backward_hopper.instruction``)."""
+    coord = tensor_desc.own(coord)
     _hand_over(tensor_desc, src, "reduction", lambda tile: tensor_desc.store(coord, tensor_desc.load(coord) + tile))
 
 
@@ -264,6 +330,7 @@ def warpgroup_mma(
     a, b: Memory, acc, use_acc=True, precision=None, max_num_imprecise_acc=None, is_async=False
 ) -> Tensor:
     """Begun now. The factors in shared memory are read, and the sum is there, when the product has ended."""
+    alone("wgmma")
     me = state.role()
     me.point()
     block, pipe = me.block, me.wgmma

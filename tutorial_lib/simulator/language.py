@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import DONE, KernelError, Unknown, at
+from tutorial_lib.simulator.cluster import alone, halved, must_stay, own_part
 from tutorial_lib.simulator.memory import allocate_shared_memory
 from tutorial_lib.simulator.translate import OPERATIONS, operation
 from tutorial_lib.simulator.values import Int, Pointer, Tensor, common, elementwise, plain, torch_dtype
@@ -42,12 +43,16 @@ def to_tensor(x):
 
 @operation("arange")
 def arange(start, end, layout=None):
+    if halved(layout) is not None:
+        half = (end - start) // 2
+        start += state.block().rank * half
+        end = start + half
     return Tensor(torch.arange(start, end, dtype=torch.int32), layout)
 
 
 @operation("full")
 def full(shape, value, dtype, layout=None):
-    return Tensor(torch.full(tuple(shape), value, dtype=torch_dtype(dtype)), layout)
+    return Tensor(torch.full(own_part(shape, layout), value, dtype=torch_dtype(dtype)), layout)
 
 
 @operation("zeros")
@@ -91,6 +96,9 @@ def cdiv(x, div):
 def _reduction(function):
     def reduce(x, axis=None, keep_dims=False):
         data = plain(x)
+        its = halved(x.layout)
+        if its is not None and (axis is None or axis % data.ndim == its % data.ndim):
+            raise Unknown(at("the simulator has no reduction over the CTAs of a cluster"))
         if axis is None:
             state.spend("alu", data.numel())
             return function(data.reshape(-1), 0).item()
@@ -155,8 +163,9 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
 def convert_layout(value, layout, assert_trivial=False):
     """Other lanes hold the numbers: by way of shared memory, unless the lanes are the same."""
     data = plain(value)
-    stays = assert_trivial or value.layout == layout or data.ndim == 1 or isinstance(layout, gl.DotOperandLayout)
-    if not stays:
+    must_stay(layout, halved(value.layout))
+    same = assert_trivial or value.layout == layout or data.ndim == 1 or isinstance(layout, gl.DotOperandLayout)
+    if not same:
         state.spend("smem", 2 * data.numel() * data.itemsize)
     return Tensor(data, layout)
 
@@ -279,6 +288,8 @@ def device_assert(condition, message=""):
 @operation("barrier", "thread_barrier")
 def barrier(cluster=False):
     """All warps of a role. They have one clock here, so there is nothing to wait for, but something to learn."""
+    if cluster:
+        raise Unknown(at("the simulator has no barrier(cluster=True)"))
     me = state.role()
     me.meet()
     me.time += me.block.machine.wait
@@ -286,6 +297,8 @@ def barrier(cluster=False):
 
 @operation("warp_specialize")
 def warp_specialize(functions_and_args, worker_num_warps, worker_num_regs=None):
+    # Triton 3.7 lets the first role's warps alone arrive at the cluster's barriers, which wait for all: nobody goes on.
+    alone("warp_specialize")
     me = state.role()
     (first, arguments), *workers = functions_and_args
     known = me.release()

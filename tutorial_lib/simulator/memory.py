@@ -11,24 +11,33 @@ from triton.experimental.gluon.language.amd import AMDMFMALayout
 
 from tutorial_lib import layouts
 from tutorial_lib.simulator import state
-from tutorial_lib.simulator.block import KernelError, at, line_of, place
+from tutorial_lib.simulator.block import Block, KernelError, Unknown, at, line_of, place
+from tutorial_lib.simulator.cluster import halved, must_stay, own_part, whole
 from tutorial_lib.simulator.order import Buffer
 from tutorial_lib.simulator.values import GLUON_DTYPES, Tensor, Type, plain, torch_dtype
 
 
 class Memory:
-    """A view of an allocation."""
+    """A view of an allocation; in a cluster of this CTA's part, which is half of it along the axis ``halved``."""
 
-    def __init__(self, buffer: Buffer, data: torch.Tensor, layout):
-        self.buffer, self.data, self.layout = buffer, data, layout
+    def __init__(self, buffer: Buffer, data: torch.Tensor, layout, halved: int | None = None):
+        self.buffer, self.data, self.layout, self.halved = buffer, data, layout, halved
 
-    shape = property(lambda self: list(self.data.shape))
+    shape = property(lambda self: whole(self.data.shape, self.halved))
     rank = property(lambda self: self.data.ndim)
     dtype = property(lambda self: GLUON_DTYPES[self.data.dtype])
     type = property(lambda self: Type(self.layout, self.dtype, self.shape))
 
     def _view(self, data: torch.Tensor) -> Memory:
-        return Memory(self.buffer, data, self.layout)
+        return Memory(self.buffer, data, self.layout, self.halved)
+
+    def of(self, block: Block) -> Memory:
+        """The same place of a CTA of this cluster."""
+        if (own := state.block()) is block:
+            return self
+        buffer, data = block.same_buffer(own, self.buffer), self.data
+        there = torch.as_strided(buffer.bytes.view(data.dtype), data.shape, data.stride(), data.storage_offset())
+        return type(self)(buffer, there, self.layout, self.halved)
 
     def index(self, number) -> Memory:
         if not 0 <= int(number) < self.data.shape[0]:
@@ -36,25 +45,37 @@ class Memory:
         return self._view(self.data[int(number)])
 
     def slice(self, start, length, dim: int = 0) -> Memory:
+        if state.run.ctas > 1:  # and neither does Triton 3.7
+            raise Unknown(at("the simulator slices no shared memory of a cluster"))
         return self._view(self.data.narrow(dim, int(start), int(length)))
 
     def permute(self, order) -> Memory:
-        return self._view(self.data.permute(tuple(order)))
+        view = self._view(self.data.permute(tuple(order)))
+        if self.halved is not None:
+            view.halved = list(order).index(self.halved + self.data.ndim) - self.data.ndim
+        return view
 
     def reshape(self, shape) -> Memory:
+        shape = list(shape)
+        if self.halved is not None:
+            if shape[self.halved :] != self.shape[self.halved :]:
+                raise Unknown(at("the simulator reshapes no axis that the CTAs of a cluster halve"))
+            shape[self.halved] = self.data.shape[self.halved]
         return self._view(self.data.view(tuple(shape)))
 
     def _reinterpret(self, dtype, shape, layout) -> Memory:
         """The same bytes, in row order: where a swizzle puts them is not simulated."""
-        new = torch_dtype(dtype)
+        new, shape = torch_dtype(dtype), own_part(shape, layout)
         offset = self.data.storage_offset() * self.data.itemsize // new.itemsize
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        return Memory(self.buffer, torch.as_strided(self.buffer.bytes.view(new), tuple(shape), strides, offset), layout)
+        data = torch.as_strided(self.buffer.bytes.view(new), tuple(shape), strides, offset)
+        return Memory(self.buffer, data, layout, halved(layout))
 
     def load(self, layout=None, tracked: bool = True) -> Tensor:
         """tracked: whether the compiler looks after the order of this read and of writes to the same place."""
         me = state.role()
         me.point()
+        must_stay(layout, self.halved)
         state.spend("smem", self._bytes_read(layout, me.warps), "load")
         if tracked:
             me.uses(reads=(self.buffer,))
@@ -78,9 +99,10 @@ class Memory:
         me = state.role()
         me.point()
         data = plain(value)
-        if list(data.shape) != self.shape or data.dtype != self.data.dtype:
-            theirs, ours = f"{list(data.shape)} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
+        if value.shape != self.shape or data.dtype != self.data.dtype:
+            theirs, ours = f"{value.shape} of {data.dtype}", f"{self.shape} of {self.data.dtype}"
             raise KernelError(at(f"a tile {theirs} for a place {ours}"))
+        must_stay(value.layout, self.halved)
         me.uses(writes=(self.buffer,))
         me.block.touch(self, True, me, me.known[me], "generic", f"written by {me}")
         me.others_do(self, True, f"written by other waves of {me}")
@@ -106,12 +128,14 @@ def allocate_shared_memory(dtype, shape, layout, value: Tensor | None = None) ->
     block = state.block()
     of_barriers = type(layout).__name__ == "MBarrierLayout"
     kind = torch.int64 if of_barriers else torch_dtype(dtype)
+    shape = own_part(shape, layout)
     size = math.prod(shape) * kind.itemsize
     block.shared_bytes += size
     if block.shared_bytes > block.machine.shared_bytes:
         raise KernelError(at(f"{block.shared_bytes} bytes of shared memory, of {block.machine.shared_bytes}"))
     buffer = Buffer(line_of(place()), size, "barriers" if of_barriers else "shared")
-    memory = Memory(buffer, buffer.bytes.view(kind).view(tuple(shape)), layout)
+    block.buffers.append(buffer)
+    memory = Memory(buffer, buffer.bytes.view(kind).view(tuple(shape)), layout, halved(layout))
     if value is not None:
         memory.store(value)
     return memory

@@ -16,13 +16,14 @@ from tutorial_lib.simulator import (  # noqa: F401  they enter what they do
     ampere,
     blackwell,
     cdna,
+    cluster,
     hopper,
     language,
     state,
 )
 from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
-from tutorial_lib.simulator.processor import Processor
+from tutorial_lib.simulator.processor import UNITS, Group, Processor
 from tutorial_lib.simulator.translate import as_python
 from tutorial_lib.simulator.values import argument
 
@@ -34,18 +35,19 @@ class Run:
 
     trace: (block, lane, kind, label, begin, end) of everything that took time, where that was asked for. columns: then
     also (block, what, whether it is written, first column, columns, begin, end) of tensor memory. counts: how often
-    what the kernel decides by a vote of a wave went which way.
+    what the kernel decides by a vote of a wave went which way. A block is its index in the grid; of a cluster, its
+    cluster's, and which of its CTAs it is.
     """
 
-    def __init__(self, machine: Machine, trace: bool, seed: int | None):
-        self.machine = machine
+    def __init__(self, machine: Machine, trace: bool, seed: int | None, ctas: int = 1):
+        self.machine, self.ctas = machine, ctas
         self.chance = random.Random(seed) if seed is not None else None
         self.found: dict[tuple, str] = {}
         self.trace: list | None = [] if trace else None
         self.columns: list[tuple] = []
         self.clocks: dict[tuple[int, int, int], float] = {}
         self.counts: Counter[str] = Counter()
-        self.processor = Processor(self.chance)
+        self.processor = Processor(self.chance, ctas)
 
     @property
     def time(self) -> float:
@@ -55,7 +57,7 @@ class Run:
     @property
     def busy(self) -> dict[str, float]:
         """Clocks of every kind of unit, all blocks together."""
-        return {unit.name: unit.busy for unit in self.processor.units.values()}
+        return {name: sum(units[name].busy for units in self.processor.units) for name in UNITS}
 
     @property
     def longest(self) -> tuple[int, int, int]:
@@ -74,31 +76,42 @@ def launch(
     seed: int | None = None,
     until_found: bool = False,
     at_once: int = 1,
+    ctas: int = 1,
 ) -> Run:
     """Run a ``gluon.jit`` kernel once for every block of the grid, all of them on one SM.
 
     arguments: what a launch on a GPU would pass, with tensors on the CPU. seed: None for the latencies of the model;
     a number for random ones, the same for the same number. until_found: begin no block after one that had a race.
-    at_once: blocks that the SM holds; they share its units.
+    at_once: blocks that the SM holds; they share its units. ctas: 2 for clusters of two blocks, on two SMs; the grid
+    counts clusters.
 
     Raises KernelError for what a GPU or the compiler would not take, Deadlock where nobody can go on, Unknown for an
-    operation that is not simulated. Races are in ``Run.found``: they are no error of this run, but of some other.
+    operation that is not simulated, ValueError for clusters of other sizes. Races are in ``Run.found``: they are no
+    error of this run, but of some other.
     """
+    if ctas not in (1, cluster.CTAS):
+        raise ValueError(f"ctas must be 1 or {cluster.CTAS}, the clusters that are simulated, got {ctas}")
     grid = (*grid, 1, 1)[:3]
     with _ONE_AT_A_TIME, torch.no_grad():
         function = as_python(kernel)
         passed = [argument(value) for value in arguments]
-        run, before = Run(machine, trace, seed), state.run
+        run, before = Run(machine, trace, seed, ctas), state.run
         state.run = run
 
-        def blocks() -> Iterator[Block]:
+        def groups() -> Iterator[Group]:
             for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
                 if until_found and run.found:
                     return
-                yield Block(run, run.processor, (x, y, z), grid, lambda: function(*passed), warps)
+                of_run = run, run.processor, (x, y, z), grid, lambda: function(*passed), warps
+                if ctas == 1:
+                    yield [Block(*of_run)]
+                else:
+                    together = cluster.Cluster()
+                    together.blocks += [Block(*of_run, together, rank) for rank in range(ctas)]
+                    yield together.blocks
 
         try:
-            run.processor.execute(blocks(), at_once)
+            run.processor.execute(groups(), at_once)
         except KernelError as error:
             error.found = tuple(run.found.values())
             raise
@@ -136,11 +149,11 @@ def watched(seed: int | None = None, trace: bool = False, **how) -> Iterator[Wat
             _watch = before
 
 
-def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments, machine: Machine = H100) -> None:
+def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments, machine: Machine = H100, ctas: int = 1) -> None:
     """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too."""
     if _watch is None:
-        if found := launch(kernel, grid, arguments, warps, machine=machine).found:
+        if found := launch(kernel, grid, arguments, warps, machine=machine, ctas=ctas).found:
             raise KernelError("\n".join(found.values()))
     else:
         how = {name: value for name, value in vars(_watch).items() if name != "runs"}
-        _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, **how))
+        _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, ctas=ctas, **how))

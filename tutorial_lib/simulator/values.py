@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import KernelError, at
+from tutorial_lib.simulator.cluster import alone, halved, own_part, whole
 
 DTYPES = {
     "fp16": torch.float16,
@@ -64,7 +65,10 @@ class Type:
 
 
 class Tensor:
-    """A tile in registers: numbers, and the layout that says who holds which. Layout None is not known; it fits any."""
+    """A tile in registers: numbers, and the layout that says who holds which. Layout None is not known; it fits any.
+
+    In a cluster the numbers are this CTA's part.
+    """
 
     __slots__ = ("data", "layout")
     __hash__ = None
@@ -72,7 +76,7 @@ class Tensor:
     def __init__(self, data: torch.Tensor, layout=None):
         self.data, self.layout = data, layout
 
-    shape = property(lambda self: list(self.data.shape))
+    shape = property(lambda self: whole(self.data.shape, halved(self.layout)))
     dtype = property(lambda self: GLUON_DTYPES[self.data.dtype])
     type = property(lambda self: Type(self.layout, self.dtype, self.shape))
     numel = property(lambda self: self.data.numel())
@@ -238,31 +242,46 @@ class Descriptor:
         self.shape, self.block_shape, self.layout = list(host.shape), list(host.block_shape), host.layout
         self.dtype = GLUON_DTYPES[host.base.dtype]
         self.tensor = torch.as_strided(host.base, self.shape, list(host.strides))
-        self.nbytes_per_cta = math.prod(self.block_shape) * host.base.itemsize
 
-    def _window(self, coordinates):
-        inside, part = [], []
-        for start, size, length in zip(map(int, coordinates), self.block_shape, self.shape, strict=True):
+    @property
+    def box(self) -> list[int]:
+        """What TMA moves for a CTA."""
+        return own_part(self.block_shape, self.layout)
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        return math.prod(self.box) * self.tensor.itemsize
+
+    def own(self, coordinates) -> list[int]:
+        """Where the part of this CTA begins, in a block that begins there."""
+        begin, axis = [int(n) for n in coordinates], halved(self.layout)
+        if axis is not None:
+            begin[axis] += state.block().rank * self.box[axis]
+        return begin
+
+    def _window(self, begin: list[int]):
+        inside, there = [], []
+        for start, size, length in zip(begin, self.box, self.shape, strict=True):
             low, high = max(start, 0), max(min(start + size, length), max(start, 0))
             inside.append(slice(low, high))
-            part.append(slice(low - start, high - start))
-        return self.tensor[tuple(inside)], tuple(part)
+            there.append(slice(low - start, high - start))
+        return self.tensor[tuple(inside)], tuple(there)
 
-    def load(self, coordinates) -> torch.Tensor:
+    def load(self, begin: list[int]) -> torch.Tensor:
         """A box; zeros where it is outside of the tensor."""
-        found, part = self._window(coordinates)
-        if list(found.shape) == self.block_shape:
+        found, there = self._window(begin)
+        if list(found.shape) == self.box:
             return found.clone()
-        tile = torch.zeros(self.block_shape, dtype=found.dtype)
+        tile = torch.zeros(self.box, dtype=found.dtype)
         if found.numel():
-            tile[part] = found
+            tile[there] = found
         return tile
 
-    def store(self, coordinates, tile: torch.Tensor) -> None:
+    def store(self, begin: list[int], tile: torch.Tensor) -> None:
         """A box; what is outside of the tensor is dropped."""
-        found, part = self._window(coordinates)
+        found, there = self._window(begin)
         if found.numel():
-            found.copy_(tile[part])
+            found.copy_(tile[there])
 
 
 _operators()
@@ -289,6 +308,7 @@ def argument(value):
 
 def infer(what: str, tile: Tensor, how) -> object:
     """The layout of a tile after a reshape, permute or split; None where the compiler has none."""
+    alone(what)
     if tile.layout is None:
         return None
     return _infer(what, tile.layout, tuple(tile.shape), state.role().warps, tuple(how))

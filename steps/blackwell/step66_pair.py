@@ -1,0 +1,31 @@
+"""Step 66: two CTAs compute one product, and each holds half of the keys and values.
+
+The blocks of a cluster are called its CTAs. They run at the same time, on SMs that reach each other's shared memory.
+``tcgen05.mma.cta_group::2`` is one product of two of them (PTX ISA, "TensorCore 5th Generation Family Instructions"):
+256 queries times a tile of keys. Each CTA has its 128 queries, its scores, weights and output as before.
+Of the second factor each has half: 64 of 128 keys, and of the values half of the columns. The tensor cores of both read
+both halves. So a block's tiles of keys and values take half the room in shared memory, and TMA brings each of them half
+as many bytes, for the same products.
+
+The first CTA begins a product. It must know that the tiles are in both, and so the barriers of tiles are joint ones,
+in its shared memory. Both CTAs are told that a product has ended. Before a PV product both must have stored their
+weights, rescaled their outputs and read their scores: there they meet at the cluster's barrier.
+
+All warps do the same here, as in step tensor_memory and not as in step lasting_blocks: with roles, one CTA's softmax
+would have to arrive at a barrier of the other one, and all warps at the cluster's barrier. Triton 3.7 compiles neither
+(``tests/blackwell/test_clusters.py`` shows its code).
+
+To expect, as a hypothesis: two blocks wait for the slower of them at every tile, and nothing else runs meanwhile. What
+shared memory gains pays only where reading the second factor, or room for it, holds a kernel up.
+"""
+
+from steps.blackwell import step60_tensor_memory
+from steps.blackwell.variant import Cluster
+
+STEP = step60_tensor_memory.STEP.evolve(
+    number=66,
+    name="pair",
+    title="Two CTAs, one product",
+    change="Two blocks on two SMs compute every product together, and each holds half of the keys and values.",
+    roles=Cluster("halves"),
+)

@@ -1,0 +1,126 @@
+"""Steps pair and multicast: what TMA brings to whom, and what Triton makes of clusters, as the simulator has it."""
+
+import dataclasses
+import re
+
+import pytest
+
+from steps import Unsupported, get_step
+from steps.core.problems import FULL, standard
+from steps.inspect import main as inspect
+from tests.expected import same_compilers
+from tests.shapes import problem
+from tests.simulator import cluster_kernels as kernels
+from tutorial_lib.compiler import compile_gluon
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.simulator.machine import B200
+from tutorial_lib.simulator.run import watched
+
+PAIR, MULTICAST, ALONE = map(get_step, ("pair", "multicast", "tensor_memory"))
+KEYS = 3 * 128
+SHAPE = problem(batch=1, heads=1, seq_len_q=512, seq_len_kv=KEYS, head_dim=128, causal=False)
+
+
+def brought(step) -> float:
+    """Bytes that TMA moved for all blocks of a simulated launch."""
+    q, k, v = FORWARD.inputs(SHAPE, 0)
+    with watched() as watch:
+        step.attention(q, k, v, causal=False)
+    [run] = watch.runs
+    return run.busy["tma"] * B200.tma
+
+
+def test_two_blocks_are_brought_the_keys_and_values_once():
+    queries, keys = (length * SHAPE.head_dim * 2 for length in (SHAPE.seq_len_q, KEYS))
+    there = 2 * queries  # Q comes, and the output leaves
+    assert brought(ALONE) == there + 4 * 2 * keys  # four blocks, each all keys and values
+    assert brought(PAIR) == brought(MULTICAST) == there + 2 * 2 * keys
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_half_of_the_tiles_takes_half_of_the_room(head_dim):
+    shape = standard(head_dim=head_dim)
+    alone, pair, multicast = (step.compile(shape).shared_bytes for step in (ALONE, PAIR, MULTICAST))
+    variant = ALONE.variant(shape)
+    tiles = 2 * variant.stages * variant.tile.key * head_dim * 2
+    assert alone == multicast and alone - pair == tiles / 2
+
+
+def test_the_machine_code_has_products_of_both_or_copies_to_both():
+    """All products of a kernel, all copies of keys and values; what TMA announces to a joint barrier is for both."""
+    pair, multicast = PAIR.compile(FULL), MULTICAST.compile(FULL)
+    assert pair.ctas == multicast.ctas == 2 and ALONE.compile(FULL).ctas == 1
+    assert set(pair.opcodes("tensor core")) == {"UTCHMMA.2CTA"}
+    assert set(multicast.opcodes("tensor core")) == {"UTCHMMA"}
+    copies = multicast.opcodes("bulk copy")
+    assert copies["UTMALDG"] == 1 and copies["UTMALDG.MULTICAST"] == 3 * 2  # two stages, and the loop's
+    # The first CTA announces the bytes of both, and waits; the second one jumps over the wait.
+    announced = set(map(int, re.findall(r"expect_tx\S* _, \[\S+\], (\d+);", pair.ptx)))
+    queries, keys = (length * FULL.head_dim * 2 for length in (256, 128))
+    assert announced == {queries, keys}
+    assert pair.ptx.count("bra.uni skipWait") >= 3 and "skipWait" not in multicast.ptx
+    # What tells of a product's end arrives in both, and the loop has one barrier of the cluster.
+    for compiled, group in ((pair, 2), (multicast, 1)):
+        commits = re.findall(r"tcgen05\.commit\.cta_group::(\d)\S*multicast::cluster", compiled.ptx)
+        assert commits and set(commits) == {str(group)}
+    assert pair.ptx.count("barrier.cluster.arrive.aligned") == 2  # in the loop, and the compiler's at the end
+    assert multicast.ptx.count("barrier.cluster.arrive.aligned") == 0
+    assert (
+        pair.ptx.count("barrier.cluster.arrive.relaxed") == multicast.ptx.count("barrier.cluster.arrive.relaxed") == 1
+    )
+
+
+@same_compilers
+def test_an_arrival_at_a_joint_barrier_stays_in_its_cta():
+    """Why the simulator refuses it: the second CTA's would be missing in the first one, which waits."""
+    ptx = compile_gluon(kernels.arrives_jointly, (), 4, "sm_100", 1, ctas=2).ptx
+    assert "mbarrier.arrive.shared::cta.b64" in ptx and "mapa" not in ptx and "shared::cluster" not in ptx
+
+
+@same_compilers
+def test_with_roles_only_some_warps_arrive_at_the_clusters_barrier():
+    """Why the simulator refuses it: the barrier waits for all threads (PTX ISA, "barrier.cluster")."""
+    compiled = compile_gluon(kernels.with_roles, (), 4, "sm_100", 1, ctas=2)
+    assert compiled.threads > 4 * 32
+    first, *workers = re.split(r"^\s*ret;", compiled.ptx, flags=re.MULTILINE)
+    assert first.count("barrier.cluster.arrive") == 1 and "barrier.cluster" not in "".join(workers)
+
+
+def test_an_older_triton_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("steps.blackwell.skeleton.knows_clusters", lambda: False)
+    for step in (PAIR, MULTICAST):
+        with pytest.raises(Unsupported, match=r"needs Triton 3[.]7 or newer, whose Gluon has clusters"):
+            step.compile(FULL)
+    assert ALONE.unsupported(FULL, "sm_100") is None
+
+
+def test_a_launch_asks_for_clusters(monkeypatch):
+    """On a GPU, which is made up: Triton is told of two CTAs, and of no cluster where a block is alone."""
+    from steps.core import launch
+
+    asked = {}
+
+    class Stopped(Exception):
+        pass
+
+    class Kernel:
+        def warmup(self, *arguments, **options):
+            asked.update(options)
+            raise Stopped
+
+    monkeypatch.setattr("torch.cuda.device", lambda device: __import__("contextlib").nullcontext())
+    device = dataclasses.make_dataclass("Device", ["type"])("cuda")
+    for ctas, told in ((2, 2), (1, None)):
+        asked.clear()
+        with pytest.raises(Stopped):
+            launch.gluon_launcher(Kernel(), (3, 1, 1), (), 4, device, (), "sm_100", ctas)
+        assert asked["grid"] == (3, 1, 1) and asked.get("num_ctas") == told
+
+
+def test_the_lens_tells_of_clusters(capsys):
+    assert inspect(["pair", "--against", "multicast", "--head-dim", "64"]) == 0
+    told = capsys.readouterr().out
+    for word in ("blocks a cluster", "UTCHMMA.2CTA", "UTMALDG.MULTICAST", "UTCBAR.2CTA.MULTICAST", "UCGABAR_WAIT"):
+        assert word in told
+    assert inspect(["tensor_memory", "--head-dim", "64"]) == 0
+    assert "blocks a cluster" not in capsys.readouterr().out
