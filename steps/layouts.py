@@ -1,7 +1,8 @@
 """``python -m steps.layouts``: shared memory and warps of the Gluon steps, computed from their layouts, without a GPU.
 
 For every step the turns that ldmatrix takes, by our model of the banks and by Triton's, beside what ncu counted where a
-run was recorded; and two drawings: plain and swizzled shared memory, split-KV and split-Q.
+run was recorded; and two drawings: plain and swizzled shared memory, split-KV and split-Q. For AMD's steps the turns
+that LDS takes for a tile of K and of V, by a model that nobody could compare with a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from steps.core.problems import few_heads
@@ -71,6 +73,55 @@ def exchanged(step, problem: Problem = DRAWN) -> str:
     return drawings.crosses(v.accumulator, v.left, (v.tile.query, v.tile.key))
 
 
+def lds_turns(step, problem: Problem, arch: str, address=None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(turns, least) that LDS takes when a wave reads a tile of K, and one of V, as a step for CDNA does.
+
+    address(columns) -> address(row, column): where else an element of a tile with so many columns lay, in bytes.
+    """
+    from tutorial_lib import layouts
+
+    v = step.variant(problem, arch)
+    place = address(v.head_dim) if address else partial(layouts.shared_address, v.shared, v.head_dim)
+    of_keys, of_values = LDS_READS[arch]
+    keys = layouts.lds_turns(arch, of_keys, v.right, [v.head_dim, v.tile.key], lambda column, row: place(row, column))
+    return keys, layouts.lds_turns(arch, of_values, v.right, [v.tile.key, v.head_dim], place)
+
+
+def lds_rows(problem: Problem) -> list[list[str]]:
+    """For layouts of a tile in LDS: by which factor conflicts make reads of K and of V longer, on gfx950 and gfx942."""
+    from steps import get_step
+    from tutorial_lib.layouts import padded_address
+
+    mfma, direct = get_step("mfma"), get_step("direct")
+    ways = [
+        ("gfx950", "in order: step mfma", mfma, None),
+        (
+            "gfx950",
+            "16 bytes of padding behind a row",
+            mfma,
+            lambda columns: partial(padded_address, columns, columns, 8),
+        ),
+        (
+            "gfx950",
+            "16 bytes behind 1024: what direct copies allow",
+            mfma,
+            lambda n: partial(padded_address, n, 512, 8),
+        ),
+        ("gfx950", "swizzled: step direct", direct, None),
+        ("gfx942", "in order: step mfma", mfma, None),
+    ]
+    rows = []
+    for arch, told, step, address in ways:
+        both = lds_turns(step, problem, arch, address)
+        rows.append([arch, told, *(f"{turns / least:.3g} ({turns} turns)" for turns, least in both)])
+    return rows
+
+
+LDS_HEADERS = ["", "a tile in LDS", "K: times as long as without conflicts", "V"]
+# Which instructions read K and V there; what the compiler makes of the steps is tested against it.
+LDS_READS = {"gfx950": ("ds_read_b128", "ds_read_b64_tr_b16"), "gfx942": ("ds_read_b64", "ds_read_u16")}
+
+
 def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
@@ -99,6 +150,12 @@ def run(options: argparse.Namespace) -> int:
     console.print(table)
     if recorded:
         console.print(f"Counted: {tables.provenance(recorded)}.")
+    lds = Table(title=f"LDS of AMD's steps, {DRAWN.describe()}, by the model", title_justify="left")
+    for header in LDS_HEADERS:
+        lds.add_column(header)
+    for row in lds_rows(DRAWN):
+        lds.add_row(*row)
+    console.print(lds)
     for name, figure in (("banks", draw_banks()), ("owners", draw_owners())):
         for path in plots.save(figure, folder, name):
             console.print(str(path), soft_wrap=True)

@@ -83,6 +83,11 @@ class Instruction:
     operands: str
 
     @property
+    def name(self) -> str:
+        """As ``sass.Instruction.name``: AMD's has no dots behind it."""
+        return self.opcode
+
+    @property
     def text(self) -> str:
         return f"{self.opcode} {self.operands}".rstrip()
 

@@ -134,7 +134,7 @@ class Compiled:
         return self._reader.count_kinds(self._instructions) if self.instructions is not None else None
 
     def opcodes(self, kind: str) -> Counter[str]:
-        """How often the kernel has each instruction of a kind, such as LDTM of "tensor memory"; of NVIDIA's code."""
+        """How often the kernel has each instruction of a kind, such as LDTM of "tensor memory"."""
         return Counter(i.name for i in self._instructions if i.kind == kind)
 
     @property

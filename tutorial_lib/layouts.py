@@ -4,12 +4,19 @@ Registers: a distributed layout says which lane of which warp holds what; Triton
 et al. 2025, https://arxiv.org/abs/2505.23819). Shared memory: 32 banks of 4 bytes, each of which serves one word a
 turn (CUDA C++ Programming Guide, «Shared Memory»). ldmatrix reads 8 x 8 matrices of 16-bit elements, eight rows of 16
 bytes; one matrix takes as many turns as there are different words in its busiest bank.
+
+AMD's LDS has 32 such banks on gfx942 and 64 on gfx950. A wave's read is served in groups of lanes, and each group takes
+as many turns as there are different words in its busiest bank. Which lanes are a group depends on the instruction:
+[CK] "Understanding AMD GPU LDS and Bank Conflicts", Composable Kernel's documentation, for ds_read_b128 on gfx942;
+[HK] measured on an MI355X by HipKittens (Hu et al. 2025, https://arxiv.org/abs/2511.08083, analysis/paper_experiments),
+for ds_read_b128 and ds_read_b64 on gfx950. For others no source was found, and neighbouring lanes are taken, as many as
+all banks can serve.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 BANKS = 32
@@ -121,3 +128,62 @@ def triton_conflicts(register_layout, shared_layout, shape: Sequence[int]) -> in
     return builder.get_shared_bank_conflicts(
         register_layout._to_ir(builder), shared_layout._to_ir(builder), list(shape), 8 * ELEMENT
     )
+
+
+# --- AMD's LDS ---
+
+
+def _together(*begins: int, at_once: int = 4) -> list[list[int]]:
+    """Groups of lanes: runs of four that begin there, the same again for the other half of the wave."""
+    half = [begin + n for begin in begins for n in range(at_once)]
+    return [half, [lane + LANES // 2 for lane in half]]
+
+
+LANES = 64  # of a wave
+LDS_BANKS = {"gfx942": 32, "gfx950": 64}
+GROUPS = {  # lanes that are served together
+    ("gfx942", "ds_read_b128"): [g for at in ((0, 20), (4, 16), (8, 28), (12, 24)) for g in _together(*at)],  # [CK]
+    ("gfx950", "ds_read_b128"): [g for at in ((0, 12, 20, 24), (4, 8, 16, 28)) for g in _together(*at)],  # [HK]
+    ("gfx950", "ds_read_b64"): [list(range(32)), list(range(32, 64))],  # [HK]
+}
+READS = {"ds_read_b128": 16, "ds_read_b64": 8, "ds_read_b64_tr_b16": 8, "ds_read_u16": 2}  # bytes that a lane gets
+
+
+def groups_of_lanes(arch: str, instruction: str) -> list[list[int]]:
+    """Which lanes of a wave LDS serves together; a transposing read is taken to be like the plain one of its size."""
+    if found := GROUPS.get((arch, instruction.removesuffix("_tr_b16"))):
+        return found
+    number = min(LANES, LDS_BANKS[arch] * WORD // max(WORD, READS[instruction]))
+    return [list(range(first, first + number)) for first in range(0, LANES, number)]
+
+
+def lds_turns(arch: str, instruction: str, layout, shape: Sequence[int], address: Callable) -> tuple[int, int]:
+    """Turns that LDS takes for what a wave reads of a tile [*shape] of 16-bit elements, and how few would do.
+
+    layout: what the lanes of the wave hold then. address(*index): where an element lies, in bytes.
+    """
+    registers, lanes, _ = _bases(layout, shape)
+    at_once = READS[instruction] // ELEMENT
+
+    def element(number: int, bases: list) -> tuple[int, ...]:
+        index = (0,) * len(shape)
+        for n, base in enumerate(bases):
+            if number >> n & 1:
+                index = tuple(i ^ b for i, b in zip(index, base))
+        return index
+
+    turns = least = 0
+    for first in range(0, 1 << len(registers), at_once):
+        held = [element(register, registers) for register in range(first, first + at_once)]
+        for group in groups_of_lanes(arch, instruction):
+            of_lanes = [element(lane, lanes) for lane in group]
+            words = {address(*(a ^ b for a, b in zip(x, y))) // WORD for x in of_lanes for y in held}
+            turns += max(Counter(word % LDS_BANKS[arch] for word in words).values())
+            least += -(-len(words) // LDS_BANKS[arch])
+    return turns, least
+
+
+def padded_address(columns: int, interval: int, padding: int, row: int, column: int) -> int:
+    """Bytes to element [row, column] of a tile with so many columns, where ``padding`` elements follow ``interval``."""
+    number = row * columns + column
+    return (number + number // interval * padding) * ELEMENT
