@@ -26,6 +26,9 @@ def tiles_of(problem: Problem, query: int, key: int, owner: str = "block"):
         for j in range(columns):
             hidden = problem.causal and j * key >= (i + 1) * query
             cut = (problem.causal and (j + 1) * key - 1 > i * query) or (j + 1) * key > problem.seq_len_kv
+            if problem.window:
+                hidden = hidden or (j + 1) * key - 1 <= i * query - problem.window
+                cut = cut or j * key <= (i + 1) * query - 1 - problem.window
             colour, hatch = looks["never computed" if hidden else "masked" if cut else "whole"]
             style = {"facecolor": colour, "hatch": hatch, "edgecolor": GREY, "linewidth": 0.8}
             axes.add_patch(Rectangle((j * key, i * query), key, query, **style))
@@ -100,6 +103,28 @@ def timeline(stages: Sequence[int], copy: float = 1.0, compute: float = 1.4, til
         axes.set_title(f"{number} stage{'s' * (number > 1)}: {used[-1][1]:.1f} units of time", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(0, longest)
     grid[-1, 0].set_xlabel("time (an example); numbers: the tile")
+    return figure
+
+
+def ranks(panels: Mapping[str, Sequence[tuple[int, int, float, float]]], unit: str = "ms"):
+    """When ranks compute. panels: title -> (rank, turn, begin, end) of everything that is computed."""
+    lanes = [1 + max(rank for rank, *_ in found) for found in panels.values()]
+    figure, grid = figure_with_axes(
+        6.8, 0.3 * sum(lanes) + 0.45 * len(panels), len(panels), sharex=True, squeeze=False, height_ratios=lanes
+    )
+    for axes, count, (title, found) in zip(grid[:, 0], lanes, panels.items()):
+        for rank, turn, begin, end in found:
+            if end > begin:
+                axes.barh(rank, end - begin, 0.8, left=begin, color="white" if turn % 2 else SKY, edgecolor=BLUE)
+                axes.text((begin + end) / 2, rank, str(turn), ha="center", va="center", fontsize=7)
+        last = max(end for *_, end in found)
+        axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_title(f"{title}: {last:.3g} {unit}", fontsize=9, loc="left")
+    grid[-1, 0].set_xlim(left=0)
+    grid[-1, 0].set_xlabel(
+        f"{unit}, by the model; numbers: the turn; empty: nothing to compute, or waiting", fontsize=8
+    )
     return figure
 
 
