@@ -272,7 +272,12 @@ class Lesson:
         also: problems besides those that every chapter checks, and a short one like this lesson's.
         """
         like_this = dataclasses.replace(
-            self.problem, batch=1, heads=2, kv_heads=2, seq_len_q=CHECKED_LENGTH, seq_len_kv=CHECKED_LENGTH
+            self.problem,
+            batch=1,
+            heads=2,
+            kv_heads=2 if self.problem.group_size == 1 else 1,
+            seq_len_q=min(self.problem.seq_len_q, CHECKED_LENGTH),
+            seq_len_kv=CHECKED_LENGTH,
         )
         rows = [
             [p.describe(), *_accuracy(self.step, p, self.on_gpu)] for p in dict.fromkeys((*CHECKED, like_this, *also))

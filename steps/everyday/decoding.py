@@ -25,7 +25,6 @@ from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
-LEAST_ROWS = 16  # of a tile: with fewer, cuTile 13.4 multiplies without the tensor cores
 MOST_ROWS = 128
 START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
 AT_ONCE = 32  # parts that one turn of the merging takes, at most
@@ -39,6 +38,7 @@ class DecodeStep(FusedStep):
     load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
+    least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.4 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them.
     """
 
@@ -49,6 +49,7 @@ class DecodeStep(FusedStep):
     occupancy: int | None = hole(default=None)
     warps: int | None = hole(default=None)
     split: bool = hole(default=False)
+    least_rows: int = hole(default=16)
     tile_key: int | None = hole(default=None)
 
     backend: ClassVar[str] = "cutile"
@@ -82,7 +83,7 @@ class DecodeStep(FusedStep):
         """The constants that ``problem`` is compiled with on ``arch``."""
         queries, members = power_of_two(problem.seq_len_q), power_of_two(problem.group_size)
         members = min(members, MOST_ROWS // queries)
-        queries = max(queries, LEAST_ROWS // members)
+        queries = max(queries, self.least_rows // members)
         key = self.key(problem)
         return DecodeVariant(
             load_key=self.load_key,
