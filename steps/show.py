@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             asked |= {"seq_len_q": options.seq_len, "seq_len_kv": options.seq_len}
         asked |= {"seq_len_kv": options.seq_len_kv} if options.seq_len_kv else {}
         problem = replace(step.default_problem, **{name: value for name, value in asked.items() if value is not None})
-        text = written_out(step, problem, options.arch)
+        text = step.source() if step.several else written_out(step, problem, options.arch)
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if options.output:
@@ -55,12 +55,16 @@ def run(options: argparse.Namespace) -> int:
         return 0
     before = None
     try:
-        before = written_out(other, problem, options.arch) if other else None
+        if step.several:
+            before = other.source() if other and other.several else None
+        else:
+            before = written_out(other, problem, options.arch) if other else None
     except Unsupported as error:
         if options.against:
             raise BadRequest(str(error)) from None
     if sys.stdout.isatty() or options.against:
-        show(without_title(text), before and without_title(before), other)
+        plain = str if step.several else without_title
+        show(plain(text), before and plain(before), other)
     else:
         print(text, end="")
     return 0

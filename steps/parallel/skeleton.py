@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -112,6 +113,14 @@ class _Together:
     def asked_as(self) -> str:
         """By what name ``--parallel`` knows it."""
         return self.name
+
+    def source(self) -> str:
+        """What a rank does, as it is written: the step's function, or the ring with what fills its holes."""
+        if inspect.isfunction(self.function):
+            return inspect.getsource(self.function)
+        ring, block = type(self.function), self.share.block
+        used = f"{self.name} = {ring.__name__}(share={block.__name__}, ahead={self.function.ahead})\n"
+        return "\n\n".join([inspect.getsource(block), inspect.getsource(ring), used])
 
     def computing(self, problem: Problem, target: str) -> Step:
         """The step that computes the parts of ``problem``, which is a rank's own."""

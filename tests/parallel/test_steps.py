@@ -10,6 +10,7 @@ from torch.distributed.tensor.experimental._attention import _cp_options
 
 from steps import PARALLEL, get_step
 from steps.measuring.parallel import Remembering, Silent
+from steps.parallel.model import sent_bytes
 from steps.parallel.peers import in_context
 from steps.parallel.ranks import Ranks
 from tests.parallel.processes import Processes
@@ -130,10 +131,12 @@ def test_keys_and_values_travel_with_their_own_heads(ranks):
     queries, keys = 8 * 64 * 32 * 2 // RANKS, 4 * 64 * 32 * 2 // RANKS  # bytes of a rank's q, and of its k
     for name in ("gather", "ring", "two_buffers", "zigzag"):
         assert ranks.run(sent, name, whole) == [2 * (RANKS - 1) * keys] * RANKS
+        assert sent_bytes(name, whole, RANKS) == 2 * (RANKS - 1) * keys
     assert (
         ranks.run(sent, "ulysses", whole)
         == [(RANKS - 1) * (2 * queries + 2 * keys + 4 * 8 * 64 // RANKS) // RANKS] * RANKS
     )
+    assert ranks.run(sent, "ulysses", whole) == [sent_bytes("ulysses", whole, RANKS)] * RANKS
     around = 2 * (RANKS - 1) * keys + 2 * RANKS * 2 * keys  # the sums have twice the bytes, and go home
     for name in ("ring_gradients", "two_buffers_gradients", "zigzag_gradients"):
         assert ranks.run(sent, name, whole) == [around] * RANKS
