@@ -149,4 +149,4 @@ def test_the_codes_are_of_the_steps_that_there_are():
 
 def test_every_part_is_written_out():
     written = {part_of(step.number).name for step in STEPS if step in KERNELS}
-    assert written == {"cutile", "gluon", "hopper", "blackwell", "cdna", "appendix"}
+    assert written == {"cutile", "gluon", "hopper", "blackwell", "cdna", "everyday", "appendix"}

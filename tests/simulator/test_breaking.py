@@ -99,6 +99,7 @@ ELSEWHERE = {
     "room": [(256, True)],
     "at_maxima": [(64, True), (128, True), (128, False), (256, True)],
     "lean_sum": [(64, True), (128, True)],
+    "hopper_window": [],  # without a window its kernel is that of at_maxima
     "diagonal_first": [(256, True)],
     "tensor_memory": [(64, True)],
     "warp_roles": [(64, True)],
