@@ -1,0 +1,115 @@
+"""Windows, soft caps, packed sequences and groups in a tile, on a GPU: right, ready once, and what peers take."""
+
+import secrets
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.cutile.skeleton import signature
+from steps.reference.peers import PEERS
+from tests.core.test_steps import accuracy_of
+from tests.everyday.test_masks import CAPS, GROUPS, MASKED, PACKED, WINDOWS, packed, takers
+from tutorial_lib import packing
+from tutorial_lib.hardware import describe_machine
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.problem import Problem
+
+pytestmark = pytest.mark.gpu
+
+BAND = Problem(batch=2, heads=8, kv_heads=2, seq_len_q=5000, seq_len_kv=5000, head_dim=128, causal=True, window=1024)
+LARGE = [
+    BAND,
+    replace(BAND, head_dim=64, window=300, dtype="bfloat16"),
+    replace(BAND, head_dim=256, batch=1, window=4096),
+    replace(BAND, window=None, softcap=50.0),
+    packed((3000, 1, 129, 777, 2048), heads=8, head_dim=128),
+    packed(tuple(range(1, 200)), heads=8, causal=False, dtype="bfloat16"),
+    replace(BAND, window=None, causal=False, seq_len_q=16, heads=64, kv_heads=8, dtype="bfloat16"),
+    replace(BAND, window=None, heads=64, kv_heads=1, seq_len_q=1000, seq_len_kv=1000),
+]
+
+
+def unable(step, shape) -> str | None:
+    return step.unsupported(shape, describe_machine("cuda")["arch"])
+
+
+@pytest.mark.parametrize("shape", MASKED + LARGE, ids=lambda p: p.slug)
+def test_who_takes_a_mask_is_right_on_the_gpu(shape):
+    tried = 0
+    for step in takers(shape):
+        if (step.takes or step.name == "pack_gqa") and not unable(step, shape):
+            accuracy = accuracy_of(step, shape, "cuda")
+            assert accuracy.correct, f"{step.label}: {accuracy.explain()}"
+            tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize("shape", [WINDOWS[3], CAPS[0], PACKED[2], PACKED[-2], *LARGE[:2]], ids=lambda p: p.slug)
+@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer.takes], ids=lambda p: p.name)
+def test_peers_are_told_the_mask(peer, shape):
+    if reason := unable(peer, shape):
+        pytest.skip(reason)
+    try:
+        accuracy = accuracy_of(peer, shape, "cuda")
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        pytest.skip(f"{peer.name} cannot run it here: {error}")
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("name", ["varlen", "pack_gqa"])
+def test_one_launch_serves_all_lengths_on_the_gpu(name):
+    step = replace(get_step(name))
+    for lengths in ((1000, 3, 77), (1, 1078, 1), (360, 360, 360)):
+        accuracy = accuracy_of(step, packed(lengths, head_dim=128), "cuda")
+        assert accuracy.correct, accuracy.explain()
+    assert len(step.launches) == 1
+
+
+def test_a_cuda_graph_reads_where_sequences_begin_when_it_is_replayed():
+    step, shape = get_step("varlen"), packed((1000, 3, 77), head_dim=128)
+    q, k, v, begins, _ = FORWARD.inputs(shape, secrets.randbits(32), "cuda")
+    out = torch.empty_like(q)
+    step.attention(q, k, v, True, out=out, cu_seqlens_q=begins)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.attention(q, k, v, True, out=out, cu_seqlens_q=begins)
+    other = packed((80, 500, 500), head_dim=128)
+    begins.copy_(packing.cu_seqlens(other.lengths, "cuda"))
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    [exact] = FORWARD.reference(other, (q, k, v, begins, begins))
+    torch.testing.assert_close(out.double(), exact, atol=5e-3, rtol=1e-2)
+
+
+def test_packed_sequences_leave_their_neighbours_alone():
+    """A tile of queries that is not full writes nothing behind its sequence, and reads no NaN from there."""
+    shape = packed((100, 200, 50), head_dim=128, causal=False)
+    q, k, v, begins, _ = FORWARD.inputs(shape, secrets.randbits(32), "cuda")
+    [exact] = FORWARD.reference(shape, (q, k, v, begins, begins))
+    k[100:300], v[100:300] = float("nan"), float("nan")  # of the sequence in the middle
+    o = get_step("varlen").attention(q, k, v, cu_seqlens_q=begins)
+    for part in (slice(0, 100), slice(300, 350)):
+        torch.testing.assert_close(o[part].double(), exact[part], atol=5e-3, rtol=1e-2)
+
+
+def test_compile_is_what_a_launch_of_a_group_compiles():
+    from cuda.tile.compilation import CallingConvention, KernelSignature
+
+    step, shape = get_step("pack_gqa"), GROUPS[0]
+    variant = step.variant(shape, describe_machine("cuda")["arch"])
+    q, k, v = FORWARD.inputs(shape, 0, "cuda")
+    q = q.unflatten(1, (shape.kv_heads, shape.group_size))
+    seen, tile = step.launched(shape, variant)
+    _, order = step.order.blocks(seen, tile, q.device)
+    lists = order[: variant.lists]
+    launched = KernelSignature.from_kernel_args(
+        step.compiled_when_launched(step.kernel_function(variant)),
+        (q, k, v, q.clone(), 0.1, *lists),
+        CallingConvention.cutile_python_v1(),
+        symbol="fmha",
+    )
+    assert launched == signature(shape, tuple(len(x) for x in lists), by_group=True)
