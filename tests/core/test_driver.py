@@ -50,16 +50,16 @@ def compiled_step(step, shape):
         from steps.gluon.launching import arguments, shapes
 
         variant, lists = step.variant(shape), ()
-        warps = variant.warps.number
+        warps, ctas = variant.warps.number, 1
     else:
         from steps.gluon.tensors import shapes
         from steps.hopper.launching import arguments
 
         variant = step.variant(shape)
-        warps, lists = variant.warps, ([compiler.Placeholder((1,), "int32")] * 2, variant)
+        warps, ctas, lists = variant.warps, variant.ctas, ([compiler.Placeholder((1,), "int32")] * 2, variant)
     tensors = [compiler.Placeholder(x, shape.dtype) for x in shapes(shape)]
     given = (*arguments(*tensors, shape, shape.effective_scale, *lists), variant)
-    source, how = compiler.gluon_source(step.kernel(shape), given, warps, step.made_for)
+    source, how = compiler.gluon_source(step.kernel(shape), given, warps, step.made_for, ctas)
     return triton.compile(source, **how), given
 
 
