@@ -27,12 +27,18 @@ _trainings = Launches()
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attention, ``softmax(scale * q @ k^T, masked) @ v``, by the step that ``steps.best`` names; differentiable.
 
     q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float16 or bfloat16, any strides, on one device. ``causal``
-    hides key j from query i where j > i, ``scale`` None means 1 / sqrt(D). Returns o ``[B, Hq, Sq, D]``, contiguous.
+    hides key j from query i where j > i, ``scale`` None means 1 / sqrt(D). ``window`` hides, under a causal mask, keys
+    j <= i - window, too (a sliding window; its gradients are PyTorch's). Returns o ``[B, Hq, Sq, D]``, contiguous.
     The choice is made once for every kind of call. Where no step is recorded to be as fast as PyTorch's own attention,
     on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step.
 
@@ -40,28 +46,33 @@ def attention(
     """
     causal, scale = bool(causal), None if scale is None else float(scale)
     if torch.is_grad_enabled() and _wants_gradients(q, k, v):
-        return _differentiable(q, k, v, causal, scale)
+        return _differentiable(q, k, v, causal, scale, window)
     if torch.compiler.is_compiling():
-        return operator(q, k, v, causal, scale)
+        return operator(q, k, v, causal, scale, window)
     try:
-        kind = kind_of(q, k, v, causal, scale, None)
+        kind = kind_of(q, k, v, causal, scale, None), window
     except (AttributeError, TypeError, RuntimeError):  # no tensors, which is told, or without memory: of a tracer, say
-        Problem.of(q, k, v, causal, scale)
-        return operator(q, k, v, causal, scale)
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale))(q, k, v, None)
+        Problem.of(q, k, v, causal, scale, window=window)
+        return operator(q, k, v, causal, scale, window)
+    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
 
 
 @torch.library.custom_op("fmha_tutorial::attention", mutates_args=())
 def operator(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """``attention`` as PyTorch's dispatcher calls it."""
-    kind = kind_of(q, k, v, causal, scale, None)
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale))(q, k, v, None)
+    kind = kind_of(q, k, v, causal, scale, None), window
+    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
 
 
 @operator.register_fake
-def _(q, k, v, causal=False, scale=None):
+def _(q, k, v, causal=False, scale=None, window=None):
     return q.new_empty(q.shape)
 
 
@@ -75,13 +86,13 @@ class Training(NamedTuple):
     backward: Step
 
 
-def _differentiable(q, k, v, causal: bool, scale: float | None):
+def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
     if not torch.compiler.is_compiling():
-        Problem.of(q, k, v, causal, scale)  # tells what is wrong
-    if trains(int(q.shape[3]), str(q.dtype), q.device, causal):
+        Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
+    if window is None and trains(int(q.shape[3]), str(q.dtype), q.device, causal):
         return attention_with_lse(q, k, v, causal, scale)[0]
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    return reference.sdpa(q if sign == 1 else q * sign, k, v, causal, positive_scale).contiguous()
+    return reference.sdpa(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
 
 
 @torch.compiler.assume_constant_result
@@ -180,9 +191,9 @@ def _recorded(direction: str) -> tuple:
     return tuple(recorded_runs(RESULTS, direction))
 
 
-def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None) -> Launch:
-    step = chosen(Problem.of(q, k, v, causal, scale), target_of(q.device))
-    ready = step.ready(q, k, v, causal, scale)
+def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None) -> Launch:
+    step = chosen(Problem.of(q, k, v, causal, scale, window=window), target_of(q.device))
+    ready = step.ready(q, k, v, causal, scale, window=window)
 
     def contiguous(q, k, v, out):
         return ready(q, k, v, out).contiguous()

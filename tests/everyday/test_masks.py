@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import steps
 from steps import INSIDE, STEPS, get_step
+from steps.core import attention as front
 from steps.core.fused import grid, tiles_visited
+from steps.core.launch import Launches
 from steps.core.order import deal, tiles_a_head
 from steps.core.step import Unsupported
 from steps.reference import peers
@@ -245,6 +248,29 @@ def test_the_log_sum_exp_is_of_what_a_query_sees(shape):
     exact = torch.cat([reference.attention_and_lse_float64(*one, *kind)[1] for one in each], dim=2)
     torch.testing.assert_close(lse.double(), exact.squeeze(0) if shape.lengths else exact, rtol=1e-5, atol=2e-4)
     assert torch.isfinite(o).all()
+
+
+# --- the front door ---
+
+
+@pytest.mark.parametrize("name", ["sdpa", "window"])
+def test_the_front_door_takes_a_window(name, monkeypatch):
+    monkeypatch.setattr(front, "_launches", Launches())
+    monkeypatch.setattr(front, "chosen", lambda problem, target: get_step(name))
+    q, k, v = FORWARD.inputs(BAND, secrets.randbits(32))
+    for window in (20, None, 50):
+        exact = reference.attention_float64(q, k, v, True, window=window)
+        torch.testing.assert_close(steps.attention(q, k, v, True, window=window).double(), exact, atol=5e-3, rtol=1e-2)
+    with pytest.raises(ValueError, match="window takes a causal mask"):
+        steps.attention(q, k, v, window=5)
+    torch.library.opcheck(front.operator, (q, k, v, True, None, 20))
+
+
+def test_gradients_under_a_window_are_pytorchs():
+    inputs = [x.requires_grad_() for x in FORWARD.inputs(BAND, 0)]
+    mine = torch.autograd.grad(steps.attention(*inputs, True, window=20).sum(), inputs)
+    its = torch.autograd.grad(reference.sdpa(*inputs, True, 1 / 8, 20).sum(), inputs)
+    assert all(map(torch.equal, mine, its))
 
 
 # --- peers, and the command ---
