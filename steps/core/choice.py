@@ -80,7 +80,7 @@ def _architecture(device: str) -> str:
 
 
 def _distance(problem: Problem, arch: str, run: Run) -> tuple:
-    """What differs, most important first; lengths, heads of a group and heads as factors."""
+    """What differs, most important first; lengths, windows, heads of a group and heads as factors."""
     recorded = run.the_problem()
 
     def apart(a: float, b: float) -> float:
@@ -95,7 +95,8 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
         problem.dtype != recorded.dtype,
         apart(problem.seq_len_kv, recorded.seq_len_kv)
         + apart(problem.seq_len_q, recorded.seq_len_q)
-        + apart(problem.group_size, recorded.group_size),
+        + apart(problem.group_size, recorded.group_size)
+        + apart(problem.window or 1, recorded.window or 1),
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from steps.core.problems import standard
+from steps.core.problems import RAGGED, standard
 from tutorial_lib.problem import DTYPES, Problem
 
 
@@ -92,6 +92,28 @@ def _paged() -> tuple[Problem, ...]:
     return tuple(problem for size in sizes for problem in _decoding(causal=True, page_size=size))
 
 
+def _windows() -> tuple[Problem, ...]:
+    found = [(16384, 256), (16384, 1024), (16384, 4096), (4096, 256), (4096, 1024), (65536, 1024)]
+    shapes = [(standard(length, head_dim, causal=True), window) for length, window in found for head_dim in (64, 128)]
+    whole = [replace(shape, window=window, dtype="bfloat16") for shape, window in shapes]
+    return tuple(replace(shape, batch=1) if shape.seq_len_q > 16384 else shape for shape in whole)
+
+
+def _packed() -> tuple[Problem, ...]:
+    """The same number of tokens in sequences of many lengths, all of one, and shorter than a tile."""
+    batches = (RAGGED, (2048,) * 16, (100,) * 320)
+    return tuple(
+        Problem.packed(lengths, heads=32, head_dim=head_dim, dtype="bfloat16", causal=causal)
+        for lengths, head_dim, causal in product(batches, (64, 128), MASKS)
+    )
+
+
+def _few_queries() -> tuple[Problem, ...]:
+    common = {"batch": 16, "heads": 64, "seq_len_kv": 8192, "head_dim": 128, "dtype": "bfloat16"}
+    each = product((1, 4, 16, 64, 128, 256), (8, 1))
+    return tuple(Problem(seq_len_q=queries, kv_heads=kv_heads, **common) for queries, kv_heads in each)
+
+
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
     "gqa": Grid("64 query heads on 64, 8 and 1 key/value heads", _grouped()),
@@ -101,5 +123,8 @@ GRIDS = {
     "wide": Grid("head_dim 512 and 1024", _wide()),
     "decode": Grid("1 to 16 queries against 8192 to 131072 keys, 64 query heads", _decoding()),
     "paged": Grid("the same with keys and values in pages of 16, 64 and 256", _paged()),
+    "windows": Grid("sliding windows of 256 to 4096", _windows()),
+    "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
+    "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
     "between": Grid("head_dim 80, 96, 160 and 192, between those of tiles", _between()),
 }
