@@ -25,6 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="key and value length (as --seq-len)")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"))
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
+    parser.add_argument("--window", type=whole_number, metavar="N", help="sliding window")
     parser.add_argument("--arch", help="architecture (the step's own, such as sm_90)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the kernel's module here")
     return parser
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
         step = get_step(options.step)
         other = get_step(options.against) if options.against else step.previous
         asked = {"head_dim": options.head_dim, "dtype": options.dtype, "causal": options.causal}
+        asked["window"] = options.window
         if options.seq_len:
             asked |= {"seq_len_q": options.seq_len, "seq_len_kv": options.seq_len}
         asked |= {"seq_len_kv": options.seq_len_kv} if options.seq_len_kv else {}

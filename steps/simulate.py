@@ -34,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--head-dim", default=128, help="(128; a file has its own, dtype, mask, heads)", **number)
     parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="causal mask (on)")
+    parser.add_argument("--window", help="sliding window: a query sees itself and the N - 1 keys before it", **number)
     parser.add_argument("--without", metavar="TEXT", help="take out the one synchronisation that holds this text")
     parser.add_argument("--sites", action="store_true", help="list the synchronisations of the kernel, and stop")
     parser.add_argument("--schedules", type=whole_number, default=1, metavar="N", help="run under N latencies (1)")
@@ -111,10 +112,10 @@ def _problem(options: argparse.Namespace, step):
         return Problem(batch=options.batch, seq_len_q=queries, seq_len_kv=options.seq_len_kv or queries, **kind)
 
     if not isinstance(step, WrittenStep):
-        kind = {name: getattr(options, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "causal")}
+        kind = {name: getattr(options, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "causal", "window")}
         return of(RAGGED)
     its = step.written_for
-    kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal")}
+    kind = {name: getattr(its, name) for name in ("head_dim", "dtype", "causal", "window")}
     kind |= {"heads": 2 * its.group_size, "kv_heads": 2}
     return of(EVEN if step.unsupported(of(RAGGED), "cpu") else RAGGED)
 
