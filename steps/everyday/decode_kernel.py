@@ -16,6 +16,7 @@ import math
 import cuda.tile as ct
 
 from steps.cutile.kernel import LN2
+from steps.cutile.step03_exp2 import INVERSE_LN2
 
 LEAST = -1e30  # where maxima begin: below every score, and finite, so that a tile of which a row sees nothing adds zero
 
@@ -83,13 +84,16 @@ def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
     return row_max, row_sum, accumulator
 
 
-def store_part(Parts, LSE, split, head, t, row_max, row_sum, accumulator, variant):
-    """A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys."""
+def store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant):
+    """A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys.
+
+    tile: which of all tiles of rows this is. Not by TMA, whose writes others would see later.
+    """
     o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
     lse = (row_max + ct.log2(row_sum)) * LN2
-    ct.store(LSE, (split, head, t, 0), ct.reshape(lse, (1, 1, variant.members, variant.queries)))
-    o = ct.reshape(o, (1, 1, variant.members, variant.queries, variant.head_dim))
-    ct.store(Parts, (split, head, t, 0, 0), o)
+    ct.store(LSE, (split, tile), ct.reshape(lse, (1, variant.tile.query)), check_bounds=False, allow_tma=False)
+    o = ct.reshape(o, (1, variant.tile.query, variant.head_dim))
+    ct.store(Parts, (split, tile, 0), o, check_bounds=False, allow_tma=False)
 
 
 def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
@@ -103,11 +107,39 @@ def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
     ct.store(Out, (batch, kv_head, t, 0, 0), o)
 
 
+def comes_last(Arrived, tile, splits):
+    """Whether all other splits of these rows have stored their parts. The last one sets the count to zero again.
+
+    The addition releases what this block has stored, and acquires what the others have.
+    """
+    last = ct.atomic_add(Arrived, (tile,), 1, memory_order=ct.MemoryOrder.ACQ_REL) == splits - 1
+    if last:
+        ct.store(Arrived, (tile,), 0)
+    return last
+
+
+def merge_own(Parts, LSE, tile, splits, variant):
+    """Maxima (over ln 2), sums and output, not yet normalised, of all splits of these rows together."""
+    row_max, row_sum, accumulator = begin(variant)
+    for split in range(splits):
+        lse = ct.load(LSE, (split, tile), (1, variant.tile.query), check_bounds=False, allow_tma=False)
+        lse = ct.reshape(lse, (variant.tile.query, 1)) * INVERSE_LN2
+        shape = (1, variant.tile.query, variant.head_dim)
+        part = ct.load(Parts, (split, tile, 0), shape, check_bounds=False, allow_tma=False)
+        now = ct.maximum(row_max, lse)
+        weight, correction = ct.exp2(lse - now), ct.exp2(row_max - now)
+        row_sum = row_sum * correction + weight
+        accumulator = accumulator * correction + weight * ct.reshape(part, (variant.tile.query, variant.head_dim))
+        row_max = now
+    return row_max, row_sum, accumulator
+
+
 def make_decode(variant):
     """The kernel that goes through the keys, for the interpreter and the compiler; its grid: splits, rows, batch.
 
     Rows are tiles of all groups together. Its arguments: Q, K, V, with pages their table and the sequences' lengths,
-    then Parts and LSE, or where one block takes all keys Out; and the scale.
+    then Parts and LSE, where the last block merges a count and Out, too, or where one block takes all keys Out alone;
+    and the scale.
     """
     if variant.page_size:
 
@@ -121,8 +153,23 @@ def make_decode(variant):
             row_max, row_sum, accumulator = attend(
                 q, (K, Table, last), (V, Table, last), batch, kv_head, first, end, length, scale, variant
             )
-            head = batch * Q.shape[1] + kv_head
-            store_part(Parts, LSE, split, head, t, row_max, row_sum, accumulator, variant)
+            tile = batch * ct.num_blocks(1) + ct.bid(1)
+            store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
+
+    elif variant.last_merges:
+
+        def fmha_decode(Q, K, V, Parts, LSE, Arrived, Out, scale):
+            split, splits = ct.bid(0), ct.num_blocks(0)
+            kv_head, t, batch = position(Q, variant)
+            length = K.shape[2]
+            first, end = range_of(split, splits, ct.cdiv(length, variant.tile.key))
+            q = load_rows(Q, kv_head, t, batch, variant)
+            row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
+            tile = batch * ct.num_blocks(1) + ct.bid(1)
+            store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
+            if comes_last(Arrived, tile, splits):
+                row_max, row_sum, accumulator = merge_own(Parts, LSE, tile, splits, variant)
+                finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
 
     elif variant.split:
 
@@ -133,8 +180,8 @@ def make_decode(variant):
             first, end = range_of(split, ct.num_blocks(0), ct.cdiv(length, variant.tile.key))
             q = load_rows(Q, kv_head, t, batch, variant)
             row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
-            head = batch * Q.shape[1] + kv_head
-            store_part(Parts, LSE, split, head, t, row_max, row_sum, accumulator, variant)
+            tile = batch * ct.num_blocks(1) + ct.bid(1)
+            store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
 
     else:
 
@@ -150,26 +197,25 @@ def make_decode(variant):
     return fmha_decode
 
 
-def make_merge(at_once, head_dim, with_lse):
-    """The kernel that puts parts together, a block for each query of each head; its grid: heads, members, queries.
+def make_merge(at_once, head_dim, members, queries, with_lse):
+    """The kernel that puts parts together, a block for each query of each head; its grid: queries, heads, batch.
 
     It is the online softmax once more: the log-sum-exp of a part is its score, and its output is its value. at_once:
-    parts that one turn takes, a power of two.
+    parts that one turn takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``.
     """
 
     def merge(Parts, LSE, Out):
-        head, member, i = ct.bid(0), ct.bid(1), ct.bid(2)
         if with_lse:
             Out, Whole = Out
-        batch, kv_head = head // Out.shape[1], head % Out.shape[1]
+        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        kv_head, member = head // Out.shape[2], head % Out.shape[2]
+        tile = (batch * Out.shape[1] + kv_head) * ct.cdiv(Out.shape[2], members) + member // members
+        row = (tile * members + member % members) * queries + i
         high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
         o = ct.zeros((1, head_dim), ct.float32)
         for n in range(ct.cdiv(Parts.shape[0], at_once)):
-            lse = ct.load(LSE, (n, head, member, i), (at_once, 1, 1, 1), padding_mode=ct.PaddingMode.NEG_INF)
-            lse = ct.reshape(lse, (at_once, 1))
-            part = ct.load(
-                Parts, (n, head, member, i, 0), (at_once, 1, 1, 1, head_dim), padding_mode=ct.PaddingMode.ZERO
-            )
+            lse = ct.load(LSE, (n, row), (at_once, 1), padding_mode=ct.PaddingMode.NEG_INF)
+            part = ct.load(Parts, (n, row, 0), (at_once, 1, head_dim), padding_mode=ct.PaddingMode.ZERO)
             part = ct.reshape(part, (at_once, head_dim))
             now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
             weight, correction = ct.exp(lse - now), ct.exp(high - now)

@@ -38,6 +38,7 @@ class DecodeStep(FusedStep):
     load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
+    last_merges: in place of that kernel, the block of a group that comes last merges.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.4 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them.
     """
@@ -49,6 +50,7 @@ class DecodeStep(FusedStep):
     occupancy: int | None = hole(default=None)
     warps: int | None = hole(default=None)
     split: bool = hole(default=False)
+    last_merges: bool = hole(default=False)
     least_rows: int = hole(default=16)
     tile_key: int | None = hole(default=None)
 
@@ -72,8 +74,12 @@ class DecodeStep(FusedStep):
     def scratch_bytes(self, problem: Problem) -> int:
         """Parts and their log-sum-exp in float32, for as many splits as there are at most."""
         splits = self.splits(problem, max(gpu.multiprocessors for gpu in REFERENCE_GPUS.values()))
-        rows = problem.batch * problem.heads * problem.seq_len_q
-        return 4 * splits * rows * (problem.head_dim + 1) if self.split else 0
+        return 4 * splits * self.rows(problem) * (problem.head_dim + 1) if self.split else 0
+
+    @property
+    def merges_apart(self) -> bool:
+        """Whether a kernel of its own merges."""
+        return self.split and not self.last_merges
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
@@ -96,6 +102,7 @@ class DecodeStep(FusedStep):
             queries=queries,
             seq_len_q=problem.seq_len_q,
             split=self.split,
+            last_merges=self.last_merges,
             ragged=problem.page_size is not None or problem.seq_len_kv % key != 0,
             page_size=problem.page_size,
             causal=problem.causal and problem.seq_len_q > 1,
@@ -104,6 +111,10 @@ class DecodeStep(FusedStep):
     def groups(self, problem: Problem) -> int:
         """Tiles of rows of all kv heads of a sequence."""
         return problem.kv_heads * -(-problem.group_size // self.variant(problem, self.made_for).members)
+
+    def rows(self, problem: Problem) -> int:
+        """Rows of all tiles together, also those that only fill a tile up."""
+        return problem.batch * self.groups(problem) * self.variant(problem, self.made_for).tile.query
 
     def splits(self, problem: Problem, multiprocessors: int) -> int:
         """How many blocks have a range each of the same keys, on so many SMs."""
@@ -121,7 +132,7 @@ class DecodeStep(FusedStep):
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         variant = self.variant(problem, target_of(q.device))
-        function = _decode(dataclasses.replace(variant, lse=return_lse and not self.split))
+        function = _decode(dataclasses.replace(variant, lse=return_lse and not self.merges_apart))
         return self.make_kernel_ready(function, problem, q, k, v, out, return_lse)
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
@@ -137,14 +148,17 @@ class DecodeStep(FusedStep):
         """``run(q, sources, out)``: both kernels, where there are two. sources: what the first reads beside Q."""
         import torch
 
-        shape = self.kernel(self.variant(problem, target_of(device)))[1]
+        variant = self.variant(problem, target_of(device))
+        shape = self.kernel(variant)[1]
         splits, groups = self.splits(problem, processors(device)), (problem.kv_heads, problem.group_size)
         decode = runner((splits, self.groups(problem), problem.batch), function, shape, device)
         sign, scale = positive(problem.effective_scale)
-        rows = (problem.batch * problem.kv_heads, problem.group_size, problem.seq_len_q)
+        kept = (splits, self.rows(problem))
         empty = partial(torch.empty, dtype=torch.float32, device=device)
-        if self.split:
-            merge = runner(rows, _merge(at_once(splits), problem.head_dim, return_lse), MERGING, device)
+        arrived = counts(problem.batch * self.groups(problem), device)
+        if self.merges_apart:
+            blocks = (problem.seq_len_q, problem.heads, problem.batch)
+            merge = runner(blocks, _merging(variant, splits, return_lse), MERGING, device)
 
         def run(q, sources, out):
             o = torch.empty(q.shape, dtype=q.dtype, device=device) if out is None else out
@@ -153,10 +167,12 @@ class DecodeStep(FusedStep):
             written = o.unflatten(1, groups)
             if return_lse:
                 written = written, lse.unflatten(1, groups)
-            if self.split:
-                parts, parts_lse = empty((splits, *rows, problem.head_dim)), empty((splits, *rows))
-                decode(rows_of_groups, *sources, parts, parts_lse, scale)
-                merge(parts, parts_lse, written)
+            parts = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
+            if self.merges_apart:
+                decode(rows_of_groups, *sources, *parts, scale)
+                merge(*parts, written)
+            elif self.split:
+                decode(rows_of_groups, *sources, *parts, arrived(), written, scale)
             else:
                 decode(rows_of_groups, *sources, written, scale)
             return (o, lse) if return_lse else o
@@ -186,7 +202,7 @@ class DecodeStep(FusedStep):
         lengths = problem.lengths_in_pages if problem.page_size else problem.batch * [problem.seq_len_kv]
         tiles = sum(-(-length // variant.tile.key) for length in lengths)
         groups = self.groups(problem)
-        others = (self.compile_merge(problem, splits, arch).code,) if self.split else ()
+        others = (self.compile_merge(problem, splits, arch).code,) if self.merges_apart else ()
         blocks = splits * groups * problem.batch
         return dataclasses.replace(compiled, blocks=blocks, kv_tiles=groups * tiles, other_kernels=others)
 
@@ -194,8 +210,8 @@ class DecodeStep(FusedStep):
         """The kernel that merges so many parts, compiled."""
         from tutorial_lib import compiler
 
-        parameters = [*parts(problem, splits), outputs(problem)]
-        function = _merge(at_once(splits), problem.head_dim, False)
+        parameters = [*self.parts(problem, splits), outputs(problem)]
+        function = _merging(self.variant(problem, arch), splits, False)
         return compiler.compile_cutile(
             compiled_when_launched(function, MERGING),
             KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="merge"),
@@ -205,9 +221,18 @@ class DecodeStep(FusedStep):
 
     def signature(self, problem: Problem, splits: int) -> KernelSignature:
         """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
-        written = parts(problem, splits) if self.split else [outputs(problem)]
+        written = self.parts(problem, splits) if self.split else []
+        if self.last_merges:
+            written.append(array((problem.batch * self.groups(problem),), ct.int32))
+        if not self.merges_apart:
+            written.append(outputs(problem))
         parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
         return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_decode")
+
+    def parts(self, problem: Problem, splits: int) -> list:
+        """The outputs of so many splits, and their log-sum-exp."""
+        kept = (splits, self.rows(problem))
+        return [array((*kept, problem.head_dim), ct.float32), array(kept, ct.float32)]
 
     def sources(self, problem: Problem) -> list:
         """What the kernel reads beside Q."""
@@ -229,6 +254,31 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     return min(range(1, tiles + 1), key=lambda splits: (tiles_in_turn(splits), splits))
 
 
+def counts(number: int, device) -> Callable:
+    """``get()`` gives so many int32 zeros, which a kernel leaves as zeros when it ends.
+
+    So they are made once for every stream, in which one kernel ends before the next begins; for a CUDA graph, which may
+    be replayed beside anything, they are its own, and it sets them to zero itself.
+    """
+    import torch
+
+    kept: dict[int, torch.Tensor] = {}
+    make = partial(torch.zeros, number, dtype=torch.int32, device=device)
+    if device.type == "cpu":
+        return make
+    stream_of, capturing = torch._C._cuda_getCurrentRawStream, torch.cuda.is_current_stream_capturing
+
+    def get() -> torch.Tensor:
+        if capturing():
+            return make()
+        stream = stream_of(device.index)
+        if stream not in kept:
+            kept[stream] = make()
+        return kept[stream]
+
+    return get
+
+
 def power_of_two(number: int) -> int:
     """The least power of two that is not below a number."""
     return 1 << (number - 1).bit_length()
@@ -245,10 +295,8 @@ def outputs(problem: Problem):
     return array(shape, getattr(ct, problem.dtype))
 
 
-def parts(problem: Problem, splits: int) -> list:
-    """The outputs of so many splits, and their log-sum-exp."""
-    rows = (splits, problem.batch * problem.kv_heads, problem.group_size, problem.seq_len_q)
-    return [array((*rows, problem.head_dim), ct.float32), array(rows, ct.float32)]
+def _merging(variant: DecodeVariant, splits: int, with_lse: bool) -> Callable:
+    return _merge(at_once(splits), variant.head_dim, variant.members, variant.queries, with_lse)
 
 
 _decode, _merge = cache(make_decode), cache(make_merge)

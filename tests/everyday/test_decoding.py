@@ -1,6 +1,7 @@
 """Decoding: the steps are right for what they are for, however many parts there are, and say what they refuse."""
 
 import dataclasses
+import re
 import secrets
 
 import pytest
@@ -36,7 +37,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=[1, 3, 40])
+@pytest.fixture(params=[3, 40])
 def multiprocessors(request, monkeypatch):
     """So many SMs that keys are split into few parts, or into many, of which some hold no key."""
     monkeypatch.setattr(decoding, "processors", lambda device: request.param)
@@ -79,18 +80,46 @@ def test_parts_without_a_key_count_nothing(monkeypatch):
 
 @pytest.mark.parametrize("splits", [1, 2, 31, 70])
 def test_merging_is_exact_up_to_float32(splits):
-    """Parts of any size and any log-sum-exp; one of them empty, with what is no number behind the end of the array."""
+    """Parts of any log-sum-exp, one of them empty; tiles of 2 members and 4 queries, of which there are 3: what only
+    fills the tiles up is no number.
+    """
     torch.manual_seed(secrets.randbits(32))
-    parts = torch.randn(splits + 1, 4, 2, 3, 32)
-    lse = 20 * torch.randn(splits + 1, 4, 2, 3)
-    lse[splits // 2 + 1] = float("-inf")
-    parts[splits // 2 + 1] = 0
-    out, whole = torch.full((2, 2, 2, 3, 32), float("nan")), torch.full((2, 2, 2, 3), float("nan"))
-    merge = decoding._merge(at_once(splits + 1), 32, True)
-    interpreter.launch((4, 2, 3), merge, (parts, lse, (out, whole)))
+    batch, kv_heads, members, queries, head_dim = 2, 2, 4, 3, 32
+    shape = (splits + 1, batch, kv_heads, members, queries)
+    parts, lse = torch.randn(*shape, head_dim), 20 * torch.randn(shape)
+    lse[splits // 2 + 1], parts[splits // 2 + 1] = float("-inf"), 0
+    out, whole = torch.full((*shape[1:], head_dim), float("nan")), torch.full(shape[1:], float("nan"))
+    padded = [torch.nn.functional.pad(x, (*fill, 0, 1), value=float("nan")) for x, fill in ((parts, (0, 0)), (lse, ()))]
+    kept = padded[0].reshape(splits + 1, -1, head_dim), padded[1].reshape(splits + 1, -1)
+    merge = decoding._merge(at_once(splits + 1), head_dim, 2, 4, True)
+    interpreter.launch((queries, kv_heads * members, batch), merge, (*kept, (out, whole)))
     weights = torch.softmax(lse.double(), 0)
-    torch.testing.assert_close(out.flatten(0, 1).double(), (weights[..., None] * parts).sum(0), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(whole.flatten(0, 1).double(), torch.logsumexp(lse.double(), 0), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(out.double(), (weights[..., None] * parts).sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole.double(), torch.logsumexp(lse.double(), 0), rtol=1e-6, atol=1e-5)
+
+
+def test_the_count_is_zero_again_behind_every_launch(monkeypatch):
+    """So the same place serves the next launch, which merges at its own last block, and no other."""
+    monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 3)
+    kept = torch.zeros(4, dtype=torch.int32)
+    monkeypatch.setattr(decoding, "counts", lambda number, device: lambda: kept)
+    step, shape = dataclasses.replace(get_step("last_merges")), decoding_of(seq_len_kv=290)
+    for _ in range(2):
+        inputs = FORWARD.inputs(shape, secrets.randbits(32))
+        exact = FORWARD.reference(shape, inputs)
+        assert FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact)).correct
+        assert not kept.any()
+
+
+def test_what_a_block_stores_is_visible_before_it_counts():
+    """In machine code: all warps have stored, a fence for the whole GPU, the addition, and no stale lines are left."""
+    code = get_step("last_merges").compile(DECODING).sass
+    order = [op for op in re.findall(r"\b(STG|BAR\.SYNC|MEMBAR\.ALL\.GPU|ATOMG|CCTL\.IVALL|LDG)\b", code)]
+    at = order.index("ATOMG")
+    assert order.count("ATOMG") == 1 and order[at - 1] == "MEMBAR.ALL.GPU" and order[at + 1] == "CCTL.IVALL"
+    before, behind = order[:at], order[at:]
+    assert "BAR.SYNC" in before[len(before) - before[::-1].index("STG") :], "a barrier between the stores and the fence"
+    assert "BAR.SYNC" in behind[: behind.index("LDG")], "a barrier between the addition and the loads of other parts"
 
 
 # --- how many parts ---
@@ -130,7 +159,7 @@ def test_a_launch_has_the_splits_of_its_problem():
     assert step.splits(DECODING, 132) == 4 and get_step("group_rows").splits(DECODING, 132) == 1
     one = dataclasses.replace(DECODING, batch=1)
     assert step.splits(one, 132) == 32
-    assert step.scratch_bytes(one) >= 4 * 32 * 64 * 129 and get_step("group_rows").scratch_bytes(one) == 0
+    assert step.scratch_bytes(one) >= 4 * 32 * 128 * 129 and get_step("group_rows").scratch_bytes(one) == 0
     assert step.compile(one).blocks == 8 * 32
 
 
