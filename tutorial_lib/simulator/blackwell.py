@@ -167,8 +167,8 @@ def tcgen05_mma(
     block, pipe = me.block, _pipe(me, a, b, acc)
     pipe.begun += 1
     me.uses(reads=tuple(factor.buffer for factor in (a, b) if not isinstance(factor, TensorMemory)))
-    factors, sums = [], []  # of every CTA that takes part
-    for target in block.cluster.blocks if block.pair else [block]:
+    targets, factors, sums = block.cluster.blocks if block.pair else [block], [], []  # every CTA that takes part
+    for target in targets:
         factors.append((a.of(target), b.of(target)))
         sums.append(acc.of(target))
         for factor in factors[-1]:
@@ -180,11 +180,12 @@ def tcgen05_mma(
         begin_there, end_there = block.cluster.blocks[1].units["tensor cores"].take(me.time, clocks)
         begin, end = max(begin, begin_there), max(end, end_there)
     end = pipe.last_end = max(pipe.last_end, end)
-    block.draw("tensor cores", "tcgen05", str(me), begin, end)
     weighted = isinstance(a, TensorMemory)  # as a PV product has its first factor
-    if weighted:
-        _note(block, "factor", False, a, begin, end)
-    _note(block, "product" if not weighted else "sum" if use_acc else "first sum", True, acc, begin, end)
+    for target, (first, _), some in zip(targets, factors, sums, strict=True):
+        target.draw("tensor cores", "tcgen05", str(me), begin, end)
+        if weighted:
+            _note(target, "factor", False, first, begin, end)
+        _note(target, "product" if not weighted else "sum" if use_acc else "first sum", True, some, begin, end)
 
     def clear(time: float) -> None:
         for some in sums:
