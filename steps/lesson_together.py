@@ -79,9 +79,9 @@ class LessonTogether(Lesson):
         """What to run where there are several GPUs."""
         names = ",".join(step.name for step in select("parallel", None) if step.direction == "forward")
         return Page(
-            f"Checked on CPUs, not timed. On a machine with several GPUs, `torchrun --nproc-per-node 2 -m steps.run --parallel {names} "
-            f"--seq-len {LONG.seq_len_q} --dtype bfloat16` measures these steps, PyTorch's own context parallelism and "
-            "one GPU alone, in the same rounds."
+            "Checked on CPUs, not timed. On a machine with several GPUs, `torchrun --nproc-per-node 2 -m steps.run "
+            f"--parallel {names} --seq-len {LONG.seq_len_q} --dtype bfloat16` measures these steps, PyTorch's own "
+            "context parallelism and one GPU alone, in the same rounds."
         )
 
 

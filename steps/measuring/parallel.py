@@ -18,7 +18,7 @@ from functools import partial
 from steps.core.attention import training
 from steps.core.launch import untold
 from steps.core.step import Step, target_of
-from steps.measuring.bench import REPETITIONS, SETS, Bench
+from steps.measuring.bench import REPETITIONS, Bench
 from steps.measuring.together import LOCAL_RANK
 from steps.parallel.ranks import Passing, Ranks, places_like
 from tutorial_lib import accuracy, timing
@@ -168,8 +168,6 @@ class ParallelBench(Bench):
             self._plan((step.name, "sending"), lambda i: [call() for call in again])
 
     def _plan(self, name, call: Callable) -> None:
-        for i in range(SETS):
-            call(i)
         self.calls[name] = call
         self.plans[name] = self.ranks.everybody(timing.plan_sample(call))[0]  # all take as many launches
 

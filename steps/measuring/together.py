@@ -35,6 +35,7 @@ def joined(device: str, timeout: float) -> Iterator[Ranks]:
         if local >= there:
             raise BadRequest(f"a process takes a GPU of its own, and {there} are here: --nproc-per-node {there}")
         torch.cuda.set_device(local)
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # its few blocks go before a kernel's many
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))

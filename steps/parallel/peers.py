@@ -67,7 +67,7 @@ def _mesh(device: str):
 
 @contextmanager
 def in_context(causal: bool, rotation: str, device: str) -> Iterator[None]:
-    """Inside, scaled_dot_product_attention is PyTorch's over all ranks.
+    """Inside, scaled_dot_product_attention is PyTorch's over all ranks; cuDNN computes its parts where it can.
 
     PyTorch decides by the first buffer's length whether the sequence is shared out evenly: where it is a multiple of
     twice the ranks. Without a mask it must not be. The tensors of a call are shared out already, so that the buffer
@@ -76,11 +76,13 @@ def in_context(causal: bool, rotation: str, device: str) -> Iterator[None]:
     import torch
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._attention import set_rotate_method
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     set_rotate_method(rotation)
     mesh = _mesh(device)
     buffer = torch.zeros(mesh.size() * (2 if causal else 1), device=device)
-    with context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0]):
+    fastest_first = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0]), sdpa_kernel(fastest_first, set_priority=True):
         yield
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Tensors = tuple["torch.Tensor", ...]
 
+GIVE_WAY = 20_000  # cycles, some ten microseconds, that a GPU's current stream waits for an exchange to begin
+
 
 class RankFailure(Ended):
     """The ranks cannot go on together: one of them ended, or did not answer in time. The message is one line."""
@@ -44,6 +46,7 @@ class Ranks:
         All are contiguous. Between GPUs this goes on in a stream of NCCL's own, behind what the current stream has been
         given so far. Nobody may write to either before ``wait()``.
         """
+        import torch
         from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
 
         if self.count == 1:
@@ -53,7 +56,12 @@ class Ranks:
         receives = [P2POp(irecv, x, group=self.group, group_peer=before) for x in into]
         self.sent += sum(map(size_of, tensors))
         with self.heard():
-            return Passing(self, batch_isend_irecv(sends + receives), into)
+            passing = Passing(self, batch_isend_irecv(sends + receives), into)
+        if tensors[0].is_cuda:
+            # A kernel that is launched now may fill every SM before NCCL's blocks, in a stream of their own, have
+            # begun. That this is needed is a hypothesis: no machine with several GPUs was at hand.
+            torch.cuda._sleep(GIVE_WAY)
+        return passing
 
     # --- all with all ---
 

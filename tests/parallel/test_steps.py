@@ -1,5 +1,6 @@
 """The steps over several ranks, in processes on the CPU over gloo: against float64, and what they say of bad calls."""
 
+import dataclasses
 import os
 from datetime import timedelta
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 from torch.distributed.tensor.experimental._attention import _cp_options
 
 from steps import PARALLEL, get_step
-from steps.measuring.parallel import Remembering, Silent
+from steps.measuring.parallel import ParallelBench, Remembering, Silent
 from steps.parallel.model import sent_bytes
 from steps.parallel.peers import in_context
 from steps.parallel.ranks import Ranks
@@ -188,12 +189,13 @@ def test_the_peers_context_is_entered_and_left(ranks):
 # --- bad calls ---
 
 
-def called(rank, name: str, tokens: dict[int, int], **fields):
+def called(rank, name: str, tokens: dict[int, int], group=None, **fields):
     """On a rank: call a step; tokens: how many a rank has, where it is not 16."""
     kv_heads = fields.pop("kv_heads", 4)
     q = torch.randn(1, 4, tokens.get(rank.own, 16), 32).half()
     k = torch.randn(1, kv_heads, q.shape[2] + fields.pop("more_keys", 0), 32).half()
-    return get_step(name).attention(q, k, k, **{"causal": True} | fields).shape
+    step = get_step(name) if group is None else get_step(name).on(group)
+    return step.attention(q, k, k, **{"causal": True} | fields).shape
 
 
 def called_with(rank, name, tokens, fields):
@@ -230,30 +232,46 @@ def test_without_a_group_a_step_says_how_it_is_started():
         get_step("ring").attention(q, q, q)
 
 
-def dies_or_calls(rank, name: str):
+def no_room_left(q, k, v, causal, ranks, parts):
+    if ranks.own == 1:
+        raise MemoryError("no room left")
+    return parts.attention(q, k, v, causal)
+
+
+def benched(rank) -> list:
+    """On a rank: what a bench says of a step that fails on rank 1 alone, and of one that is right."""
+    bench = ParallelBench(problem(), "forward", "cpu", 1, True)
+    bad = get_step("ring").evolve(name="bad", function=no_room_left)
+    try:
+        bench.check(bad)
+    except RuntimeError as error:
+        told = str(error)
+    ring = get_step("ring")
+    lacking = bench.missing(get_step("ulysses").evolve(by_heads=True, share=dataclasses.replace(ring.share, pieces=3)))
+    return [told, bench.missing(ring), bench.check(ring).correct, bench.sent(ring), lacking]
+
+
+def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(ranks):
+    sends = sent_bytes("ring", problem(), RANKS)
+    lacking = "the sequence must be a multiple of 12 tokens for 4 ranks, got 64"
+    told = ["MemoryError: no room left (on rank 1 of 4)", None, True, sends, lacking]
+    assert ranks.run(benched) == [told] * RANKS
+
+
+def lost(rank):
+    """Ranks 0 and 1: rank 1 ends. Ranks 2 and 3: rank 3 is not there, and rank 2 gives up as soon as it may."""
     if rank.own == 1:
         os._exit(3)
-    return called(rank, name, {})
+    if rank.own == 3:
+        return None
+    if rank.own == 2:
+        torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), rank.pair)
+    return called(rank, "ring", {}, group=rank.pair)
 
 
-def late_or_calls(rank, name: str):
-    """Rank 1 is not there: it returns at once. The others give up as soon as they may."""
-    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), torch.distributed.group.WORLD)
-    return None if rank.own == 1 else called(rank, name, {})
-
-
-def test_a_rank_that_does_not_answer_is_told_on_the_others(tmp_path):
-    with Processes(tmp_path / "meeting", 2) as two:
-        first, second = two.run(late_or_calls, "ring")
-    assert second is None
-    told = "RankFailure: rank 0 of 2 stops, because another rank did not answer in time"
-    assert isinstance(first, WorkerFailure) and str(first).startswith(told), first
-
-
-@pytest.mark.parametrize("name", ["ring", "ulysses"])
-def test_a_rank_that_dies_is_told_on_the_others(tmp_path, name):
-    with Processes(tmp_path / "meeting", 2) as two:
-        assert two.run(called, name, {}) == [(1, 4, 16, 32)] * 2  # they have agreed: now it is in the exchange
-        first, second = two.run(dies_or_calls, name)
-    assert str(second).startswith("the process died (exit status 3)")
-    assert str(first).startswith("RankFailure: rank 0 of 2 stops, because another rank has ended"), first
+def test_a_rank_that_dies_or_does_not_answer_is_told_on_the_others(tmp_path):
+    with Processes(tmp_path / "meeting", RANKS) as four:
+        left, died, waited, silent = four.run(lost)
+    assert str(died).startswith("the process died (exit status 3)") and silent is None
+    assert str(left).startswith("RankFailure: rank 0 of 2 stops, because another rank has ended"), left
+    assert str(waited).startswith("RankFailure: rank 0 of 2 stops, because another rank did not answer in time"), waited
