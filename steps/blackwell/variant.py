@@ -52,13 +52,13 @@ class Roles(Choices):
 
     At head_dim 256, where the outputs of two would fill tensor memory, one does.
 
-    correction: who rescales the output, a warp group for it or the one that does the softmax. stay: one block an SM
-    stays, and computes a list of tiles of queries that was dealt to it before the launch, or takes the next tile that
-    no other has when it is ready for one; None: a block a tile.
+    correction: who rescales the output, a warp group for it or the one that does the softmax. stay: a block computes
+    one tile of queries, or one block an SM stays. It computes a list of tiles that was "dealt" to it before the launch,
+    or takes the next tile that no other has "taken" when it is ready for one.
     """
 
     correction: Correction | Literal["by the softmax"] = "by the softmax"
-    stay: Literal["dealt", "taken"] | None = None
+    stay: Literal["a block a tile", "dealt", "taken"] = "a block a tile"
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Variant:
 
 def stays(roles: Roles | Cluster | str) -> bool:
     """Whether blocks stay, and compute several tiles of queries."""
-    return isinstance(roles, Roles) and roles.stay is not None
+    return isinstance(roles, Roles) and roles.stay != "a block a tile"
 
 
 def _registers(parts: int, correction: bool) -> tuple[int, ...]:
