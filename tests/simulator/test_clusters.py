@@ -5,12 +5,17 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from steps import get_step
+from steps.writing.written import write_step
+from tests.shapes import problem
 from tests.simulator import cluster_kernels as kernels
 from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
+from tutorial_lib.simulator.breaking import broken
 from tutorial_lib.simulator.machine import B200
 from tutorial_lib.simulator.run import launch
 
 SEEDS = (None, *range(6))
+STEPS = ("tensor_memory", "pair", "multicast")
 
 
 def run(kernel, *arguments, seed=None):
@@ -110,6 +115,20 @@ def test_products_of_each_tell_both(factors):
 def test_what_a_cluster_cannot_is_refused(kernel, kind, told):
     with pytest.raises(kind, match=told):
         run(kernel)
+
+
+def test_what_synchronises_ctas_is_broken_in_ways_of_its_own():
+    """``tests/simulator/test_breaking.py`` takes every way that there is; these must be among them."""
+    shape = problem(batch=1, heads=1, seq_len_q=300, seq_len_kv=300, causal=False)
+    ways = {name: {(w.how, w.what) for w in broken(write_step(get_step(name), shape).text)} for name in STEPS}
+    assert {
+        ("relaxed", "hopper.cluster.arrive()"),
+        ("without", "hopper.cluster.arrive()"),
+        ("without", "hopper.cluster.wait()"),
+        ("without", "mbarrier.sync_cluster_init()"),
+    } <= ways["pair"]
+    assert sum(how == "for itself" for how, _ in ways["multicast"]) == 2
+    assert not any(how in ("relaxed", "for itself") for how, _ in ways["tensor_memory"])
 
 
 def test_other_clusters_are_refused():
