@@ -147,7 +147,7 @@ def sdpa_error(
 
     q, k, v = inputs
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    own = unfused if softcap else sdpa
+    own = unfused if softcap else sdpa_masked
     more = {"softcap": softcap} if softcap else {}
     return max_error(own(q if sign == 1 else q * sign, k, v, causal, scale, window, packing=packing, **more), exact)
 
@@ -159,21 +159,25 @@ def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None) -> tuple[torc
     return torch.autograd.grad(*with_graph(sdpa, q, k, v, causal, scale), do)
 
 
-def sdpa(q, k, v, causal: bool, scale: float, window: int | None = None, packing: Packing | None = None):
-    """PyTorch's own attention, its choice of backend; scale must not be negative.
+def sdpa(q, k, v, causal: bool, scale: float):
+    """PyTorch's own attention, its choice of backend; scale must not be negative."""
+    from torch.nn.functional import scaled_dot_product_attention
 
-    It has no argument for a window, which it is given as a mask, nor for packed sequences, each of which is a call.
-    """
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+def sdpa_masked(q, k, v, causal: bool, scale: float, window: int | None = None, packing: Packing | None = None):
+    """As ``sdpa``, which has no argument for a window or packed sequences: a mask, and a call for each sequence."""
     from torch import cat
     from torch.nn.functional import scaled_dot_product_attention
 
     if packing:
-        return cat([sdpa(*each, causal, scale, window) for each in split(q, k, v, packing.pairs)], dim=2)
-    grouped = q.shape[1] != k.shape[1]
-    if window:
-        mask = visible(q.shape[2], k.shape[2], window, q.device)
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+        return cat([sdpa_masked(*each, causal, scale, window) for each in split(q, k, v, packing.pairs)], dim=2)
+    if window is None:
+        return sdpa(q, k, v, causal, scale)
+    mask, grouped = visible(q.shape[2], k.shape[2], window, q.device), q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 @lru_cache(maxsize=1)

@@ -92,7 +92,7 @@ def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | No
     if window is None and trains(int(q.shape[3]), str(q.dtype), q.device, causal):
         return attention_with_lse(q, k, v, causal, scale)[0]
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    return reference.sdpa(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
+    return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
 
 
 @torch.compiler.assume_constant_result

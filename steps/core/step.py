@@ -279,10 +279,12 @@ def no_scratch(problem: Problem) -> int:
 class TorchStep(Step):
     """A step made of PyTorch calls: ``function(q, k, v, causal, scale)`` returns o.
 
-    takes: of ``Problem.features``; what a problem has of them, ``function`` gets by name: window, softcap, packing.
+    takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing. None:
+    ``function`` does.
     """
 
     function: Callable
+    masked: Callable | None = None
     scratch: Callable[[Problem], int] = no_scratch
     takes: tuple[str, ...] = ()
 
@@ -295,8 +297,8 @@ class TorchStep(Step):
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         from tutorial_lib.reference import log_sum_exp
 
-        function, causal, scale = self.function, problem.causal, problem.effective_scale
-        features = masks(problem)
+        causal, scale, features = problem.causal, problem.effective_scale, masks(problem)
+        function = self.masked if self.masked and problem.features else self.function
 
         def launch(q, k, v, out, *begins):
             more = {**features, "packing": Packing(*begins, problem.pairs_of_lengths)} if begins else features

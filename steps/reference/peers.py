@@ -15,7 +15,7 @@ from steps.core.step import TorchStep
 from steps.reference.autograd import AutogradGradients
 from steps.reference.step01_naive import quadratic_bytes
 from tutorial_lib.packing import as_batch, as_packed
-from tutorial_lib.reference import sdpa
+from tutorial_lib.reference import sdpa_masked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def _sdpa_with(backend: str, q, k, v, causal, scale, window=None, packing=None):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(getattr(SDPBackend, backend)):
-        return sdpa(q, k, v, causal, scale, window, packing)
+        return sdpa_masked(q, k, v, causal, scale, window, packing)
 
 
 def sdpa_cudnn(q, k, v, causal, scale, window=None, packing=None):

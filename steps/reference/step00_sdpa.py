@@ -6,7 +6,7 @@ shape, dtype and hardware. We leave the choice to it and record which kernel it 
 
 from steps.core.problems import HEADLINE
 from steps.core.step import TorchStep
-from tutorial_lib.reference import sdpa
+from tutorial_lib.reference import sdpa, sdpa_masked
 
 STEP = TorchStep(
     number=0,
@@ -15,5 +15,6 @@ STEP = TorchStep(
     change="PyTorch's scaled_dot_product_attention, with the backend that it chooses itself.",
     default_problem=HEADLINE,
     function=sdpa,
+    masked=sdpa_masked,
     takes=("window", "lengths"),
 )
