@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from steps.core.choice import best
 from steps.core.ladder import select
-from steps.core.problems import LONG, standard
+from steps.core.problems import LONG
 from steps.lesson import Lesson
 from steps.parallel import model
 from tutorial_lib import tables
@@ -38,12 +37,6 @@ class LessonTogether(Lesson):
         told = f"+ is new, - is gone, against {self.previous.label}. {where}"
         return [told, difference(self.previous.source(), self.step.source())]
 
-    def rate(self) -> tuple[float, str]:
-        """Operations a second of one GPU, and where they come from: the fastest recorded step on long sequences."""
-        choice = best(standard(16384, causal=True), "sm_90", self.results)
-        m = choice.record.measurement(choice.step.name)
-        return 1e12 * m.tflops, f"step {m.label}, {tables.provenance(choice.record)}"
-
     def predict(self, guess: float | None = None) -> Page:
         """Your prediction, and the model's answer: nobody has measured it."""
         before, question = self.previous, f"On {GPUS} GPUs over NVLink, on {LONG.describe()}"
@@ -57,7 +50,7 @@ class LessonTogether(Lesson):
             return Page(
                 f"A guess is a number such as 1.5: times as fast as step {before.label}. This came: `{guess!r}`."
             )
-        rate, where = self.rate()
+        rate, where = model.recorded_rate()
         took = [model.seconds(step.name, LONG, GPUS, rate, model.LINKS[1]) for step in (before, self.step)]
         return Page(
             f"Your guess: {guess:g}. {question} the model says {took[0] / took[1]:.2f} times as fast, for GPUs as fast "

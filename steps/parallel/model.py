@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from steps.core.choice import best
 from steps.core.ladder import get_step
+from steps.core.problems import standard
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+from tutorial_lib.tables import provenance
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,13 @@ class Turn(NamedTuple):
     number: int
     begin: float
     end: float
+
+
+def recorded_rate() -> tuple[float, str]:
+    """Operations a second of one GPU, and where they come from: the fastest step recorded on long sequences."""
+    choice = best(standard(16384, causal=True), "sm_90")
+    m = choice.record.measurement(choice.step.name)
+    return 1e12 * m.tflops, f"step {m.label}, {provenance(choice.record)}"
 
 
 def key_bytes(problem: Problem, ranks: int) -> int:
