@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         path = options.output_dir / trace.machine["slug"] / problem.slug / f"trace_{step.name}.json"
         write_whole(path, as_json(trace))
     else:
-        recorded = [t for t in recorded_traces(options.output_dir, step.name) if t.problem == problem.as_dict()]
+        recorded = [t for t in recorded_traces(options.output_dir, step.name) if t.the_problem() == problem]
         if not recorded:
             raise BadRequest(
                 f"this needs a GPU, and no trace of step {step.label} at {problem.describe()} is recorded: "

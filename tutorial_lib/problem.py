@@ -304,8 +304,9 @@ class Problem:
         return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
 
     def as_dict(self) -> dict:
-        """The fields, as results.json holds them."""
-        return asdict(self)
+        """The fields, as results.json holds them: without those that plain attention does not have."""
+        plain = ("scale",)  # may be None, and always stood there
+        return {name: value for name, value in asdict(self).items() if value is not None or name in plain}
 
 
 def masks(problem: Problem) -> dict[str, object]:
