@@ -65,7 +65,7 @@ PARTS = (
         "Everyday problems: grouped heads, decoding, masks",
         range(100, 120),
         ("everyday",),
-        untimed="this part is new, and no record holds it yet",
+        untimed="no record holds these steps yet",
     ),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
