@@ -45,11 +45,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--against", metavar="STEP", help="compare with this step")
     archs = "such as sm_90,sm_121 or gfx950; all: NVIDIA's or AMD's, as the step is, or both (the step's own)"
     parser.add_argument("--arch", metavar="ARCHS", help=archs)
-    parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help="(4096; a file: its own)")
+    own = "(4096; a file, and a step that does not take that: its own)"
+    parser.add_argument("--seq-len", type=whole_number, default=4096, metavar="N", help=own)
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="(as --seq-len)")
     parser.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="(128)")
     parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"), help="(float16)")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="(on)")
+    pages = "of a step that reads pages: its own problem, with pages of so many keys"
+    parser.add_argument("--page-size", type=whole_number, metavar="N", help=pages)
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="with all: write survey.json and its heat table here"
     )
@@ -68,6 +71,7 @@ class Examined:
     change: str
     other: str | None
     problem: Problem
+    direction: str
     compiled: dict[str, tuple[Compiled, Compiled | None] | str]
 
 
@@ -111,7 +115,7 @@ def asked(options: argparse.Namespace, architectures: Sequence[str]) -> tuple[li
         steps = surveyed(STEPS, architectures) if options.step == "all" else [find(options.step)]
         other = find(options.against) if options.against else None
         written = [step.written_for for step in steps if hasattr(step, "written_for")]
-        problem = written[0] if written else asked_problem(options)
+        problem = written[0] if written else asked_problem(options, None if options.step == "all" else steps[0])
         if options.step == "all":  # of a part for other architectures nothing is to be told
             able = [step for step in steps if any(step.unsupported(problem, a) is None for a in architectures)]
             steps = able or steps
@@ -147,7 +151,7 @@ def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examin
             compiled[arch] = step.compile(problem, arch), other.compile(problem, arch) if other else None
         except (CompilerError, Unsupported) as error:
             compiled[arch] = str(error)
-    examined = Examined(step.label, step.change, other and other.label, problem, compiled)
+    examined = Examined(step.label, step.change, other and other.label, problem, step.direction, compiled)
     if not any(isinstance(found, str) for found in compiled.values()):
         keep(identity(options), asdict(examined))
     return examined
@@ -174,16 +178,29 @@ def identity(options: argparse.Namespace) -> bytes:
     return repr((question, versions)).encode() + hashlib.sha256(repr(sources).encode()).digest()
 
 
-def asked_problem(options: argparse.Namespace):
-    """The problem that the options describe; raises ValueError."""
+OF_THE_PROBLEM = ("seq_len", "seq_len_kv", "head_dim", "dtype", "causal")
+
+
+def asked_problem(options: argparse.Namespace, step: Step | None = None):
+    """The problem that the options describe; raises ValueError.
+
+    Where they describe none, that of a step which is for other problems is its own; so is what pages are asked of.
+    """
     from dataclasses import replace
 
     from steps.core.problems import standard
 
+    given = [name for name in OF_THE_PROBLEM if getattr(options, name) != make_parser().get_default(name)]
+    if options.page_size:
+        if step is None or "page_size" not in step.takes or given:
+            raise ValueError("--page-size goes with a step that reads pages, such as paged, and no other problem")
+        return replace(step.default_problem, page_size=options.page_size)
     problem = standard(options.seq_len, options.head_dim, options.causal)
-    return replace(
+    problem = replace(
         problem, heads=32, kv_heads=32, dtype=options.dtype, seq_len_kv=options.seq_len_kv or options.seq_len
     )
+    for_others = step is not None and step.default_problem and step.unsupported(problem, step.made_for)
+    return step.default_problem if for_others and not given else problem
 
 
 def surveyed(steps: Sequence[Step], architectures: Sequence[str]) -> list[Step]:
@@ -302,7 +319,7 @@ def show(console, examined: Examined, compiled: Compiled, before: Compiled | Non
         )
     elif other:
         console.print("The same code." if compiled.same_code(before) else "Different code.", style="bold")
-    show_limit(console, compiled, examined.problem)
+    show_limit(console, compiled, examined.problem, examined.direction)
     for remark in compiled.remarks:
         source = linecache.getline(str(Path(__file__).parent / remark.file), remark.line).strip()
         console.print(f"  {remark.file}:{remark.line}  {source}", soft_wrap=True, markup=False)
@@ -367,15 +384,17 @@ def difference(before, now) -> str:
     return "vanished" if not now else f"{100 * (now / before - 1):+z.0f} %"
 
 
-def show_limit(console, compiled, problem) -> None:
+def show_limit(console, compiled, problem, direction: str) -> None:
     from tutorial_lib.architectures import AMD_GPUS, REFERENCE_GPUS
     from tutorial_lib.limits import floor, limit
+    from tutorial_lib.passes import PASSES
 
     gpu = (REFERENCE_GPUS | AMD_GPUS).get(compiled.arch)
     if gpu is None:
         console.print(f"Limit: no source states the rates of {compiled.arch}.")
         return
-    least, own = floor(problem, gpu), limit(problem, compiled.as_dict(), gpu)
+    kind = PASSES[direction]
+    least, own = floor(problem, gpu, kind), limit(problem, compiled.as_dict(), gpu, kind)
     console.print(f"Floor of the problem on {gpu.name}: {times(least.units)}.")
     if "exponentials" not in least.units:
         console.print("Exponentials are not in it: no source states their rate.")

@@ -1,12 +1,17 @@
 """``python -m steps.run`` asks for decoding and for pages, and says what does not go together."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from steps import run
+from steps import inspect, run
 from steps.core.grids import GRIDS
+from steps.core.problems import PAGED_DECODING
 from steps.reference.peers import peers_of
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.limits import floor
+from tutorial_lib.passes import PAGED
 
 
 def call(capsys, *arguments):
@@ -75,3 +80,20 @@ def test_peers_of_pages_are_not_run_on_the_cpu():
     assert peer.direction == "paged" and peer.unsupported(GRIDS["paged"].problems[0], "cpu") == (
         "peers are timed on a GPU only"
     )
+
+
+# --- steps.inspect ---
+
+
+def test_what_a_step_became_is_told_of_its_own_problem(capsys):
+    """A step that does not take the standard problem has its own, and pages may be asked for."""
+    assert inspect.main(["split_keys"]) == 0
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert "Compiled for B=8 H=64/8 S=1x32768 D=128 bf16" in out and "the memory bound it" in out
+    assert inspect.main(["paged", "--page-size", "16"]) == 0
+    out = capsys.readouterr().out.replace("\n", " ")
+    least = 1000 * floor(replace(PAGED_DECODING, page_size=16), REFERENCE_GPUS["sm_90"], PAGED).units["memory"]
+    assert "pages of 16" in out and f"memory {least:.3g} ms" in out
+    for asked in (["exp2", "--page-size", "16"], ["paged", "--page-size", "16", "--seq-len", "5"]):
+        assert inspect.main(asked) == 2
+        assert "--page-size goes with a step that reads pages" in capsys.readouterr().err
