@@ -252,7 +252,8 @@ def write_ladder(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 def run(options: argparse.Namespace) -> int:
     found = read_all(options.paths)
-    forward = [(place, run) for place, run in found if run.direction == "forward"]  # the ladder's and README's tables
+    # For the ladder's and the README's tables; a run over several GPUs has its own report.
+    forward = [(place, run) for place, run in found if run.direction == "forward" and run.ranks == 1]
     for path in write_all(found):
         print(path)
     for folder in filter(Path.is_dir, options.paths):

@@ -24,7 +24,8 @@ def read(path: Path) -> Run:
 
 
 PATHS = [path for path in tracked("results/*/*/results.json") if "/trials/" not in str(path)]
-RECORDED = sorted((run for run in map(read, PATHS) if run.timed), key=lambda run: run.date, reverse=True)
+ONE_GPU = [run for run in map(read, PATHS) if run.timed and run.ranks == 1]
+RECORDED = sorted(ONE_GPU, key=lambda run: run.date, reverse=True)
 
 
 def recorded(slug: str = HEADLINE, machine: str | None = None) -> Run:
