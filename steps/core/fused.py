@@ -14,9 +14,9 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import NEW_KERNEL
 
 
-def hole(**kwargs):
-    """A field that a step may fill differently from its predecessor."""
-    return field(metadata={"hole": True}, kw_only=True, **kwargs)
+def hole(told: bool = True, **kwargs):
+    """A field that a step may fill differently from its predecessor. told: whether a skeleton's first step lists it."""
+    return field(metadata={"hole": True, "told": told}, kw_only=True, **kwargs)
 
 
 class Choices:
@@ -58,7 +58,8 @@ class FusedStep(Step):
 
     def key_changes(self) -> list[str]:
         if self.begins_a_skeleton:
-            return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items()]
+            told = {f.name for f in dataclasses.fields(self) if f.metadata.get("told")}
+            return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items() if name in told]
         return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
 
     def configured(self, problem: Problem, arch: str) -> FusedStep:

@@ -59,8 +59,8 @@ class CuTileStep(FusedStep):
     searched: bool = hole(default=False)
     mask_loop: MaskLoop | None = hole(default=None)
     apart: bool = hole(default=False)
-    takes: tuple[str, ...] = hole(default=())
-    pack_groups: bool = hole(default=False)
+    takes: tuple[str, ...] = hole(told=False, default=())
+    pack_groups: bool = hole(told=False, default=False)
 
     backend: ClassVar[str] = "cutile"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)

@@ -26,7 +26,7 @@ class HopperStep(TmaStep):
     """
 
     roles: Roles | None = hole(default=None)
-    takes: tuple[str, ...] = hole(default=())
+    takes: tuple[str, ...] = hole(told=False, default=())
 
     backend: ClassVar[str] = "hopper"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
