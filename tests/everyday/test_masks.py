@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import steps
-from steps import INSIDE, STEPS, get_step
+from steps import GRADIENTS, INSIDE, STEPS, get_step
 from steps.core import attention as front
 from steps.core.fused import grid, tiles_visited
 from steps.core.launch import Launches
@@ -86,7 +86,7 @@ def test_every_kind_is_taken_by_a_kernel():
 
 @pytest.mark.parametrize("shape", [WINDOWS[0], CAPS[0], PACKED[0], PACKED[-2]], ids=lambda p: p.slug)
 def test_everybody_else_refuses_by_name(shape):
-    for step in (*STEPS, *INSIDE):
+    for step in (*STEPS, *GRADIENTS, *INSIDE):
         lacking = [name for name in shape.features if name not in step.takes]
         if lacking:
             assert step.unsupported(shape, "sm_90").startswith("takes no ")
@@ -235,13 +235,19 @@ def test_lengths_are_read_again_when_they_were_written_to():
     assert packing.read_lengths("cu", begins, 100) == (70, 30)
 
 
-@pytest.mark.parametrize("shape", [WINDOWS[3], CAPS[-1], PACKED[0], GROUPS[-1]], ids=lambda p: p.slug)
-def test_the_log_sum_exp_is_of_what_a_query_sees(shape):
+SEEN = [
+    *(("pack_gqa", shape) for shape in (WINDOWS[3], CAPS[-1], PACKED[0], GROUPS[-1])),
+    *(("hopper_window", shape) for shape in (WINDOWS[3], WINDOWS[6])),
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), SEEN, ids=lambda x: getattr(x, "slug", x))
+def test_the_log_sum_exp_is_of_what_a_query_sees(name, shape):
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
     more = {"window": shape.window, "softcap": shape.softcap}
     if shape.lengths:
         more |= {"cu_seqlens_q": inputs[3], "cu_seqlens_k": inputs[4]}
-    o, lse = get_step("pack_gqa").attention(*inputs[:3], shape.causal, shape.scale, return_lse=True, **more)
+    o, lse = get_step(name).attention(*inputs[:3], shape.causal, shape.scale, return_lse=True, **more)
     q, k, v = map(packing.as_batch, inputs[:3]) if shape.lengths else inputs
     kind = shape.causal, shape.scale, shape.window, shape.softcap
     each = packing.split(q, k, v, shape.pairs_of_lengths)
@@ -309,6 +315,8 @@ def test_the_command_asks_for_masks():
         (("--lengths", "100", "--seq-len", "64"), "argument --lengths: goes without --seq-len"),
         (("--window", "0"), "argument --window"),
         (("--window", "9", "--no-causal"), "window takes a causal mask"),
+        (("--window", "9", "--direction", "backward"), "argument --window: is for attention on one GPU"),
+        (("--lengths", "9", "--direction", "backward"), "argument --lengths: is for attention on one GPU"),
         (("--softcap", "-1"), "argument --softcap: must be a number above 0"),
     ],
 )
