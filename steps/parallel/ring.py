@@ -50,8 +50,9 @@ class Ring:
 class RingGradients:
     """The backward pass of ``Ring``: keys and values go round, and behind them the sums of their gradients.
 
-    A rank adds its part to the sums and passes them on. After as many turns as there are ranks they are at home. They
-    travel in float32, so that an addition loses nothing that a single GPU would keep.
+    A rank adds its part to the sums and passes them on. It computes its own part last: meanwhile the sums that the
+    others have added up come home. They travel in float32, so that an addition loses nothing that a single GPU would
+    keep.
     """
 
     share: Share
@@ -61,33 +62,31 @@ class RingGradients:
         """(dq, dk, dv) of this rank's tokens, in float32."""
         import torch
 
-        here = k.contiguous(), v.contiguous()
-        buffers = places_like(here), places_like(here)
-        sums_buffers = places_like(here, torch.float32), places_like(here, torch.float32)
+        own = k.contiguous(), v.contiguous()
+        buffers = places_like(own), places_like(own)
+        sums_buffers = places_like(own, torch.float32), places_like(own, torch.float32)
+        dq, *sums = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own))
         sums_coming = None
-        for turn in range(ranks.count):
-            coming = None
+        coming = ranks.start_passing(own, buffers[0]) if ranks.count > 1 else None
+        for turn in range(1, ranks.count + 1):
+            here = coming.wait() if turn < ranks.count else own
             if turn + 1 < ranks.count:
                 coming = ranks.start_passing(here, buffers[turn % 2])
                 if not self.ahead:
                     coming.wait()
-            owner = (ranks.own - turn) % ranks.count
-            block = self.share.block(ranks.own, owner, k.shape[2], causal)
+            block = self.share.block(ranks.own, (ranks.own - turn) % ranks.count, k.shape[2], causal)
             if block:
                 rows, keys = block.rows, block.keys
-                own = [x[:, :, rows] for x in (q, o, lse, do)]
-                part = parts.gradients(own[0], *(x[:, :, keys] for x in here), *own[1:], block.causal)
-            if turn == 0:  # its own keys, and all of its queries
-                dq, *sums = (x.float() for x in part)
-            else:
-                sums = sums_coming.wait()  # of these same keys, with what the ranks before have added
-            if turn and block:
+                mine = [x[:, :, rows] for x in (q, o, lse, do)]
+                part = parts.gradients(mine[0], *(x[:, :, keys] for x in here), *mine[1:], block.causal)
                 dq[:, :, rows] += part[0]
-                for total, mine in zip(sums, part[1:]):
-                    total[:, :, keys] += mine
-            sums_coming = ranks.start_passing(sums, sums_buffers[turn % 2])
-            if not self.ahead:
-                sums_coming.wait()
-            if coming:
-                here = coming.wait()
-        return dq, *sums_coming.wait()
+            if sums_coming:
+                sums = sums_coming.wait()  # of these same keys, with what the ranks before have added
+            if block:
+                for total, added in zip(sums, part[1:]):
+                    total[:, :, keys] += added
+            if turn < ranks.count:
+                sums_coming = ranks.start_passing(sums, sums_buffers[turn % 2])
+                if not self.ahead:
+                    sums_coming.wait()
+        return dq, *sums

@@ -1,8 +1,9 @@
 """Step 86: the gradients of step 81: the sums of dK and dV travel behind their keys and values.
 
 Keys and values go round as in the forward pass. What a rank's queries add to their gradients is added to sums that
-come one turn later, and go one turn further: home. A part is computed with the log-sum-exp and the output over *all*
-keys, so that its weights are right, and nothing has to be put together but sums.
+follow a turn behind, until they are at home. There the owner adds what its own queries give, which it computes last. A
+part is computed with the log-sum-exp and the output over *all* keys, so that its weights are right, and nothing has to
+be put together but sums.
 """
 
 from steps.parallel import step81_ring, step85_gather_gradients

@@ -1,7 +1,9 @@
 """Step 87: the gradients of step 82: the next part, and sums of the last one, are on their way while one is computed.
 
 The sums of dK and dV need what is computed in a turn, so that they cannot be sent before its end. They arrive while the
-next turn is computed, at whose end they are added to. In float32 they are twice as many bytes as keys and values.
+next turn is computed, at whose end they are added to. In float32 they are twice as many bytes as keys and values. As a
+rank's own part comes last, the sums come home unseen; what shows is the first part of keys and values, on whose way
+nothing is computed: half as many bytes.
 """
 
 from steps.parallel import step82_two_buffers, step86_ring_gradients

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 
@@ -15,8 +16,10 @@ from steps.parallel.model import sent_bytes
 from steps.parallel.peers import in_context
 from steps.parallel.ranks import Ranks
 from tests.parallel.processes import Processes
+from tutorial_lib import timing
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
+from tutorial_lib.timing import Sample
 from tutorial_lib.worker import WorkerFailure
 
 RANKS = 4
@@ -138,7 +141,7 @@ def test_keys_and_values_travel_with_their_own_heads(ranks):
         == [(RANKS - 1) * (2 * queries + 2 * keys + 4 * 8 * 64 // RANKS) // RANKS] * RANKS
     )
     assert ranks.run(sent, "ulysses", whole) == [sent_bytes("ulysses", whole, RANKS)] * RANKS
-    around = 2 * (RANKS - 1) * keys + 2 * RANKS * 2 * keys  # the sums have twice the bytes, and go home
+    around = 2 * (RANKS - 1) * keys * (1 + 2)  # and the sums behind them, of twice the bytes
     for name in ("ring_gradients", "two_buffers_gradients", "zigzag_gradients"):
         assert ranks.run(sent, name, whole) == [around] * RANKS
 
@@ -256,6 +259,35 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(ranks):
     lacking = "the sequence must be a multiple of 12 tokens for 4 ranks, got 64"
     told = ["MemoryError: no room left (on rank 1 of 4)", None, True, sends, lacking]
     assert ranks.run(benched) == [told] * RANKS
+
+
+def sampled(rank) -> dict:
+    """On a rank: what a bench samples of a step where timing is made up: rank 2 is slowest, and rank 1 queues late."""
+    bench = ParallelBench(problem(), "forward", "cpu", 1, False)
+    taken = []
+
+    def take_sample(call, plan, stopwatch, together):
+        call(0)
+        taken.append(plan.launches)
+        together.begin()
+        while not together.agree(rank.own != 1 or len(taken) > 2):  # all take it again, as often as one must
+            taken.append(plan.launches)
+        return Sample(milliseconds=len(taken) + (rank.own == 2), gpu=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "plan_sample", lambda call: timing.Plan(10 + rank.own, 1.0))
+        patch.setattr(timing, "take_sample", take_sample)
+        patch.setattr("steps.measuring.parallel.Stopwatch", lambda: None)
+        bench.prepare(get_step("zigzag"))
+        bench.prepare(get_step("sdpa"))
+        found = bench.sample("zigzag")
+        assert set(bench.sample("sdpa")) == set(asdict(Sample(1.0, None)))
+    assert set(taken) == {10}  # all have the plan of rank 0
+    return {name: found[name] for name in ("milliseconds", "computing_ms", "sending_ms")}
+
+
+def test_of_a_sample_the_slowest_rank_counts_and_all_take_it_together(ranks):
+    assert ranks.run(sampled) == [{"milliseconds": 4, "computing_ms": 5, "sending_ms": 6}] * RANKS
 
 
 def lost(rank):
