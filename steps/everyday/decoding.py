@@ -25,7 +25,9 @@ from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
-MOST_ROWS = 128
+MOST_KEYS, MOST_ROWS = 128, 128
+OUTPUT = 128 * 128  # elements of a tile's output, at most: more do not fit in registers
+WGMMA_ROWS = 64  # a tile of as many is multiplied by wgmma, with buffers that leave no room for a second block
 START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
 AT_ONCE = 32  # parts that one turn of the merging takes, at most
 MERGING = BlockShape(Tile(1, AT_ONCE))
@@ -36,11 +38,12 @@ class DecodeStep(FusedStep):
     """Kernels of ``steps.everyday.decode_kernel`` with these holes filled.
 
     load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
-    softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler.
+    softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
+    but those of ``WGMMA_ROWS`` rows.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
     last_merges: in place of that kernel, the block of a group that comes last merges.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.4 multiplies without the tensor cores.
-    tile_key: keys of a tile; None: ``KEY_BYTES`` of them.
+    tile_key: keys of a tile; None: ``KEY_BYTES`` of them, or ``MOST_KEYS``.
     """
 
     load_key: Callable = hole()
@@ -83,12 +86,12 @@ class DecodeStep(FusedStep):
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
-        return self.tile_key or KEY_BYTES // (BYTES_PER_ELEMENT * problem.head_dim)
+        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * problem.head_dim))
 
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
         queries, members = power_of_two(problem.seq_len_q), power_of_two(problem.group_size)
-        members = min(members, MOST_ROWS // queries)
+        members = max(1, min(members, min(MOST_ROWS, OUTPUT // problem.head_dim) // queries))
         queries = max(queries, self.least_rows // members)
         key = self.key(problem)
         return DecodeVariant(
@@ -121,11 +124,13 @@ class DecodeStep(FusedStep):
         if not self.split:
             return 1
         tiles = -(-problem.seq_len_kv // self.key(problem))
-        return number_of_splits(tiles, problem.batch * self.groups(problem), (self.occupancy or 1) * multiprocessors)
+        at_a_time = (self.kernel(self.variant(problem, self.made_for))[1].occupancy or 1) * multiprocessors
+        return number_of_splits(tiles, problem.batch * self.groups(problem), at_a_time)
 
     def kernel(self, variant: DecodeVariant) -> tuple[Callable, BlockShape]:
         """The kernel that goes through the keys, and how it is compiled."""
-        return _decode(variant), BlockShape(variant.tile, warps=self.warps, occupancy=self.occupancy)
+        occupancy = 1 if variant.tile.query == WGMMA_ROWS else self.occupancy
+        return _decode(variant), BlockShape(variant.tile, warps=self.warps, occupancy=occupancy)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
         return _decode(self.variant(problem, arch)), {}

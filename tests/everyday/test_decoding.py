@@ -174,13 +174,16 @@ def test_a_kernel_uses_the_tensor_cores_and_tma_and_two_blocks_share_an_sm(step)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
-@pytest.mark.parametrize("seq_len_q", [1, 16])
-def test_every_kernel_compiles(head_dim, seq_len_q):
+@pytest.mark.parametrize("seq_len_q", [1, 4, 8, 16])
+def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_counted_for(head_dim, seq_len_q):
     shape = dataclasses.replace(DECODING, head_dim=head_dim, seq_len_q=seq_len_q, dtype="float16")
     step = get_step("split_keys")
-    assert step.compile(shape).other_kernels and step.variant(shape, "sm_90").tile.query == (
-        16 if seq_len_q == 1 else 128
-    )
+    compiled, tile = step.compile(shape), step.variant(shape, "sm_90").tile
+    rows = 8 * seq_len_q  # of a group
+    assert tile.query == (64 if head_dim == 256 and rows > 64 else max(16, rows)) and compiled.other_kernels
+    assert compiled.as_dict()["blocks_per_sm"] == (1 if tile.query == 64 else 2)
+    assert step.groups(shape) == 8 * rows // tile.query or tile.query == 16
+    assert not compiled.spilled_bytes or tile.query == 128
 
 
 def test_what_is_no_decoding_is_refused_by_name():
