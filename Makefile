@@ -26,6 +26,8 @@ RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv"
 NARROW := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 400, "head_dim": 64, "causal": true}
 BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 256, "causal": true}
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
+DECODING := {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128}
+PAGES := {"batch": 3, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128, "causal": true, "page_size": 16}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-16,gluon,hopper,appendix '$(RAGGED)'
@@ -35,6 +37,8 @@ sanitize: .venv/ready
 	$(PY) -m steps.races third_group,36-39,late_wait,lean_sum '$(NARROW)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
 	$(PY) -m steps.races 36-39,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once group_rows,split_keys,last_merges '$(DECODING)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once paged '$(PAGES)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 
