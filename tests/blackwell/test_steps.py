@@ -118,7 +118,7 @@ def test_blocks_that_run_at_once_take_every_tile_once():
     shape = problem(batch=1, heads=2, seq_len_q=900, seq_len_kv=900)
     inputs = FORWARD.inputs(shape, 0)
     expected = get_step("lasting_blocks").attention(*inputs, shape.causal)
-    launch = get_step("taken").make_ready(shape, *inputs, None)
+    launch = get_step("taken").make_ready(shape, *inputs, torch.empty_like(expected))
     for seed in SCHEDULES:
         out = torch.full_like(expected, float("nan"))
         with watched(seed, at_once=3) as watch:

@@ -84,7 +84,7 @@ def test_blocks_that_run_at_once_take_every_tile_once(shape):
     q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
     expected = get_step("at_maxima").attention(q, k, v, shape.causal)
     for seed in range(2):
-        launch = step.make_ready(shape, q, k, v, None)
+        launch = step.make_ready(shape, q, k, v, torch.empty_like(q))
         for _ in range(2):
             out = torch.full_like(q, float("nan"))
             with watched(seed, at_once=3) as watch:
