@@ -23,6 +23,7 @@ from tutorial_lib.worker import Ended
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
 
+PARALLEL_PART = "parallel"  # the part of the ladder that ``--parallel`` alone means
 WIDE = 130  # columns that the table needs to show every spread
 ONE_TABLE = 120  # columns that one table needs to show recorded timings beside what was done here
 
@@ -108,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--direction", default="forward", choices=("forward", "backward"), help="attention, or its gradients (forward)"
     )
     several = "in place of --steps, under torchrun: steps over several GPUs, such as ring,zigzag (all of them)"
-    measuring.add_argument("--parallel", nargs="?", const="parallel", metavar="NAMES", help=several)
+    measuring.add_argument("--parallel", nargs="?", const=PARALLEL_PART, metavar="NAMES", help=several)
     measuring.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
@@ -446,7 +447,8 @@ def run_together(options: argparse.Namespace) -> int:
     if processes() == 1:
         from steps.parallel.skeleton import COMMAND
 
-        raise BadRequest(f"argument --parallel: takes a process for each GPU: {COMMAND} {options.parallel}")
+        names = "" if options.parallel == PARALLEL_PART else f" {options.parallel}"
+        raise BadRequest(f"argument --parallel: takes a process for each GPU: {COMMAND}{names}")
     parser = make_parser()
     if given := [name for name in ONE_PROCESS if getattr(options, name) != parser.get_default(name)]:
         raise BadRequest(f"argument --parallel: goes without --{given[0]}")

@@ -58,6 +58,10 @@ def run(options: argparse.Namespace) -> int:
     before = None
     try:
         if step.several:
+            if options.against and not other.several:
+                raise BadRequest(
+                    f"argument --against: step {other.label} does not compute over several GPUs, as {step.label} does"
+                )
             before = other.source() if other and other.several else None
         else:
             before = written_out(other, problem, options.arch) if other else None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import get_step
+from steps import get_step, show
 from steps.core.problems import LONG
 from steps.measuring.measure import Settings, _Contender, _summarise
 from steps.measuring.parallel import one_gpu
@@ -46,6 +46,7 @@ def together(module: str, *arguments, ranks: int = 2) -> subprocess.CompletedPro
             ["--parallel", "ring"],
             "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel ring",
         ),
+        (["--parallel"], "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel\n"),
         (["--steps", "ring"], "argument --steps: step 81 ring computes on several GPUs at once: torchrun --nproc"),
         (["--steps", "80-89"], "argument --steps: must be steps of the forward pass, got 85 gather_gradients"),
     ],
@@ -53,6 +54,17 @@ def together(module: str, *arguments, ranks: int = 2) -> subprocess.CompletedPro
 def test_one_process_is_told_how_to_start_several(arguments, told):
     status, err = call(*SMALL, *arguments)
     assert status == 2 and told in err and err.count("\n") == 1
+
+
+def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
+    assert show.main(["zigzag"]) == 0
+    assert capsys.readouterr().out == get_step("zigzag").source()
+    assert show.main(["two_buffers", "--against", "ring"]) == 0
+    out = capsys.readouterr().out
+    marked = [line for line in out.splitlines() if line[:2] in ("+ ", "- ") and "new, - gone" not in line]
+    assert marked == ["- ring = Ring(share=in_order, ahead=False)", "+ two_buffers = Ring(share=in_order, ahead=True)"]
+    assert show.main(["ring", "--against", "exp2"]) == 2
+    assert "argument --against: step 3 exp2 does not compute over several GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
