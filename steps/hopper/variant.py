@@ -6,7 +6,7 @@ roles; the warps that compute have a ``loop``; only products that overlap let bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -59,7 +59,7 @@ class Stay(Choices):
     linked: bool = False
     ends: Literal["the block's", "own", "own, diagonal first"] = "the block's"
     room: Room | None = None
-    taken: bool = False
+    taken: bool = field(default=False, repr=False)  # what steps without it are recorded to change stays as it reads
 
 
 @dataclass(frozen=True)

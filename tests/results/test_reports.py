@@ -284,7 +284,7 @@ def test_a_backward_report_tells_whether_bits_are_the_same():
     assert "same bits" not in as_markdown(run)
     steps = [m.model_copy(update={"repeat_difference": x}) for m, x in zip(run.steps, (3e-5, 0.0), strict=True)]
     text = as_markdown(run.model_copy(update={"steps": steps}))
-    assert "| ± 3e-05 |" in text and "| yes | yes |" in text and "«Same bits»" in text
+    assert "| ± 3e-05 |" in text and "| 1.00 | yes |" in text and "«Same bits»" in text
 
 
 def test_a_report_tells_what_others_publish():
