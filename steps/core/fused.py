@@ -36,8 +36,9 @@ class FusedStep(Step):
     shown: ClassVar[str] = "The whole kernel"  # what ``entry`` gives; several kernels may work together
 
     def holes(self) -> dict[str, object]:
-        """What fills each hole of the skeleton."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("hole")}
+        """What fills each hole of the skeleton, those that a first step lists in front."""
+        found = [f for f in dataclasses.fields(self) if f.metadata.get("hole")]
+        return {f.name: getattr(self, f.name) for f in sorted(found, key=lambda f: not f.metadata["told"])}
 
     @property
     def begins_a_skeleton(self) -> bool:
