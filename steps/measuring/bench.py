@@ -23,9 +23,9 @@ REPETITIONS = 20  # of a call whose results are compared bit by bit
 def input_sets(kind: Pass, problem: Problem, cache: int) -> int:
     """How many sets of inputs take turns on a GPU whose L2 cache has so many bytes.
 
-    So many that memory is read as it would be in a model, whose layers do not find their inputs cached. A set that was
-    used before others of twice the cache's size might still be there in part, as caches do not forget the oldest first:
-    where bytes decide it is four times.
+    So many that memory is read as it would be in a model, whose layers do not find their inputs cached: together they
+    are twice as large as the cache. A cache need not forget the oldest first, so a part of a set might still be there:
+    where bytes decide, it is four times.
     """
     times = 4 if kind.by_bytes(problem) else 2
     return min(most_sets(kind, problem), max(1, -(-times * cache // kind.tensor_bytes(problem))))
