@@ -8,9 +8,11 @@ Three things are AMD's own. A wave waits for its own copies only, so that all wa
 compiler sees to that. The lanes of one copy must fill 1024 bytes in a row, as the hardware knows one address in LDS for
 the whole wave. Padding could only stand behind these; a swizzle that stays within a row goes with them: chunks of 16
 bytes change places, and the lanes exchange their addresses in memory instead. With 64 banks of 4 bytes, 16 lanes that
-read 16 bytes of different rows shall find them in different banks. And the compiler waits for all copies in front of
-every ordinary read of LDS, as it does not know which copy fills what. ``load_shared_relaxed`` says that the wait was
-ours; then it is also up to us that all waves have read a tile before the next copy overwrites it.
+read 16 bytes of different rows of K find them in different banks. Reads of V, which are transposed, meet four rows that
+follow each other, and find them in the same banks still (``tutorial_lib.layouts``, a model). And the compiler waits for
+all copies in front of every ordinary read of LDS, as it does not know which copy fills what. ``load_shared_relaxed``
+says that the wait was ours; then it is also up to us that all waves have read a tile before the next copy overwrites
+it.
 
 What to expect: memory's latency is hidden behind a turn of the loop, and no register holds what only passes through.
 """

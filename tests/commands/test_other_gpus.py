@@ -1,4 +1,4 @@
-"""``steps.run`` on a machine with a Blackwell or an AMD GPU that is made up: which steps it takes, and which it refuses.
+"""``steps.run`` on a machine with a Blackwell or an AMD GPU that is made up: which steps it takes and refuses.
 
 How far the pretence goes: PyTorch says that a GPU is there, and which. What would be launched on it is not.
 """
