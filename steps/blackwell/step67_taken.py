@@ -6,6 +6,8 @@ first. A counter in global memory says how far it was taken. The warp that asks 
 has asked for the last keys and values of a tile, which is before the others have computed with them. It tells the other
 roles the number through shared memory, and two mbarriers say when the number is there and when all have read it.
 
+Launches that run at the same time must not share a counter. Calls of one kind do, so they belong in one stream.
+
 Newer hardware has this built in: on Blackwell, ``clusterlaunchcontrol.try_cancel`` gives a block the index of another
 that has not begun, which then never begins (PTX ISA, "clusterlaunchcontrol"). Gluon of Triton 3.7 does not have it.
 
