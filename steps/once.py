@@ -32,10 +32,10 @@ def main() -> None:
 
     problem = Problem(**json.loads(sys.argv[2]))
     for step in named(sys.argv[1], problem):
-        inputs = pass_of(step).inputs(problem, 0, "cuda")
-        if reason := step.unsupported(problem, target_of(inputs[0].device)):
+        if reason := step.unsupported(problem, target_of(torch.device("cuda", torch.cuda.current_device()))):
             print(f"{step.label}: skipped, {reason}")
             continue
+        inputs = pass_of(step).inputs(problem, 0, "cuda")
         pass_of(step).call(step, problem, inputs)
         torch.cuda.synchronize()
         print(f"{step.label}: ran")

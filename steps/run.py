@@ -251,9 +251,9 @@ def direction_of(options: argparse.Namespace) -> str:
     """The pass that is asked for: problems with pages have one of their own; raises BadRequest."""
     from steps.core.grids import GRIDS
 
-    if options.page_size and options.direction == "backward":
-        raise BadRequest("argument --page-size: goes without --direction backward")
     pages = GRIDS[options.grid].problems[0].page_size if options.grid else options.page_size
+    if pages and options.direction == "backward":
+        raise BadRequest(f"argument --{'grid' if options.grid else 'page-size'}: goes without --direction backward")
     return "paged" if pages else options.direction
 
 
@@ -265,7 +265,10 @@ def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --grid: goes without --{given[0].replace('_', '-')}, which it decides itself")
     if device != "cuda":
         raise BadRequest("argument --grid: needs a GPU; without one, ask for one problem: --seq-len and the like")
-    return [(problem, problem) for problem in GRIDS[options.grid].problems]
+    found = GRIDS[options.grid].problems
+    if options.direction == "backward" and any(problem.features for problem in found):
+        raise BadRequest(f"argument --grid: {options.grid} is for attention, and not for its gradients")
+    return [(problem, problem) for problem in found]
 
 
 def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) -> bool:

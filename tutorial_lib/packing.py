@@ -7,6 +7,7 @@ The layout and the names are flash-attn's (``flash_attn_varlen_func``): tensors 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,27 +58,27 @@ def check(name: str, cu: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} must be contiguous and hold two numbers at least, got {len(cu)} numbers")
 
 
+def remembered(lengths: Sequence[int], device: str | torch.device) -> torch.Tensor:
+    """As ``cu_seqlens``, for a caller who never writes to it: ``read_lengths`` need not read it from the device."""
+    cu = cu_seqlens(lengths, device)
+    _known()[cu] = tuple(cu.tolist())
+    return cu
+
+
 def read_lengths(name: str, cu: torch.Tensor, tokens: int) -> tuple[int, ...]:
-    """The lengths of the sequences, read from the device once for every ``cu`` as long as nobody writes to it.
+    """The lengths of the sequences, for which the host waits for the device, but for what is ``remembered``.
 
     Raises ValueError for numbers that do not rise from 0 to ``tokens``.
     """
-    known = _known().get(cu)
-    if known is None or known[0] != cu._version:
-        known = _known()[cu] = (cu._version, tuple(cu.tolist()))
-    begins = known[1]
+    begins = _known().get(cu) or tuple(cu.tolist())
     if begins[0] != 0 or begins[-1] != tokens or any(a >= b for a, b in pairwise(begins)):
         shown = ", ".join(map(str, begins[:8])) + (", ..." if len(begins) > 8 else "")
         raise ValueError(f"{name} must rise from 0 to the number of tokens, {tokens}, got {shown}")
     return tuple(b - a for a, b in pairwise(begins))
 
 
-_read: list = []  # made at the first use, as PyTorch is not imported before
-
-
+@cache
 def _known():
     from torch.utils.weak import WeakTensorKeyDictionary
 
-    if not _read:
-        _read.append(WeakTensorKeyDictionary())
-    return _read[0]
+    return WeakTensorKeyDictionary()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from tutorial_lib import accuracy, paging, reference
-from tutorial_lib.packing import Packing, as_batch, as_packed, cu_seqlens, split
+from tutorial_lib.packing import Packing, as_batch, as_packed, remembered, split
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, masks
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Forward(Pass):
         )
         if problem.lengths is None:
             return tensors
-        begins = (cu_seqlens(lengths, device) for lengths in zip(*problem.pairs_of_lengths))
+        begins = (remembered(lengths, device) for lengths in zip(*problem.pairs_of_lengths))
         return (*(as_packed(x).contiguous() for x in tensors), *begins)
 
     def poisoned(self, inputs):

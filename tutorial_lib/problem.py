@@ -90,10 +90,7 @@ class Problem:
             self._check_pages()
 
     def _check_window(self) -> None:
-        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-            raise ValueError(f"window must be a whole number of at least 1, got {self.window!r}")
-        if not self.causal:
-            raise ValueError("window takes a causal mask, of which it is the last part: say causal, too")
+        check_window(self.window, self.causal)
         for queries, keys in self.pairs_of_lengths:
             if queries - self.window >= keys:
                 raise ValueError(
@@ -307,6 +304,14 @@ class Problem:
         """The fields, as results.json holds them: without those that plain attention does not have."""
         plain = ("scale",)  # may be None, and always stood there
         return {name: value for name, value in asdict(self).items() if value is not None or name in plain}
+
+
+def check_window(window: int, causal: bool) -> None:
+    """Raises ValueError for what is no sliding window, or goes without a causal mask."""
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+    if not causal:
+        raise ValueError("window takes a causal mask, of which it is the last part: say causal, too")
 
 
 def masks(problem: Problem) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -167,27 +166,39 @@ def sdpa(q, k, v, causal: bool, scale: float):
     return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-def sdpa_masked(q, k, v, causal: bool, scale: float, window: int | None = None, packing: Packing | None = None):
-    """As ``sdpa``, which has no argument for a window or packed sequences: a mask, and a call for each sequence."""
-    from torch import cat
-    from torch.nn.functional import scaled_dot_product_attention
-
-    if packing:
-        return cat([sdpa_masked(*each, causal, scale, window) for each in split(q, k, v, packing.pairs)], dim=2)
-    if window is None:
-        return sdpa(q, k, v, causal, scale)
-    mask, grouped = visible(q.shape[2], k.shape[2], window, q.device), q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
-
-
-@lru_cache(maxsize=1)
 def visible(seq_len_q: int, seq_len_kv: int, window: int, device) -> torch.Tensor:
-    """Which keys a query sees under a sliding window, bool ``[seq_len_q, seq_len_kv]``; the last one is kept."""
+    """Which keys a query sees under a sliding window, bool ``[seq_len_q, seq_len_kv]``."""
     import torch
 
     i = torch.arange(seq_len_q, device=device)[:, None]
     j = torch.arange(seq_len_kv, device=device)[None, :]
     return (j <= i) & (j > i - window)
+
+
+def sdpa_masked(
+    q,
+    k,
+    v,
+    causal: bool,
+    scale: float,
+    window: int | None = None,
+    packing: Packing | None = None,
+    mask_of: Callable = visible,
+):
+    """As ``sdpa``, which has no argument for a window or packed sequences: a mask, and a call for each sequence.
+
+    mask_of: ``visible``, or what keeps masks that it has made.
+    """
+    from torch import cat
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if packing:
+        each = split(q, k, v, packing.pairs)
+        return cat([sdpa_masked(*one, causal, scale, window, None, mask_of) for one in each], dim=2)
+    if window is None:
+        return sdpa(q, k, v, causal, scale)
+    mask, grouped = mask_of(q.shape[2], k.shape[2], window, q.device), q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def unfused(q, k, v, causal: bool, scale: float, window: int | None = None, softcap: float | None = None, packing=None):

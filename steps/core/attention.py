@@ -19,7 +19,7 @@ from steps.core.problems import standard
 from steps.core.step import Step, target_of
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
-from tutorial_lib.problem import Problem, positive
+from tutorial_lib.problem import Problem, check_window, positive
 from tutorial_lib.results import recorded_runs
 
 _launches = Launches()
@@ -45,6 +45,8 @@ def attention(
     Raises ValueError naming the argument, what it must be and what came. Gradients have no gradients of their own.
     """
     causal, scale = bool(causal), None if scale is None else float(scale)
+    if window is not None:
+        check_window(window, causal)  # here, as torch.compile traces past what is checked further on
     if torch.is_grad_enabled() and _wants_gradients(q, k, v):
         return _differentiable(q, k, v, causal, scale, window)
     if torch.compiler.is_compiling():

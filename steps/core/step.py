@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -98,7 +98,8 @@ class Step:
         ``window`` and ``softcap`` are as in ``Problem``; a step computes what it ``takes``.
         With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
         D]``, k and v ``[tokens, Hkv, D]``, lse ``[Hq, tokens]``. ``cu_seqlens_k`` says where those of the keys begin,
-        None: as those of the queries. What both hold is checked at the first call of a kind, and read by the kernel.
+        None: as those of the queries. What both hold is checked at the first call of a kind, and read by the kernel:
+        later calls that hold something else must also rise from 0 to the number of tokens, or o is not defined.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -119,6 +120,9 @@ class Step:
             packing.check(name, cu, q.device)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        elif not isinstance(out, torch.Tensor) or out.shape != q.shape:
+            came = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
+            raise ValueError(f"out must be a tensor of q's shape {tuple(q.shape)}, got {came}")
         tensors, place = [packing.as_batch(x) for x in (q, k, v)], packing.as_batch(out)
         made = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins)(*tensors, place, *begins)
         return (out, made[1].squeeze(0)) if return_lse else out
@@ -149,20 +153,21 @@ class Step:
         if softcap is not None and type(softcap) is not float:
             softcap = float(softcap)
         features: dict = {"window": window, "softcap": softcap}
+        lengths = _lengths(begins, q, k) if begins and self.reads_lengths else None
         try:
             kind = kind_of(q, k, v, causal, scale, out)
             if return_lse or begins or window is not None or softcap is not None:
                 if type(window) not in (int, NoneType):
                     raise TypeError
                 kind = kind, return_lse, window, softcap, *map(len, begins)
-                if begins and self.reads_lengths:
-                    kind = kind, _lengths(begins, q, k)
+                if lengths:
+                    kind = kind, lengths
         except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
             kind = None
         if launch := self.launches.find(kind):
             return launch
         if begins:
-            features["lengths"], features["lengths_kv"] = _lengths(begins, q, k)
+            features["lengths"], features["lengths_kv"] = lengths or _lengths(begins, q, k)
         return self._made_ready(kind, q, k, v, causal, scale, out, return_lse, features)
 
     @cached_property
@@ -280,11 +285,12 @@ class TorchStep(Step):
     """A step made of PyTorch calls: ``function(q, k, v, causal, scale)`` returns o.
 
     takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing. None:
-    ``function`` does.
+    ``function`` does. keeps_mask: whether that takes ``mask_of``, of which a launch has one that keeps the last mask.
     """
 
     function: Callable
     masked: Callable | None = None
+    keeps_mask: bool = False
     scratch: Callable[[Problem], int] = no_scratch
     takes: tuple[str, ...] = ()
 
@@ -295,14 +301,15 @@ class TorchStep(Step):
         return self.scratch(problem)
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        from tutorial_lib.reference import log_sum_exp
+        from tutorial_lib.reference import log_sum_exp, visible
 
         causal, scale, features = problem.causal, problem.effective_scale, masks(problem)
         function = self.masked if self.masked and problem.features else self.function
+        kept = {"mask_of": lru_cache(maxsize=1)(visible)} if self.keeps_mask and problem.window else {}
 
         def launch(q, k, v, out, *begins):
             more = {**features, "packing": Packing(*begins, problem.pairs_of_lengths)} if begins else features
-            o = function(q, k, v, causal, scale, **more)
+            o = function(q, k, v, causal, scale, **more, **kept)
             if out is not None:
                 o = out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy
             return (o, log_sum_exp(q, k, causal, scale, **more)) if return_lse else o

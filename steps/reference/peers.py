@@ -68,23 +68,23 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _sdpa_with(backend: str, q, k, v, causal, scale, window=None, packing=None):
+def _sdpa_with(backend: str, q, k, v, causal, scale, **masks):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(getattr(SDPBackend, backend)):
-        return sdpa_masked(q, k, v, causal, scale, window, packing)
+        return sdpa_masked(q, k, v, causal, scale, **masks)
 
 
-def sdpa_cudnn(q, k, v, causal, scale, window=None, packing=None):
-    return _sdpa_with("CUDNN_ATTENTION", q, k, v, causal, scale, window, packing)
+def sdpa_cudnn(q, k, v, causal, scale, **masks):
+    return _sdpa_with("CUDNN_ATTENTION", q, k, v, causal, scale, **masks)
 
 
 def sdpa_flash(q, k, v, causal, scale, packing=None):  # takes no mask
     return _sdpa_with("FLASH_ATTENTION", q, k, v, causal, scale, packing=packing)
 
 
-def sdpa_efficient(q, k, v, causal, scale, window=None, packing=None):
-    return _sdpa_with("EFFICIENT_ATTENTION", q, k, v, causal, scale, window, packing)
+def sdpa_efficient(q, k, v, causal, scale, **masks):
+    return _sdpa_with("EFFICIENT_ATTENTION", q, k, v, causal, scale, **masks)
 
 
 def sdpa_math(q, k, v, causal, scale):
@@ -184,7 +184,14 @@ MASKS = ("window", "lengths")  # of ``Problem.features``
 ALL = ("window", "softcap", "lengths")
 
 PEERS = (
-    Peer(name="sdpa_cudnn", title="SDPA, cuDNN", change="cuDNN's fused attention.", function=sdpa_cudnn, takes=MASKS),
+    Peer(
+        name="sdpa_cudnn",
+        title="SDPA, cuDNN",
+        change="cuDNN's fused attention.",
+        function=sdpa_cudnn,
+        takes=MASKS,
+        keeps_mask=True,
+    ),
     Peer(
         name="sdpa_flash",
         title="SDPA, FlashAttention",
@@ -197,6 +204,7 @@ PEERS = (
         title="SDPA, memory-efficient",
         change="The memory-efficient attention of xFormers in PyTorch.",
         function=sdpa_efficient,
+        keeps_mask=True,
         takes=MASKS,
     ),
     Peer(

@@ -16,5 +16,6 @@ STEP = TorchStep(
     default_problem=HEADLINE,
     function=sdpa,
     masked=sdpa_masked,
+    keeps_mask=True,
     takes=("window", "lengths"),
 )

@@ -72,6 +72,7 @@ BAD = [
     (["--grid", "gqa", "--batch", "3"], "--grid: goes without --batch, which it decides itself"),
     (["--grid", "gqa", "--no-causal"], "--grid: goes without --causal"),
     (["--grid", "gqa", "--device", "cpu"], "--grid: needs a GPU; without one, ask for one problem"),
+    (["--grid", "paged", "--direction", "backward"], "--grid: goes without --direction backward"),
     (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'gqa'"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["4096"], "unrecognized arguments: 4096"),

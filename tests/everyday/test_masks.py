@@ -5,6 +5,7 @@ import json
 import secrets
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -228,11 +229,50 @@ def test_cu_seqlens_that_make_no_sense_are_named():
     told(r"with cu_seqlens_q q must be a tensor \[tokens, heads, head_dim\]", q=q[None], cu_seqlens_q=begins)
 
 
-def test_lengths_are_read_again_when_they_were_written_to():
-    begins = packing.cu_seqlens((40, 60))
+def test_lengths_are_read_at_every_call():
+    """Also where nobody counts who writes: into memory that is shared, or in inference mode."""
+    shared = np.array([0, 40, 100], dtype=np.int32)
+    begins = torch.from_numpy(shared)
+    q = torch.randn(100, 2, 64).half()
+    step, first = get_step("sdpa"), get_step("sdpa").attention(q, q, q, causal=True, cu_seqlens_q=begins)
+    shared[1] = 70
+    second = step.attention(q, q, q, causal=True, cu_seqlens_q=begins)
+    assert torch.equal(second, step.attention(q, q, q, causal=True, cu_seqlens_q=begins.clone()))
+    assert not torch.equal(first, second)
+    with torch.inference_mode():
+        for name in ("sdpa", "varlen"):
+            get_step(name).attention(q, q, q, causal=True, cu_seqlens_q=packing.cu_seqlens((40, 60)))
+
+
+def test_who_never_writes_may_have_lengths_remembered():
+    begins = packing.remembered((40, 60), "cpu")
     assert packing.read_lengths("cu", begins, 100) == (40, 60)
-    begins[1] = 70
-    assert packing.read_lengths("cu", begins, 100) == (70, 30)
+
+
+def test_a_bad_out_of_packed_sequences_is_named():
+    q, begins = torch.randn(100, 2, 64).half(), packing.cu_seqlens((40, 60))
+    for out, came in ((torch.empty(3), r"shape \(3,\)"), ([1], "list")):
+        with pytest.raises(ValueError, match=rf"out must be a tensor of q's shape \(100, 2, 64\), got {came}"):
+            get_step("varlen").attention(q, q, q, causal=True, cu_seqlens_q=begins, out=out)
+
+
+def test_a_window_that_is_none_is_refused_whoever_traces():
+    """Where gradients are wanted and torch.compile traces, nothing else would look at it."""
+    q = torch.randn(1, 2, 16, 64).half().requires_grad_()
+    for causal, window in ((False, 4), (True, 0), (True, 4.0), (True, True)):
+        for call in (steps.attention, torch.compile(steps.attention, backend="eager")):
+            with pytest.raises(Exception, match=r"window (must be|takes a causal)"):
+                call(q, q, q, causal, window=window)
+
+
+def test_no_mask_is_kept_beyond_a_launch():
+    """A mask that tracing made is none for a call."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q = torch.randn(1, 2, 24, 64).half()
+    with FakeTensorMode() as fake:
+        steps.attention(fake.from_tensor(q).requires_grad_(), *[fake.from_tensor(q)] * 2, True, window=5)
+    assert steps.attention(q.clone().requires_grad_(), q, q, True, window=5).isfinite().all()
 
 
 SEEN = [
