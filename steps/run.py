@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
@@ -28,13 +29,13 @@ WIDE = 130  # columns that the table needs to show every spread
 ONE_TABLE = 120  # columns that one table needs to show recorded timings beside what was done here
 
 
-def _seconds(text: str) -> float:
+def _above_zero(text: str, what: str = "a number") -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be {what} above 0, got {text!r}")
     return value
 
 
@@ -47,16 +48,6 @@ def _lengths(text: str) -> tuple[int, ...]:
     if not all(word.strip().isdecimal() and int(word) for word in words):
         raise argparse.ArgumentTypeError(f"must be ragged, or whole numbers such as 1000,3001,17, got {text!r}")
     return tuple(map(int, words))
-
-
-def _cap(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return value
 
 
 def _seed(text: str) -> int:
@@ -80,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--seq-len-kv", help="key and value length (as --seq-len)", **number)
     few = "query length where it is not --seq-len: for decoding, so many queries against --seq-len keys, without a mask"
     problem.add_argument("--seq-len-q", help=few, **number)
-    problem.add_argument("--batch", help="batch size (4; on the CPU 1)", **number)
+    problem.add_argument("--batch", help="batch size (4; on the CPU, and with --parallel, 1)", **number)
     problem.add_argument("--heads", help="query heads (32; on the CPU 2)", **number)
     problem.add_argument("--kv-heads", help="key and value heads, must divide --heads (as many)", **number)
     problem.add_argument("--head-dim", nargs="+", default=[128], help="head dimension, one or several (128)", **number)
@@ -90,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--causal", action=argparse.BooleanOptionalAction, help=mask)
     window = "sliding window: a query sees itself and the N - 1 keys before it"
     problem.add_argument("--window", type=whole_number, metavar="N", help=window)
-    problem.add_argument("--softcap", type=_cap, metavar="X", help="soft cap: a score s becomes X tanh(s / X)")
+    problem.add_argument("--softcap", type=_above_zero, metavar="X", help="soft cap: a score s becomes X tanh(s / X)")
     packed = "sequences of these lengths packed into one tensor, in place of --batch and --seq-len: 1000,3001,17, or "
     packed += "ragged, for 16 from 44 to 8192"
     problem.add_argument("--lengths", type=_lengths, metavar="N,N,...", help=packed)
@@ -119,7 +110,13 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
     measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
     measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
-    measuring.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds a step may hang (120)")
+    measuring.add_argument(
+        "--timeout",
+        type=partial(_above_zero, what="a number of seconds"),
+        default=120.0,
+        metavar="S",
+        help="seconds a step may hang (120)",
+    )
     measuring.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     measuring.add_argument("--list", action="store_true", help="list the steps and stop")
     return parser
@@ -454,7 +451,7 @@ def run_together(options: argparse.Namespace) -> int:
         raise BadRequest(f"argument --parallel: takes a process for each GPU: {COMMAND}{names}")
     parser = make_parser()
     if given := [name for name in ONE_PROCESS if getattr(options, name) != parser.get_default(name)]:
-        raise BadRequest(f"argument --parallel: goes without --{given[0]}")
+        raise BadRequest(f"argument --parallel: goes without --{given[0].replace('_', '-')}")
     from steps.measuring import together
 
     device = choose_device(options.device)
