@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from tutorial_lib.results import Run, read_run
 RANKS = 4  # processes of a check
 CHECKED = Problem(batch=1, heads=8, kv_heads=4, seq_len_q=264, seq_len_kv=264, head_dim=64, causal=True)
 GPUS = 8  # of a prediction
+RANK_SAYS = re.compile(r"steps\.run(, rank \d+ of \d+)?: ")
 
 
 class LessonTogether(Lesson):
@@ -79,13 +81,22 @@ class LessonTogether(Lesson):
 
 
 def checked(direction: str) -> Run:
-    """What ``steps.run --parallel`` finds on the CPU here."""
+    """What ``steps.run --parallel`` finds on the CPU here; raises RuntimeError with what a rank said last."""
     asked = ["--parallel", "--direction", direction, "--device", "cpu", "--seq-len", CHECKED.seq_len_q]
     asked += ["--head-dim", CHECKED.head_dim, "--heads", CHECKED.heads, "--kv-heads", CHECKED.kv_heads]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
     with TemporaryDirectory() as folder:
         command = [*launch, "-m", "steps.run", *asked, "--output-dir", folder]
         here = Path(__file__).resolve().parent.parent
-        subprocess.run(list(map(str, command)), cwd=here, capture_output=True, check=True)
+        done = subprocess.run(list(map(str, command)), cwd=here, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(last_words(done.stderr))
         [path] = Path(folder).glob("*/*/results.json")
         return read_run(path)
+
+
+def last_words(stderr: str) -> str:
+    """The last line in which a rank says why it ended, else the last line: torchrun puts a report of its own behind."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = [line for line in lines if RANK_SAYS.match(line)]
+    return (said or lines or ["the processes ended without a word"])[-1]

@@ -460,7 +460,7 @@ def run_together(options: argparse.Namespace) -> int:
     options.batch = options.batch or 1
     problems = make_problems(options, device)
     here = [problem for problem, _ in problems]
-    together.check_shared_out(here, steps, processes())
+    together.check_shared_out(here, steps, processes(), options)
     try:
         with together.joined(device, options.timeout) as ranks:
 

@@ -19,7 +19,7 @@ from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
-from tutorial_lib.passes import pass_of
+from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, speedup_of
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
@@ -350,7 +350,7 @@ def _summarise(
             "timeout_s": settings.timeout,
             "sample_ms": timing.SAMPLE_MS,
             "rest_ms": timing.REST_MS,
-            **({"input_sets": input_sets(kind, problem, machine["l2_bytes"])} if "l2_bytes" in machine else {}),
+            **({"input_sets": _input_sets(kind, problem, settings, machine)} if "l2_bytes" in machine else {}),
         },
         problem=problem.as_dict(),
         ranks=settings.ranks,
@@ -362,6 +362,11 @@ def _summarise(
         sustained=[_round(sampled) for sampled in sustained],
         notes=_notes([*rounds, *sustained], machine) + notes,
     )
+
+
+def _input_sets(kind: Pass, problem: Problem, settings: Settings, machine: dict) -> int:
+    """How many sets of inputs took turns: several ranks have one, as ``ParallelBench`` has."""
+    return 1 if settings.ranks > 1 else input_sets(kind, problem, machine["l2_bytes"])
 
 
 def _measurement(contender: _Contender, ranks: int) -> Measurement:

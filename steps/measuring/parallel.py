@@ -20,7 +20,7 @@ from steps.core.launch import untold
 from steps.core.step import Step, target_of
 from steps.measuring.bench import REPETITIONS, Bench
 from steps.measuring.together import LOCAL_RANK
-from steps.parallel.ranks import Passing, Ranks, places_like
+from steps.parallel.ranks import Failed, Passing, Ranks, places_like
 from tutorial_lib import accuracy, timing
 from tutorial_lib.clock import Stopwatch
 from tutorial_lib.hardware import gpu_turn
@@ -50,7 +50,11 @@ class Silent(Ranks):
 
 
 class Remembering(Ranks):
-    """Ranks that remember what they sent. calls: functions that send as much again, in the same order."""
+    """Ranks that remember what they sent. calls: functions that send as much again, in the same order.
+
+    Each waits for its own exchange, so that they go one after another, also where a step has two on their way at once.
+    They do not give way to each other as a step does: nothing is computed meanwhile.
+    """
 
     def __init__(self, group=None):
         super().__init__(group)
@@ -59,7 +63,7 @@ class Remembering(Ranks):
 
     def start_passing(self, tensors, into):
         places = self._kept("passing", tensors), self._kept("coming", tensors)
-        self.calls.append(lambda: Ranks.start_passing(self, *places).wait())
+        self.calls.append(lambda: self.pass_on(*places).wait())
         return super().start_passing(tensors, into)
 
     def all_gather(self, x):
@@ -81,14 +85,15 @@ class Remembering(Ranks):
 
 
 class ParallelBench(Bench):
-    """As ``Bench``, on every rank at once. Its methods give the same answers on all, and raise on all what one raises.
+    """As ``Bench``, on every rank at once. Its methods give the same answers on all.
 
-    Raises RankFailure where another rank ended or did not answer in time.
+    Raises Failed on all ranks for what goes wrong on one of them: they can go on with another step. Raises RankFailure
+    where another rank ended or did not answer in time.
     """
 
     def __init__(self, problem: Problem, direction: str, device: str, seed: int, check: bool):
         self.ranks = Ranks()
-        super().__init__(problem, direction, device, seed, check)
+        self._together(super().__init__, problem, direction, device, seed, check)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -114,15 +119,19 @@ class ParallelBench(Bench):
 
     def check(self, step):
         """Every rank compares its part of the outputs; of all, the one that is wrong or nearest to its limit."""
-        inputs, exact = self._mine(step, self.inputs), self._mine(step, self.exact)
         with self.turn():
-            found = self._together(self.kind.check, step, self.problem, inputs, exact, self.allowed)
-        return accuracy.worst(found)
+            return accuracy.worst(self._together(self._checked, step))
+
+    def _checked(self, step) -> accuracy.Accuracy:
+        inputs, exact = self._mine(step, self.inputs), self._mine(step, self.exact)
+        return self.kind.check(step, self.problem, inputs, exact, self.allowed)
 
     def repeat(self, step):
         with self.turn(), untold(step):
-            inputs = self._mine(step, self.inputs)
-            return max(self._together(self.kind.repeat_difference, step, self.problem, inputs, REPETITIONS))
+            return max(self._together(self._repeated, step))
+
+    def _repeated(self, step) -> float:
+        return self.kind.repeat_difference(step, self.problem, self._mine(step, self.inputs), REPETITIONS)
 
     def compile(self, step, arch):
         return self._together(super().compile, step, arch)[0]
@@ -201,17 +210,18 @@ class ParallelBench(Bench):
         return tuple(step.part(x, self.ranks.own, self.ranks.count) for x in tensors)
 
     def _together(self, work: Callable, *arguments) -> list:
-        """What ``work`` gives on every rank; raises on all what it raises on one."""
+        """What ``work`` gives on every rank; raises Failed on all where it raises on one.
+
+        ``work`` may itself ask ``everybody``. Who fails meanwhile says so in the exchange that the others are in: they
+        raise Failed there, and no rank has said a word more than another.
+        """
         try:
-            mine = work(*arguments), None
-        except Ended:
+            answer, failure = work(*arguments), None
+        except (Ended, Failed):  # nobody would answer; or everybody has heard
             raise
         except Exception as error:
-            mine = None, f"{one_line(error)} (on {self.ranks.name})"
-        said = self.ranks.everybody(mine)
-        if failed := [told for _, told in said if told]:
-            raise RuntimeError(failed[0])
-        return [answer for answer, _ in said]
+            answer, failure = None, f"{one_line(error)} (on {self.ranks.name})"
+        return self.ranks.everybody(answer, failure)
 
 
 PARTS = {"computing_ms": "computing", "sending_ms": "sending"}

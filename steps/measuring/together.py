@@ -5,6 +5,7 @@ torchrun starts the processes, and tells each of them by its environment how man
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import signal
@@ -93,9 +94,11 @@ def peers_for(device: str, direction: str) -> tuple:
     return peers_over_ranks(direction) if device == "cuda" else ()
 
 
-def check_shared_out(problems: Sequence, steps: Sequence, ranks: int) -> None:
-    """Raises BadRequest for a sequence that a step cannot share out over so many ranks."""
+def check_shared_out(problems: Sequence, steps: Sequence, ranks: int, options: argparse.Namespace) -> None:
+    """Raises BadRequest for a sequence that a step cannot share out over so many ranks; names who set its length."""
+    queries = "--seq-len-q" if options.seq_len_q else "--seq-len"
+    keys = "--seq-len-kv" if options.seq_len_kv else "--seq-len"
     for problem, step in itertools.product(problems, steps):
-        for option, tokens in (("--seq-len", problem.seq_len_q), ("--seq-len-kv", problem.seq_len_kv)):
+        for option, tokens in ((queries, problem.seq_len_q), (keys, problem.seq_len_kv)):
             if uneven := step.share.uneven(tokens, ranks):
                 raise BadRequest(f"argument {option}: step {step.label}: {uneven}")

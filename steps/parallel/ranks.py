@@ -20,6 +20,10 @@ class RankFailure(Ended):
     """The ranks cannot go on together: one of them ended, or did not answer in time. The message is one line."""
 
 
+class Failed(RuntimeError):
+    """A rank has told all others that it failed. All raise this in the same exchange of words, and can go on."""
+
+
 class Ranks:
     """This rank among those of a group. own: its number; count: how many there are; sent: bytes that it has sent.
 
@@ -46,7 +50,12 @@ class Ranks:
         All are contiguous. Between GPUs this goes on in a stream of NCCL's own, behind what the current stream has been
         given so far. Nobody may write to either before ``wait()``.
         """
-        import torch
+        passing = self.pass_on(tensors, into)
+        self.give_way(tensors[0])
+        return passing
+
+    def pass_on(self, tensors: Tensors, into: Tensors) -> Passing:
+        """As ``start_passing``, where no kernel is launched meanwhile that the exchange would have to wait for."""
         from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
 
         if self.count == 1:
@@ -56,12 +65,16 @@ class Ranks:
         receives = [P2POp(irecv, x, group=self.group, group_peer=before) for x in into]
         self.sent += sum(map(size_of, tensors))
         with self.heard():
-            passing = Passing(self, batch_isend_irecv(sends + receives), into)
-        if tensors[0].is_cuda:
+            return Passing(self, batch_isend_irecv(sends + receives), into)
+
+    def give_way(self, x: torch.Tensor) -> None:
+        """Let the current stream of x's GPU wait a moment, so that an exchange can begin."""
+        import torch
+
+        if x.is_cuda and self.count > 1:
             # A kernel that is launched now may fill every SM before NCCL's blocks, in a stream of their own, have
             # begun. That this is needed is a hypothesis: no machine with several GPUs was at hand.
             torch.cuda._sleep(GIVE_WAY)
-        return passing
 
     # --- all with all ---
 
@@ -113,14 +126,20 @@ class Ranks:
 
     # --- words ---
 
-    def everybody(self, mine) -> list:
-        """What every rank says, in the order of the ranks; anything that can be pickled."""
+    def everybody(self, mine, failure: str | None = None) -> list:
+        """What every rank says, in the order of the ranks; anything that can be pickled.
+
+        A rank that has failed says so with ``failure``, one line, whatever the others are talking about: Failed is
+        raised on all of them, with the first such line.
+        """
         from torch.distributed import all_gather_object
 
         said = [None] * self.count
         with self.heard():
-            all_gather_object(said, mine, group=self.group)
-        return said
+            all_gather_object(said, (mine, failure), group=self.group)
+        if failures := [told for _, told in said if told]:
+            raise Failed(failures[0])
+        return [theirs for theirs, _ in said]
 
     @contextmanager
     def heard(self) -> Iterator[None]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.gradients import GradientStep
 from steps.core.ladder import get_step
+from steps.core.launch import Launches
 from steps.core.step import Step, target_of
 from steps.parallel.ranks import Ranks
 from steps.parallel.shares import IN_ORDER, Share
 from tutorial_lib.problem import Problem
+from tutorial_lib.worker import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +50,15 @@ class Parts:
         return self.step.gradients(q, k, v, o, lse.contiguous(), do, causal, self.scale)
 
 
+@dataclass(frozen=True)
+class Met:
+    """The ranks of a process group as a step knows them. known: what all of them have agreed on."""
+
+    group: weakref.ref
+    ranks: Ranks
+    known: set = field(default_factory=set)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Together:
     """What both directions share. The tensors that a step takes and returns are this rank's part of the sequence.
@@ -73,16 +85,33 @@ class _Together:
 
     def __getstate__(self) -> dict:
         """What goes to another process, without what is known of this one's group."""
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_known", "_ranks")}
+        return {name: value for name, value in super().__getstate__().items() if name != "_met"}
 
-    @cached_property
-    def _ranks(self) -> Ranks:
-        return self.ranks(self.group)
+    @property
+    def launches(self) -> Launches:
+        """As ``Step.launches``; empty again where the process group is not the one that they were made ready for."""
+        if not self._still_there():
+            vars(self).pop("launches", None)
+        return vars(self).setdefault("launches", Launches())
 
-    @cached_property
-    def _known(self) -> set:
-        """What all ranks have agreed on."""
-        return set()
+    def _still_there(self) -> bool:
+        """Whether the ranks that the step has met are those of the process group of today."""
+        met, now = vars(self).get("_met"), self._process_group
+        return met is not None and now is not None and met.group() is now
+
+    @property
+    def _process_group(self):
+        """The object itself, of the default group too: another may take its place."""
+        import torch.distributed as dist
+
+        return self.group or (dist.group.WORLD if dist.is_available() else None)
+
+    @property
+    def met(self) -> Met:
+        """The ranks of the process group of today, and what they have agreed on."""
+        if not self._still_there():
+            vars(self)["_met"] = Met(weakref.ref(self._process_group), self.ranks(self.group))
+        return vars(self)["_met"]
 
     def part(self, whole, rank: int, ranks: int):
         """The tokens that a rank holds, of a tensor of the whole sequence ``[B, H, tokens, ...]``."""
@@ -135,25 +164,37 @@ class _Together:
     def made_ready(self, make: Callable, q, k, v, causal: bool, scale: float | None):
         """``make()``, once all ranks ask for the same as this one: at the first call of a kind they tell each other.
 
-        Raises ValueError on every rank where one of them asks for something else, or cannot take part.
+        A rank knows only its own calls, and talks only where a kind of call is new to it. So all ranks raise ValueError
+        for a call that is new on all of them, where one asks for something else, or where one cannot take part in
+        the first call of the step. Later a rank whose own call is wrong raises ValueError alone, at once. Where a call
+        is new on some ranks only, as when one alone passes ``out``, these talk while the others compute, and all raise
+        RankFailure.
         """
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
             return make()
+        met = self.met
         made = error = None
         try:
             made = make()
             mine = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, causal={causal}, scale={scale}", None
-        except ValueError as wrong:
-            error, mine = wrong, (None, str(wrong))
-        if mine in self._known:
+        except Exception as wrong:
+            if met.known:  # the others may be computing already, and nobody would hear
+                raise
+            error, mine = wrong, (None, str(wrong) if isinstance(wrong, ValueError) else one_line(wrong))
+        if mine in met.known:
             return made
-        told = self._wrong(self._ranks.everybody((self.label, *mine)))
-        if error or told:
-            vars(self).pop("launches", None)  # what was made ready must not be found again
+        agreed = False
+        try:
+            told = self._wrong(met.ranks.everybody((self.label, *mine)))
+            agreed = not (error or told)
+        finally:
+            if not agreed:
+                vars(self).pop("launches", None)  # what was made ready must not be found again
+        if not agreed:
             raise error or Disagreement(told)
-        self._known.add(mine)
+        met.known.add(mine)
         return made
 
     @staticmethod
@@ -176,7 +217,9 @@ class ParallelStep(_Together, Step):
     q ``[B, Hq, tokens, D]`` and k, v ``[B, Hkv, tokens, D]`` have as many tokens on every rank; which of the sequence
     they are, ``part`` says. All ranks call it, and get their own part of o. ``causal`` is the whole sequence's mask.
 
-    Raises RankFailure where another rank ended or did not answer in time, and as ``Step.attention`` does.
+    Raises as ``Step.attention`` does, and ValueError on all ranks where they disagree at a call of a kind that is new
+    on all of them: shapes, strides, dtype, ``causal``, ``scale``, whether there is ``out``. Raises RankFailure where
+    another rank ended or did not answer in time, or where a call's kind is new on some ranks only.
     """
 
     def _made_ready(self, kind, q, k, v, causal, scale, *more, **others):
@@ -184,7 +227,7 @@ class ParallelStep(_Together, Step):
         return self.made_ready(make, q, k, v, causal, scale)
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        ranks, causal = self._ranks, problem.causal
+        ranks, causal = self.met.ranks, problem.causal
         parts = Parts(self.computing(problem, target_of(q.device)), problem.scale)
 
         def launch(q, k, v, out):
@@ -213,7 +256,7 @@ class ParallelGradients(_Together, GradientStep):
         return self.made_ready(make, *tensors[:3], causal, scale)
 
     def make_ready(self, problem, tensors, out):
-        ranks, causal = self._ranks, problem.causal
+        ranks, causal = self.met.ranks, problem.causal
         parts = Parts(self.computing(problem, target_of(tensors[0].device)), problem.scale)
 
         def launch(q, k, v, o, lse, do, out):

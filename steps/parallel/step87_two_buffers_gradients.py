@@ -2,8 +2,8 @@
 
 The sums of dK and dV need what is computed in a turn, so that they cannot be sent before its end. They arrive while the
 next turn is computed, at whose end they are added to. In float32 they are twice as many bytes as keys and values. As a
-rank's own part comes last, the sums come home unseen; what shows is the first part of keys and values, on whose way
-nothing is computed: half as many bytes.
+rank computes its own part last, the sums come home meanwhile. A rank waits for the first part of keys and values alone:
+it has nothing to compute until that part is there. These are half as many bytes as the sums.
 """
 
 from steps.parallel import step82_two_buffers, step86_ring_gradients

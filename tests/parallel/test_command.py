@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from steps import get_step, show
+from steps import get_step, lesson_together, show
 from steps.core.problems import LONG
 from steps.measuring.measure import Settings, _Contender, _summarise
 from steps.measuring.parallel import one_gpu
@@ -75,6 +75,7 @@ def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
         (["--parallel", "exp2"], "must be all or some of gather, ring, two_buffers, zigzag, ulysses, got 3 exp2"),
         (["--parallel", "--sustained"], "argument --parallel: goes without --sustained"),
         (["--parallel", "--steps", "ring"], "argument --parallel: goes without --steps"),
+        (["--parallel", "ring", "--page-size", "16"], "argument --parallel: goes without --page-size"),
         (
             ["--parallel", "--peers", "sdpa_cudnn"],
             "argument --peers: must be all or some of context_parallel_allgather",
@@ -83,6 +84,9 @@ def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
             ["--parallel", "ring", "--seq-len", "66"],
             "--seq-len: step 81 ring: the sequence must be a multiple of 4 tokens",
         ),
+        (["--parallel", "ring", "--seq-len-q", "66"], "argument --seq-len-q: step 81 ring: the sequence must be"),
+        (["--parallel", "ring", "--seq-len-kv", "66", "--no-causal"], "argument --seq-len-kv: step 81 ring: the seq"),
+        (["--parallel", "ring", "--seq-len-q", "64", "--seq-len", "66"], "argument --seq-len: step 81 ring: the seq"),
         (["--parallel", "zigzag", "--seq-len", "68"], "step 83 zigzag: the sequence must be a multiple of 8 tokens"),
     ],
 )
@@ -91,6 +95,21 @@ def test_a_bad_request_is_one_line_with_the_rank(arguments, told, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     status, err = call("--device", "cpu", *SMALL, *arguments)
     assert status == 2 and err.startswith("steps.run, rank 2 of 4: ") and told in err and err.count("\n") == 1
+
+
+def test_a_lesson_says_what_a_rank_said(monkeypatch):
+    odd = replace(lesson_together.CHECKED, seq_len_q=66, seq_len_kv=66)
+    monkeypatch.setattr(lesson_together, "CHECKED", odd)
+    monkeypatch.setattr(lesson_together, "RANKS", 2)
+    with pytest.raises(RuntimeError) as raised:
+        lesson_together.checked("forward")
+    told = "argument --seq-len: step 83 zigzag: the sequence must be a multiple of 4 tokens for 2 ranks, got 66"
+    assert re.fullmatch(rf"steps\.run, rank [01] of 2: {told}", str(raised.value))
+
+
+def test_without_a_ranks_word_the_last_line_is_told():
+    assert lesson_together.last_words("a warning\nno port is free\n\n") == "no port is free"
+    assert lesson_together.last_words("") == "the processes ended without a word"
 
 
 def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):
@@ -137,7 +156,7 @@ def test_where_a_rank_fails_every_other_says_so_in_one_line(tmp_path, fault):
 TIMES = {"one_gpu": (10.0,), "ring": (8.0, 6.0, 3.0), "two_buffers": (6.2, 6.0, 3.0), "ceiling": (1.4,)}
 
 
-def timed_run(problem):
+def timed_run(problem, ranks: int = 4):
     """A run of four GPUs as the summary makes it: the milliseconds of a call, of its computing, and of its sending."""
     steps = [one_gpu(problem, "sm_90", "forward"), get_step("ring"), get_step("two_buffers")]
     contenders = [_Contender(step, status="measured", reason=None, runs=True) for step in steps]
@@ -150,7 +169,7 @@ def timed_run(problem):
             sampled[name] = asdict(Sample(milliseconds=whole * noise, gpu=None))
             sampled[name] |= dict(zip(("computing_ms", "sending_ms"), (ms * noise for ms in parts)))
         rounds.append(sampled)
-    settings = Settings(device="cpu", seed=1, rounds=2, isolated=False, ranks=4)
+    settings = Settings(device="cpu", seed=1, rounds=2, isolated=False, ranks=ranks)
     return _summarise(problem, contenders, settings, rounds, [], [], steps[0])
 
 
@@ -172,6 +191,15 @@ def test_a_run_over_several_gpus_tells_the_share_of_ideal_and_what_of_the_sendin
     write_report(run, tmp_path / "a-gpu-x4" / "problem")
     report = (tmp_path / "a-gpu-x4" / "problem" / "report.md").read_text()
     assert "| TFLOPS a GPU | of ceiling | of ideal |" in report and "| 3,000 | 3.02 | 2.81 | 0.201 |" in report
+
+
+@pytest.mark.parametrize(("ranks", "sets"), [(4, 1), (1, 2)])
+def test_a_run_records_the_sets_of_inputs_that_took_turns(monkeypatch, ranks, sets):
+    short = replace(LONG, batch=1, heads=1, kv_heads=1, seq_len_q=1024, seq_len_kv=1024)
+    cache = FORWARD.tensor_bytes(short)  # two sets are twice as large
+    machine = {"name": "a GPU", "l2_bytes": cache}
+    monkeypatch.setattr("steps.measuring.measure.describe_machine", lambda *_: machine)
+    assert timed_run(short, ranks).settings["input_sets"] == sets
 
 
 def test_one_gpu_alone_runs_the_step_that_computes_the_parts():

@@ -17,7 +17,7 @@ from steps.parallel.peers import in_context
 from steps.parallel.ranks import Ranks
 from tests.parallel.processes import Processes
 from tutorial_lib import timing
-from tutorial_lib.passes import pass_of
+from tutorial_lib.passes import FORWARD, pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.timing import Sample
 from tutorial_lib.worker import WorkerFailure
@@ -288,6 +288,150 @@ def sampled(rank) -> dict:
 
 def test_of_a_sample_the_slowest_rank_counts_and_all_take_it_together(ranks):
     assert ranks.run(sampled) == [{"milliseconds": 4, "computing_ms": 5, "sending_ms": 6}] * RANKS
+
+
+def failing_in(rank, part: str) -> list:
+    """On a rank: what a bench says where a part of timing fails on rank 1 alone, and of a step that is right then."""
+    bench = ParallelBench(problem(), "forward", "cpu", 1, True)
+    failing, asked = True, []
+
+    def fails(where: str) -> None:
+        asked.append(where)
+        if failing and where == part and rank.own == 1:
+            raise MemoryError(f"no room left in {where}")
+
+    def plan_sample(call):
+        call(0)
+        fails("plan_sample")
+        return timing.Plan(10 + rank.own, 1.0)
+
+    def take_sample(call, plan, stopwatch, together):
+        together.begin()
+        call(0)
+        fails("take_sample")
+        together.agree(True)
+        return Sample(milliseconds=1.0 + rank.own, gpu=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "plan_sample", plan_sample)
+        patch.setattr(timing, "take_sample", take_sample)
+        patch.setattr("steps.measuring.parallel.Stopwatch", lambda: None)
+        told = []
+        for _ in range(2):
+            try:
+                bench.prepare(get_step("ring"))
+                told.append(bench.sample("ring")["milliseconds"])
+            except RuntimeError as error:
+                told.append(str(error))
+            failing = False
+        bench.prepare(get_step("two_buffers"))
+    assert {"plan_sample", part} <= set(asked)
+    return [*told, bench.check(get_step("ring")).correct, bench.sent(get_step("ring"))]
+
+
+@pytest.mark.parametrize("part", ["plan_sample", "take_sample"])
+def test_where_timing_fails_on_one_rank_all_hear_it_and_go_on(ranks, part):
+    told = [f"MemoryError: no room left in {part} (on rank 1 of 4)", RANKS, True, sent_bytes("ring", problem(), RANKS)]
+    assert ranks.run(failing_in, part) == [told] * RANKS
+
+
+def failing_first(rank) -> list[str]:
+    """On a rank: what a bench says where rank 1 alone cannot make inputs, cut its part, or make a launch ready."""
+    told = []
+
+    def tell(work, *arguments):
+        try:
+            work(*arguments)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    def fails(*_, **__):
+        raise MemoryError("no room left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank.own == 1:
+            patch.setattr(type(FORWARD), "inputs", fails)
+        tell(ParallelBench, problem(), "forward", "cpu", 1, True)
+    bench = ParallelBench(problem(), "forward", "cpu", 1, True)
+    for attribute in ("part", "computing"):
+        step = get_step("ring").on()
+        if rank.own == 1:
+            vars(step)[attribute] = fails
+        tell(bench.check, step)
+    told.append(str(bench.check(get_step("ring").on()).correct))
+    return told
+
+
+def test_what_fails_before_a_call_fails_on_all_too(ranks):
+    mine = "MemoryError: no room left (on rank 1 of 4)"
+    others = "Disagreement: rank 1 of 4 cannot take part in step 81 ring: MemoryError: no room left (on rank 0 of 4)"
+    assert ranks.run(failing_first) == [[mine, mine, others, "True"]] * RANKS
+
+
+def counted_ways(rank) -> tuple:
+    """On a rank: how often a call gives way to its exchanges, and how often what it sent does when sent again."""
+
+    class Counting(Remembering):
+        given = 0
+
+        def give_way(self, x):
+            self.given += 1
+
+    bench = ParallelBench(problem(), "forward", "cpu", 1, False)
+    made = []
+    step = get_step("two_buffers")
+    bench.kind.call(
+        step.on(ranks=lambda group: made.append(Counting(group)) or made[-1]),
+        bench.problem,
+        bench._mine(step, bench.inputs),
+    )
+    first = made[0].given
+    for call in made[0].calls:
+        call()
+    return first, made[0].given - first
+
+
+def test_what_is_sent_alone_does_not_give_way(ranks):
+    assert ranks.run(counted_ways) == [(RANKS - 1, 0)] * RANKS
+
+
+def another_kind_on_rank_1(rank):
+    """On a rank: after a call that is right, one that rank 1 alone asks for wrongly."""
+    called(rank, "ring", {}, rank.pair)
+    step = get_step("ring").on(rank.pair)
+    q = torch.randn(1, 4, 16, 32).half()
+    step.attention(q, q, q)
+    if rank.own % 2:
+        step.attention(q, q, q, out=torch.empty(3))
+
+
+def test_a_later_call_that_is_wrong_raises_at_once_where_it_is_wrong(ranks):
+    first, second, _, _ = ranks.run(another_kind_on_rank_1)  # nobody comes to talk to rank 1
+    assert first is None and str(second).startswith("ValueError: out must have q's shape"), second
+
+
+def from_group_to_group(rank, meeting: str) -> list:
+    """On a rank: what a step knows in the group of all, without a group, and in one of this process alone."""
+    step, found = get_step("ring"), []
+    q = torch.randn(1, 4, 16, 32).half()
+    for group in ("all", "none", "alone"):
+        if group == "alone":
+            own = f"file://{meeting}-{rank.own}"
+            torch.distributed.init_process_group("gloo", init_method=own, rank=0, world_size=1)
+        try:
+            step.attention(q, q, q)
+            found.append((step.met.ranks.name, len(step.launches)))
+        except ValueError as error:
+            found.append("torchrun" in str(error))
+        if group != "none":
+            torch.distributed.destroy_process_group()
+    return found
+
+
+def test_a_step_meets_the_ranks_of_every_group_anew(tmp_path):
+    with Processes(tmp_path / "meeting", 2) as two:
+        found = two.run(from_group_to_group, str(tmp_path / "alone"))
+    assert found == [[(f"rank {own} of 2", 1), True, ("rank 0 of 1", 1)] for own in range(2)]
 
 
 def lost(rank):
