@@ -17,7 +17,7 @@ from steps.core.order import processors
 from steps.core.step import Unsupported, target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.cutile.launching import compiled_when_launched, runner
-from steps.cutile.skeleton import array
+from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
 from steps.everyday.decode_kernel import make_decode, make_merge
 from steps.everyday.variant import DecodeVariant
@@ -25,9 +25,10 @@ from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
-MOST_KEYS, MOST_ROWS = 128, 128
-OUTPUT = 128 * 128  # elements of a tile's output, at most: more do not fit in registers
-WGMMA_ROWS = 64  # a tile of as many is multiplied by wgmma, with buffers that leave no room for a second block
+MOST_KEYS = 128
+# tileiras 13.4 multiplies tiles of 64 rows by wgmma, with buffers that leave no room for a second block on an SM; the
+# registers of tiles of 128 rows spill in the loop.
+MOST_ROWS = 64
 START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
 AT_ONCE = 32  # parts that one turn of the merging takes, at most
 MERGING = BlockShape(Tile(1, AT_ONCE))
@@ -39,7 +40,7 @@ class DecodeStep(FusedStep):
 
     load_key(K, batch, kv_head, j, variant) -> [head_dim, key], load_value -> [key, head_dim]: the j-th tile.
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
-    but those of ``WGMMA_ROWS`` rows.
+    but those of ``MOST_ROWS`` rows.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
     last_merges: in place of that kernel, the block of a group that comes last merges.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.4 multiplies without the tensor cores.
@@ -67,7 +68,8 @@ class DecodeStep(FusedStep):
         if reason := super().unsupported(problem, target):
             return reason
         if problem.seq_len_q > MOST_ROWS:
-            return f"made for decoding, at most {MOST_ROWS} queries a head, got {problem.seq_len_q}"
+            taker = "gathered" if problem.page_size else "pack_gqa"
+            return f"made for decoding, at most {MOST_ROWS} queries a head, got {problem.seq_len_q}: take step {taker}"
         if problem.causal and not problem.page_size:
             return "made for queries that see all keys, as the last token of a sequence does: ask for no causal mask"
         if problem.seq_len_kv * problem.kv_heads * problem.head_dim >= 2**31:
@@ -91,7 +93,7 @@ class DecodeStep(FusedStep):
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
         queries, members = power_of_two(problem.seq_len_q), power_of_two(problem.group_size)
-        members = max(1, min(members, min(MOST_ROWS, OUTPUT // problem.head_dim) // queries))
+        members = min(members, MOST_ROWS // queries)
         queries = max(queries, self.least_rows // members)
         key = self.key(problem)
         return DecodeVariant(
@@ -129,7 +131,7 @@ class DecodeStep(FusedStep):
 
     def kernel(self, variant: DecodeVariant) -> tuple[Callable, BlockShape]:
         """The kernel that goes through the keys, and how it is compiled."""
-        occupancy = 1 if variant.tile.query == WGMMA_ROWS else self.occupancy
+        occupancy = 1 if variant.tile.query == MOST_ROWS else self.occupancy
         return _decode(variant), BlockShape(variant.tile, warps=self.warps, occupancy=occupancy)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
@@ -282,11 +284,6 @@ def counts(number: int, device) -> Callable:
         return kept[stream]
 
     return get
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is not below a number."""
-    return 1 << (number - 1).bit_length()
 
 
 def at_once(splits: int) -> int:

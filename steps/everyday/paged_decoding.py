@@ -9,8 +9,8 @@ import cuda.tile as ct
 
 from steps.core.paged import PagedStep
 from steps.core.step import target_of
-from steps.cutile.skeleton import array
-from steps.everyday.decoding import DecodeStep, power_of_two
+from steps.cutile.skeleton import array, power_of_two
+from steps.everyday.decoding import DecodeStep
 from tutorial_lib.problem import Problem
 
 PAGES_A_TILE = 4  # that a tile is put together from, at most

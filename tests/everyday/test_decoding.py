@@ -33,7 +33,7 @@ SHAPES = [
     decoding_of(batch=1, heads=64, kv_heads=1, seq_len_q=5, seq_len_kv=700, head_dim=64),  # several tiles a group
     decoding_of(batch=1, heads=2, seq_len_q=2, seq_len_kv=1, head_dim=32),
     decoding_of(head_dim=256, seq_len_kv=400, scale=0.0),
-    decoding_of(head_dim=64, seq_len_q=128, seq_len_kv=130, dtype="bfloat16"),
+    decoding_of(head_dim=64, seq_len_q=64, seq_len_kv=130, dtype="bfloat16"),
 ]
 
 
@@ -174,22 +174,38 @@ def test_a_kernel_uses_the_tensor_cores_and_tma_and_two_blocks_share_an_sm(step)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
-@pytest.mark.parametrize("seq_len_q", [1, 4, 8, 16])
+@pytest.mark.parametrize("seq_len_q", [1, 4, 16, 64])
 def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_counted_for(head_dim, seq_len_q):
     shape = dataclasses.replace(DECODING, head_dim=head_dim, seq_len_q=seq_len_q, dtype="float16")
     step = get_step("split_keys")
     compiled, tile = step.compile(shape), step.variant(shape, "sm_90").tile
     rows = 8 * seq_len_q  # of a group
-    assert tile.query == (64 if head_dim == 256 and rows > 64 else max(16, rows)) and compiled.other_kernels
-    assert compiled.as_dict()["blocks_per_sm"] == (1 if tile.query == 64 else 2)
+    assert tile.query == min(64, max(16, rows)) and compiled.other_kernels
+    assert compiled.as_dict()["blocks_per_sm"] == step.kernel(step.variant(shape, "sm_90"))[1].occupancy
     assert step.groups(shape) == 8 * rows // tile.query or tile.query == 16
-    assert not compiled.spilled_bytes or tile.query == 128
+    assert not compiled.spilled_bytes
+
+
+@pytest.mark.parametrize("step", DECODES, ids=lambda s: s.name)
+def test_no_loop_spills_however_many_queries_there_are(step):
+    for head_dim, seq_len_q in ((128, 16), (256, 64)):
+        made = step.compile(dataclasses.replace(step.default_problem, head_dim=head_dim, seq_len_q=seq_len_q))
+        assert made.as_dict()["hot_loop"]["spill"] == 0
+
+
+@pytest.mark.parametrize("seq_len_q", [65, 128])
+@pytest.mark.parametrize("head_dim", [32, 256])
+def test_more_queries_than_a_tile_has_rows_are_refused_and_the_step_that_is_named_takes_them(head_dim, seq_len_q):
+    shape = decoding_of(head_dim=head_dim, seq_len_q=seq_len_q)
+    in_pages = dataclasses.replace(shape, page_size=16)
+    for name, asked, taker in (("split_keys", shape, "pack_gqa"), ("paged", in_pages, "gathered")):
+        refused = get_step(name).unsupported(asked, "sm_90")
+        assert refused == f"made for decoding, at most 64 queries a head, got {seq_len_q}: take step {taker}"
+        assert get_step(taker).unsupported(asked, "sm_90") is None
 
 
 def test_what_is_no_decoding_is_refused_by_name():
     step = get_step("split_keys")
-    refused = step.unsupported(decoding_of(seq_len_q=129), "sm_90")
-    assert refused == "made for decoding, at most 128 queries a head, got 129"
     with pytest.raises(Unsupported, match="ask for no causal mask"):
         step.attention(*FORWARD.inputs(decoding_of(), 0), causal=True)
     assert "pages of keys and values" in step.unsupported(decoding_of(page_size=16), "sm_90")
