@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tutorial_lib.problem import Problem
 
 UNOWNED = 4  # pages more than sequences need, which hold what nobody may read
+NO_PAGE = 2**31 - 1  # in unused places of a table: no page has this number, and whoever looks it up fails
 
 
 def make_pages(
@@ -24,8 +25,8 @@ def make_pages(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(k_pages, v_pages, table, lengths) for a problem with pages, random, on the generator's device.
 
-    Pages lie in random order. K is standard normal, V standard normal plus 1/2. Whatever is no sequence's is NaN: pages
-    that nobody owns, to which the table's unused places point, too, and what last pages hold behind the end.
+    Pages lie in random order. K is standard normal, V standard normal plus 1/2. Pages that nobody owns are NaN, and so
+    is what last pages hold behind the end. The table's unused places hold ``NO_PAGE``.
     """
     import torch
 
@@ -33,7 +34,7 @@ def make_pages(
     lengths = torch.tensor(problem.lengths_in_pages, dtype=torch.int32, device=device)
     taken = [-(-length // size) for length in problem.lengths_in_pages]
     order = torch.randperm(sum(taken) + UNOWNED, generator=generator, device=device).int()
-    table = order[-1].repeat(problem.batch, -(-problem.seq_len_kv // size))
+    table = torch.full((problem.batch, -(-problem.seq_len_kv // size)), NO_PAGE, dtype=torch.int32, device=device)
     begin = 0
     for row, number in zip(table, taken):
         row[:number] = order[begin : begin + number]
@@ -50,9 +51,15 @@ def make_pages(
     return *pages, table, lengths
 
 
-def gather(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The tokens of all pages of a table in their order, [batch, kv_heads, tokens, head_dim]: a copy."""
-    return pages[table.long()].flatten(1, 2).transpose(1, 2).contiguous()
+def gather(pages: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The tokens of all pages of a table in their order, [batch, kv_heads, tokens, head_dim]: a copy.
+
+    tokens: as many as the table has room for. Those behind a sequence's last page are those of page 0.
+    """
+    import torch
+
+    used = pages.shape[1] * torch.arange(table.shape[1], device=table.device) < lengths[:, None]
+    return pages[table.long() * used].flatten(1, 2).transpose(1, 2).contiguous()
 
 
 def visible(lengths: torch.Tensor, tokens: int, seq_len_q: int, causal: bool) -> torch.Tensor:
@@ -74,6 +81,6 @@ def sequences(inputs: tuple) -> list[tuple[torch.Tensor, torch.Tensor, torch.Ten
     q, k_pages, v_pages, table, lengths = inputs
     found = []
     for b, length in enumerate(lengths.tolist()):
-        row = table[b : b + 1, : -(-length // k_pages.shape[1])]
-        found.append((q[b : b + 1], *(gather(pages, row)[:, :, :length] for pages in (k_pages, v_pages))))
+        one = table[b : b + 1], lengths[b : b + 1]
+        found.append((q[b : b + 1], *(gather(pages, *one)[:, :, :length] for pages in (k_pages, v_pages))))
     return found

@@ -45,9 +45,9 @@ class PagedStep(Step):
 
         q ``[B, Hq, Sq, D]``, k_pages and v_pages ``[pages, page_size, Hkv, D]``, float16 or bfloat16; page_table int32
         ``[B, pages of the longest]``, whose row holds a sequence's pages in their order; lengths int32 ``[B]``, keys of
-        each sequence, at least Sq, which nobody checks, as they are on the GPU. ``causal`` hides key j of n from query
-        i where j > i + n - Sq; ``scale`` None means 1 / sqrt(D). Returns o ``[B, Hq, Sq, D]``, written to ``out`` when
-        that is given.
+        each sequence, 0 or more. Nobody checks table and lengths, as they are on the GPU. ``causal`` hides key j of n
+        from query i where j > i + n - Sq; a query that sees no key gets zeros. ``scale`` None means 1 / sqrt(D).
+        Returns o ``[B, Hq, Sq, D]``, written to ``out`` when that is given.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """

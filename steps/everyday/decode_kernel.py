@@ -201,7 +201,8 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
     """The kernel that puts parts together, a block for each query of each head; its grid: queries, heads, batch.
 
     It is the online softmax once more: the log-sum-exp of a part is its score, and its output is its value. at_once:
-    parts that one turn takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``.
+    parts that one turn takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query of
+    which no part has a key gets zeros.
     """
 
     def merge(Parts, LSE, Out):
@@ -224,7 +225,8 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
             high = now
         if with_lse:
             ct.store(Whole, (batch, kv_head, member, i), ct.reshape(high + ct.log(total), (1, 1, 1, 1)))
-        o = ct.reshape(ct.astype(o / total, Out.dtype), (1, 1, 1, 1, head_dim))
+        o = ct.where(total > 0, o / total, 0.0)
+        o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, head_dim))
         ct.store(Out, (batch, kv_head, member, i, 0), o)
 
     return merge

@@ -1,8 +1,9 @@
 """Step 102: what a PyTorch user does about pages, and the baseline of the steps that read them.
 
 ``scaled_dot_product_attention`` takes no table. So the pages of all sequences are copied into one tensor, as long as
-the longest, and a mask hides what is behind each one's end. What stands there may be anything, and 0 * NaN is NaN:
-it is set to zero. K and V are read and written once more before attention reads them.
+the longest, and a mask hides what is behind each one's end. Unused places of the table may hold any number: page 0 is
+copied in their place. What lies behind a sequence's end may be NaN, and 0 * NaN is NaN: it is set to zero. K and V are
+read and written once more before attention reads them.
 """
 
 from steps.core.paged import TorchPaged
@@ -15,7 +16,7 @@ def sdpa_of_gathered(q, k_pages, v_pages, page_table, lengths, causal, scale):
     """o ``[B, Hq, Sq, D]``: K and V gathered from their pages, then PyTorch's attention under a mask."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    k, v = gather(k_pages, page_table), gather(v_pages, page_table)
+    k, v = gather(k_pages, page_table, lengths), gather(v_pages, page_table, lengths)
     there = visible(lengths, k.shape[2], 1, False)[:, :, :, None]  # [B, 1, tokens, 1]
     mask = visible(lengths, k.shape[2], q.shape[2], causal)[:, None]
     grouped = q.shape[1] != k.shape[1]

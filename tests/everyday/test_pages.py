@@ -55,7 +55,7 @@ def test_inputs_are_nan_wherever_no_sequence_is():
     used = [number for of_one in places for number in of_one]
     assert len(set(used)) == len(used) == len(k) - paging.UNOWNED and used != sorted(used)
     for row, length in zip(table, lengths.tolist()):
-        assert k[row[-(-length // 16) :].long()].isnan().all()
+        assert (row[-(-length // 16) :] >= len(k)).all(), "no page has the number in an unused place"
 
 
 def test_what_is_gathered_is_each_sequence_and_right_is_what_attention_gives():
@@ -100,6 +100,35 @@ def test_however_keys_are_split(multiprocessors, monkeypatch):
     monkeypatch.setattr(decoding, "processors", lambda device: multiprocessors)
     for shape in (in_pages(batch=2, kv_heads=8, seq_len_q=2), in_pages(batch=2, heads=1, kv_heads=1, page_size=16)):
         assert checked(dataclasses.replace(get_step("paged")), shape).correct
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 256])
+@pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
+def test_what_stands_in_unused_places_of_the_table_changes_nothing(step, page_size):
+    """Here all sequences but the first leave places unused, one of them all of its own."""
+    q, k, v, table, lengths = passes.PAGED.inputs(in_pages(page_size=page_size, seq_len_q=2), secrets.randbits(32))
+    lengths[1:] = torch.tensor([page_size, 0])
+    found = []
+    for other in (-7, 0, 10**6, 2**31 - 1):
+        for row, length in zip(table, lengths.tolist()):
+            row[-(-length // page_size) :] = other
+        found.append(step.paged_attention(q, k, v, table, lengths, causal=True))
+    assert all(torch.equal(o, found[0]) for o in found[1:]) and not found[0].isnan().any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)
+def test_a_query_that_sees_no_key_gets_zeros(step, causal):
+    """A sequence without a key, as servers fill batches up with, and one with fewer keys than queries."""
+    q, k, v, table, lengths = passes.PAGED.inputs(in_pages(seq_len_q=5), secrets.randbits(32))
+    lengths[1:] = torch.tensor([3, 0])
+    o = step.paged_attention(q, k, v, table, lengths, causal=causal)
+    hidden = 2 if causal else 0  # of the five queries of the sequence with three keys, those in front of all keys
+    assert not o[2].any() and not o[1, :, :hidden].any() and not o.isnan().any()
+    assert o[0].any(-1).all() and o[1, :, hidden:].any(-1).all()
+    one = (q[1:2, :, hidden:], *(paging.gather(x, table[1:2], lengths[1:2])[:, :, :3] for x in (k, v)))
+    exact = attention_of_last(*(x.double() for x in one), causal, None)
+    torch.testing.assert_close(o[1:2, :, hidden:].double(), exact, rtol=1e-2, atol=1e-2)
 
 
 def test_whoever_reads_what_is_no_sequences_is_found():
