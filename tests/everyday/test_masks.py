@@ -12,7 +12,8 @@ import torch
 import steps
 from steps import GRADIENTS, INSIDE, STEPS, get_step
 from steps.core import attention as front
-from steps.core.fused import grid, tiles_visited
+from steps.core import order
+from steps.core.fused import grid, tiles_seen, tiles_visited
 from steps.core.launch import Launches
 from steps.core.order import deal, tiles_a_head
 from steps.core.step import Unsupported
@@ -186,12 +187,23 @@ def test_a_group_in_a_tile_takes_fewer_products(monkeypatch):
     assert one == shape.group_size * all_of_them
 
 
-@pytest.mark.parametrize("window", [1, 100, 700])
-def test_tiles_are_dealt_by_what_they_cost_under_a_window(window):
-    shape, tile = replace(BAND, seq_len_q=3000, seq_len_kv=3000, window=window), get_step("window").tile
-    dealt = deal(shape, tile, 5)
-    numbers = sorted(itertools.chain(*dealt))
-    assert numbers == list(range(tiles_a_head(shape, tile) * shape.heads))
+@pytest.mark.parametrize(("heads", "window", "blocks"), [(1, 2000, 16), (2, 2000, 16), (3, 1000, 10)])
+def test_tiles_are_dealt_by_what_they_cost_under_a_window(heads, window, blocks, monkeypatch):
+    """No other deal has a shorter longest block. That is not so where all tiles count as equally long."""
+    tile = get_step("window").tile
+    shape = replace(BAND, heads=heads, kv_heads=1, seq_len_q=3000, seq_len_kv=3000, window=window)
+    a_head = tiles_a_head(shape, tile)
+    seen = [tiles_seen(shape, tile, i) for i in range(a_head)]
+    least = max(max(seen), -(-heads * sum(seen) // blocks))
+
+    def longest() -> int:
+        dealt = deal(shape, tile, blocks)
+        assert sorted(itertools.chain(*dealt)) == list(range(a_head * heads))
+        return max(sum(seen[number % a_head] for number in numbers) for numbers in dealt)
+
+    assert longest() == least
+    monkeypatch.setattr(order, "tiles_seen", lambda *_: 1)
+    assert longest() >= least + 4
 
 
 def test_packed_sequences_have_blocks_enough():
