@@ -15,10 +15,8 @@ import math
 
 import cuda.tile as ct
 
-from steps.cutile.kernel import LN2
+from steps.cutile.kernel import LEAST, LN2
 from steps.cutile.step03_exp2 import INVERSE_LN2
-
-LEAST = -1e30  # where maxima begin: below every score, and finite, so that a tile of which a row sees nothing adds zero
 
 
 def position(Q, variant):
@@ -28,7 +26,7 @@ def position(Q, variant):
 
 
 def load_rows(Q, kv_head, t, batch, variant):
-    """The t-th tile of the queries of a group, as rows [row, head_dim]; those that only fill it up are zero."""
+    """The t-th tile of the queries of a group, as rows [row, head_dim]; rows without a query are zero."""
     shape = (1, 1, variant.members, variant.queries, variant.head_dim)
     q = ct.load(Q, (batch, kv_head, t, 0, 0), shape, padding_mode=ct.PaddingMode.ZERO)
     return ct.reshape(q, (variant.tile.query, variant.head_dim))
@@ -97,7 +95,7 @@ def store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant):
 
 
 def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
-    """Normalise and store; rows that only fill the tile up are dropped."""
+    """Normalise and store the rows that have a query."""
     if variant.lse:
         Out, LSE = Out
         lse = (row_max + ct.log2(row_sum)) * LN2

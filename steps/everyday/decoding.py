@@ -118,7 +118,7 @@ class DecodeStep(FusedStep):
         return problem.kv_heads * -(-problem.group_size // self.variant(problem, self.made_for).members)
 
     def rows(self, problem: Problem) -> int:
-        """Rows of all tiles together, also those that only fill a tile up."""
+        """Rows of all tiles together, those without a query too."""
         return problem.batch * self.groups(problem) * self.variant(problem, self.made_for).tile.query
 
     def splits(self, problem: Problem, multiprocessors: int) -> int:
