@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from threading import Thread
 
 from steps.core.attention import training
 from steps.core.launch import untold
@@ -97,9 +99,18 @@ class ParallelBench(Bench):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        first = int(os.environ.get(LOCAL_RANK, self.ranks.own)) == 0  # of this host: the others come along
-        with gpu_turn(self.device.type) if first else nullcontext():
-            self.ranks.everybody(None)
+        """As ``Bench.turn``: a rank of every host waits for its GPUs, and the others for that rank.
+
+        It may take longer than a call between ranks may: so all of them ask again and again whether it has its turn.
+        """
+        first = int(os.environ.get(LOCAL_RANK, self.ranks.own)) == 0  # of this host
+        with ExitStack() as held:
+            waiting = _begun(held.enter_context, gpu_turn(self.device.type)) if first else None
+            there = False
+            while not there:
+                if waiting:
+                    wait([waiting], timeout=ASK_AGAIN_S)
+                there = all(self.ranks.everybody(waiting is None or waiting.done(), _failure(waiting)))
             yield
 
     def missing(self, step):
@@ -224,4 +235,25 @@ class ParallelBench(Bench):
         return self.ranks.everybody(answer, failure)
 
 
+def _begun(work: Callable, *arguments) -> Future:
+    """What ``work`` will give, which goes on in a thread that no ending process waits for."""
+    future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def _failure(work: Future | None) -> str | None:
+    """In one line what ended it; None where nothing did, or where it goes on."""
+    error = work.exception() if work and work.done() else None
+    return error and one_line(error)
+
+
+ASK_AGAIN_S = 1.0  # far less than any --timeout
 PARTS = {"computing_ms": "computing", "sending_ms": "sending"}

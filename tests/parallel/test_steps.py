@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import threading
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -411,18 +413,16 @@ def test_a_later_call_that_is_wrong_raises_at_once_where_it_is_wrong(ranks):
 
 
 def from_group_to_group(rank, meeting: str) -> list:
-    """On a rank: what a step knows in the group of all, without a group, and in one of this process alone."""
-    step, found = get_step("ring"), []
-    q = torch.randn(1, 4, 16, 32).half()
+    """On a rank: what a step gives in the group of all, without a group, and in one of this process alone."""
+    q, found = torch.randn(1, 4, 16, 32).half(), []
     for group in ("all", "none", "alone"):
         if group == "alone":
             own = f"file://{meeting}-{rank.own}"
             torch.distributed.init_process_group("gloo", init_method=own, rank=0, world_size=1)
         try:
-            step.attention(q, q, q)
-            found.append((step.met.ranks.name, len(step.launches)))
-        except ValueError as error:
-            found.append("torchrun" in str(error))
+            found.append(get_step("ring").attention(q, q, q).shape)
+        except (ValueError, RuntimeError) as error:
+            found.append(str(error))
         if group != "none":
             torch.distributed.destroy_process_group()
     return found
@@ -430,8 +430,37 @@ def from_group_to_group(rank, meeting: str) -> list:
 
 def test_a_step_meets_the_ranks_of_every_group_anew(tmp_path):
     with Processes(tmp_path / "meeting", 2) as two:
-        found = two.run(from_group_to_group, str(tmp_path / "alone"))
-    assert found == [[(f"rank {own} of 2", 1), True, ("rank 0 of 1", 1)] for own in range(2)]
+        for inside, without, alone in two.run(from_group_to_group, str(tmp_path / "alone")):
+            assert inside == alone == (1, 4, 16, 32)
+            assert "computes on several GPUs at once" in without
+
+
+def in_turn(rank) -> bool:
+    """On a rank: whether all have gone on asking while rank 0 did not have its turn yet."""
+    asked, enough = [], threading.Event()
+    everybody = Ranks.everybody
+
+    def counted(self, *said):
+        asked.append(said)
+        if len(asked) == 3:
+            enough.set()
+        return everybody(self, *said)
+
+    @contextmanager
+    def busy(device):
+        yield enough.wait(60)
+
+    bench = ParallelBench(problem(), "forward", "cpu", 1, False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "everybody", counted)
+        patch.setattr("steps.measuring.parallel.gpu_turn", busy)
+        patch.setattr("steps.measuring.parallel.ASK_AGAIN_S", 0.01)
+        with bench.turn():
+            return enough.is_set()
+
+
+def test_nobody_waits_in_one_long_call_for_the_gpus(ranks):
+    assert ranks.run(in_turn) == [True] * RANKS
 
 
 def lost(rank):
