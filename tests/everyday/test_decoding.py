@@ -80,8 +80,9 @@ def test_parts_without_a_key_count_nothing(monkeypatch):
 
 @pytest.mark.parametrize("splits", [1, 2, 31, 70])
 def test_merging_is_exact_up_to_float32(splits):
-    """Parts of any log-sum-exp, one of them empty. A tile has rows for 2 members and 4 queries, and there are 3 queries:
-    rows without a query hold NaN, and the kernel must not read them.
+    """Parts of any log-sum-exp, one of them empty. A tile has rows for 2 members and 4 queries; there are 3 queries.
+
+    Rows without a query hold NaN, and the kernel must not read them.
     """
     torch.manual_seed(secrets.randbits(32))
     batch, kv_heads, members, queries, head_dim = 2, 2, 4, 3, 32
