@@ -161,6 +161,13 @@ def test_pages_are_copied_by_tma_whatever_their_size(page_size):
         assert own["bulk copy"] > whole["bulk copy"] and own["global memory"] > whole["global memory"]
 
 
+@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 256), (128, 16), (128, 64), (128, 256), (256, 64)])
+def test_a_tile_with_as_many_rows_as_it_may_have_fits_on_an_sm(head_dim, page_size):
+    shape = dataclasses.replace(PAGED_DECODING, head_dim=head_dim, page_size=page_size, seq_len_q=16)
+    made = get_step("paged").compile(shape).as_dict()
+    assert made["blocks_per_sm"] == 1 and not made["spilled_bytes"]
+
+
 # --- bad input ---
 
 
