@@ -197,8 +197,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
     masks = [name for name in ("window", "softcap", "lengths") if getattr(options, name)]
-    if masks and (options.direction != "forward" or options.parallel is not None):
-        others = "no gradients, no pages, and no step over several GPUs"
+    if masks and (options.direction == "backward" or options.parallel is not None):
+        others = "no gradients, and no step over several GPUs"
         raise BadRequest(f"argument --{masks[0]}: is for attention on one GPU; {others}")
     if options.lengths:
         given = {"--seq-len": options.seq_len != [2048], "--seq-len-kv": options.seq_len_kv, "--batch": options.batch}

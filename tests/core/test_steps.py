@@ -209,7 +209,7 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         (lambda: Roles(registers=248), "registers must be a multiple of 8 from 24 to 240, got 248"),
         (lambda: Roles(registers=100), "registers must be a multiple of 8"),
         (lambda: Order(persistent=False, section_bytes=None, counted=True), "for blocks that stay"),
-        (lambda: Order(persistent=True, section_bytes=None, counted=True, one_loop=True), "not both at once"),
+        (lambda: Order(persistent=True, section_bytes=None, counted=True, one_loop=True), "and one of these"),
         (lambda: replaced("one_loop", mask_loop=MaskLoop(64, Latency())), "mask_loop takes a loop for every tile"),
         (lambda: replaced("mask_loop", mask_loop=MaskLoop(256, Latency())), "a tile whose keys its key divides"),
         (lambda: replaced("mask_loop", mask_loop=MaskLoop(0, Latency())), "a tile whose keys its key divides"),
