@@ -41,7 +41,7 @@ class WorkerFailure(RuntimeError):
 
 
 class Ended(RuntimeError):
-    """No further call makes sense; whoever measures stops. The message is one line."""
+    """No further call makes sense: a measurement that meets this ends. The message is one line."""
 
 
 class Worker:
