@@ -28,7 +28,7 @@ from tutorial_lib.reference import attention_float64, sdpa_error
 
 def decodes(shape) -> bool:
     """Whether it is what the decoding steps are for; tests/everyday has shapes of their own."""
-    return not shape.causal and shape.seq_len_q <= 128
+    return not shape.causal and shape.seq_len_q <= 64
 
 
 CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
