@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, measure_or_show, whole_number
 from tutorial_lib.files import RESULTS
 
 STEPS = "sdpa,approx_division,wgmma,at_maxima"  # the baseline, and one that is slow, middling and fast
@@ -30,24 +30,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tutorial_lib.files import write_whole
-    from tutorial_lib.hardware import has_gpu
-    from tutorial_lib.results import as_json, recorded_opinions
+    from tutorial_lib.results import recorded_opinions
 
-    console = make_console()
-    if not has_gpu():
-        if not (recorded := recorded_opinions(options.output_dir)):
-            raise BadRequest(f"this needs a GPU, and nothing is recorded under {options.output_dir}")
-        console.print("There is no GPU here. Recorded:")
-        show(console, recorded[0])
-        return 0
-    check_writable("--output-dir", options.output_dir)
-    record = measure(options, console)
-    path = options.output_dir / record.machine["slug"] / "second_opinion.json"
-    write_whole(path, as_json(record))
-    show(console, record)
-    console.print(f"Written: {path}", soft_wrap=True)
-    return 0
+    folder = options.output_dir
+    return measure_or_show(
+        folder, "second_opinion.json", recorded_opinions, lambda console: measure(options, console), show
+    )
 
 
 def measure(options: argparse.Namespace, console):

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, OneLineParser, as_command, measure_or_show, whole_number
 from tutorial_lib.files import RESULTS
 
 OTHERS = "SDPA, other weights and data"
@@ -33,24 +33,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tutorial_lib.files import write_whole
-    from tutorial_lib.hardware import has_gpu
-    from tutorial_lib.results import as_json, recorded_trainings
+    from tutorial_lib.results import recorded_trainings
 
-    console = make_console()
-    if not has_gpu():
-        if not (recorded := recorded_trainings(options.output_dir)):
-            raise BadRequest(f"this needs a GPU, and nothing is recorded under {options.output_dir}")
-        console.print("There is no GPU here. Recorded:")
-        show(console, recorded[0])
-        return 0
-    check_writable("--output-dir", options.output_dir)
-    record = measure(options, console)
-    path = options.output_dir / record.machine["slug"] / "training.json"
-    write_whole(path, as_json(record))
-    show(console, record)
-    console.print(f"Written: {path}", soft_wrap=True)
-    return 0
+    folder = options.output_dir
+    return measure_or_show(folder, "training.json", recorded_trainings, lambda console: measure(options, console), show)
 
 
 def measure(options: argparse.Namespace, console):

@@ -70,3 +70,29 @@ def make_console(**settings):
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
+
+
+def measure_or_show(folder: Path, name: str, recorded: Callable, measure: Callable, show: Callable) -> int:
+    """Measure on a GPU, write the record to FOLDER/MACHINE/NAME and show it; without a GPU show what is recorded.
+
+    recorded(folder): the records there, newest first; measure(console): a new one; show(console, record). Raises
+    BadRequest where there is neither a GPU nor a record, and for a folder that cannot be written.
+    """
+    from tutorial_lib.files import write_whole
+    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.results import as_json
+
+    console = make_console()
+    if not has_gpu():
+        if not (found := recorded(folder)):
+            raise BadRequest(f"this needs a GPU, and nothing is recorded under {folder}")
+        console.print("There is no GPU here. Recorded:")
+        show(console, found[0])
+        return 0
+    check_writable("--output-dir", folder)
+    record = measure(console)
+    path = folder / record.machine["slug"] / name
+    write_whole(path, as_json(record))
+    show(console, record)
+    console.print(f"Written: {path}", soft_wrap=True)
+    return 0

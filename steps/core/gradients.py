@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.core.launch import ALIGNED, MAKING_READY, on_its_device, told
-from steps.core.step import Step, Unsupported, no_scratch, target_of
+from steps.core.launch import ALIGNED
+from steps.core.step import Step, Unsupported, no_scratch
 from steps.core.tiles import Tile
 from tutorial_lib.problem import Problem
 
@@ -76,14 +76,7 @@ class GradientStep(Step):
                 raise ValueError(f"out must be three tensors (dq, dk, dv), got {came}")
             for name, given, like in zip(GRADIENTS, out, (q, k, v), strict=True):
                 _check(f"out's {name}", given, like.shape, like.dtype, like.device)
-        self.refuse(problem, target_of(q.device))
-        with MAKING_READY:
-            target = target_of(q.device)
-            ready = told(self.make_ready(problem, tensors, out), problem, target, self.choices(problem, target))
-            launch = on_its_device(ready, q.device)
-        if kind is not None:
-            self.launches.keep(kind, launch)
-        return launch
+        return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out: tuple | None):
         """``launch(q, k, v, o, lse, do, out)`` for tensors of the kind of these; returns (dq, dk, dv)."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.core.launch import ALIGNED, MAKING_READY, Launch, on_its_device, told
-from steps.core.step import Step, Unsupported, no_scratch, target_of
+from steps.core.launch import ALIGNED, Launch
+from steps.core.step import Step, Unsupported, no_scratch
 from tutorial_lib.problem import Problem, positive
 
 if TYPE_CHECKING:
@@ -65,14 +65,7 @@ class PagedStep(Step):
         q = tensors[0]
         if out is not None:
             _check("out", out, tuple(q.shape), q.dtype, q.device)
-        target = target_of(q.device)
-        self.refuse(problem, target)
-        with MAKING_READY:
-            ready = told(self.make_ready(problem, tensors, out), problem, target, self.choices(problem, target))
-            launch = on_its_device(ready, q.device)
-        if kind is not None:
-            self.launches.keep(kind, launch)
-        return launch
+        return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out):
         """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for tensors of the kind of these; returns o."""

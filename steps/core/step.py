@@ -184,16 +184,20 @@ class Step:
     ) -> Launch:
         """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
         problem = Problem.of(q, k, v, causal, scale, **features)
-        self.refuse(problem, target_of(q.device))
         if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.device != q.device):
             raise ValueError(
                 f"out must have q's shape, dtype and device ({tuple(q.shape)}, {q.dtype}, {q.device}), "
                 f"got ({tuple(out.shape)}, {out.dtype}, {out.device})"
             )
+        more = {"return_lse": True} if return_lse else {}
+        return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, q, k, v, out, **more))
+
+    def kept(self, kind: tuple | None, problem: Problem, device: torch.device, make: Callable[[], Launch]) -> Launch:
+        """What ``make`` makes ready for ``problem``, kept for all calls of ``kind``; raises Unsupported."""
+        target = target_of(device)
+        self.refuse(problem, target)
         with MAKING_READY:
-            ready = self.make_ready(problem, q, k, v, out, **({"return_lse": True} if return_lse else {}))
-            target = target_of(q.device)
-            launch = on_its_device(told(ready, problem, target, self.choices(problem, target)), q.device)
+            launch = on_its_device(told(make(), problem, target, self.choices(problem, target)), device)
         if kind is not None:
             self.launches.keep(kind, launch)
         return launch
