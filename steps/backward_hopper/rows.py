@@ -44,8 +44,9 @@ def prepare(
     none = gl.full([ROWS, D], 0.0, gl.float32, variant.rows)
     gl.store(Sums + line * padded * D + (far[:, None] * D + column[None, :]), none)
     if variant.in_turn:
-        for part in gl.static_range(variant.parts):
-            gl.store(Turns + ((line.to(gl.int32) * gl.num_programs(0) + i) * variant.parts + part), 0)
+        PARTS: gl.constexpr = variant.parts
+        for part in gl.static_range(PARTS):
+            gl.store(Turns + ((line.to(gl.int32) * gl.num_programs(0) + i) * PARTS + part), 0)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded"])

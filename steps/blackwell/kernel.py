@@ -67,7 +67,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     BUDGETS: gl.constexpr = variant.budgets
     ARRIVALS: gl.constexpr = variant.weights_arrivals
     arrays = Arrays(Q, K, V, Out)
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, room_for_number(variant))
+    taken = room_for_number(variant) if variant.taken else None
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     if variant.ctas == 1:
         query_ready = barrier_ring(PARTS, 1)
         key_ready = barrier_ring(STAGES, 1)

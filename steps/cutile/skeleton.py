@@ -256,6 +256,7 @@ def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = Fa
 def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
     """A contiguous array of this shape, as a launch would compile a kernel for it."""
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    together = 16 * 8 // dtype.bitwidth  # elements in 16 bytes
     return ArrayConstraint(
         dtype,
         len(shape),
@@ -264,7 +265,7 @@ def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:
         alias_groups=(),
         may_alias_internally=False,
         stride_constant=(*[None] * (len(shape) - 1), 1),
-        stride_divisible_by=[8 if stride % 8 == 0 else 1 for stride in strides],  # 8 elements are 16 bytes
+        stride_divisible_by=[together if stride % together == 0 else 1 for stride in strides],
         shape_divisible_by=[16 if length % 16 == 0 else 1 for length in shape],
         base_addr_divisible_by=16,
     )

@@ -45,7 +45,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         barrier_ring(STAGES, PARTS),
         barrier_ring(PARTS, 1),
     )
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, room_for_number(variant))
+    taken = room_for_number(variant) if variant.taken else None
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     fence_async_shared()  # TMA sees the barriers
 
     # --- who does what; the first part's warps are those that the block began with ---

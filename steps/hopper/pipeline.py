@@ -130,13 +130,10 @@ def numbered(work, n, variant: gl.constexpr):
 
 @gluon.jit
 def room_for_number(variant: gl.constexpr):
-    """What one role tells the others by which tile is next; None where each finds out by itself."""
-    if variant.taken:
-        LISTENERS: gl.constexpr = variant.listeners
-        place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
-    else:
-        return None
+    """What the role that takes tiles tells the others by which is next."""
+    LISTENERS: gl.constexpr = variant.listeners
+    place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
 
 
 @gluon.jit

@@ -59,7 +59,10 @@ def test_compile_is_what_a_launch_compiles(name):
     kernel = compiled_when_launched(*step.kernel(step.variant(shape, "sm_90")))
     how = CallingConvention.cutile_python_v1()
     launched = KernelSignature.from_kernel_args(kernel, (*given, 0.1), how, symbol="fmha_decode")
-    assert launched == step.signature(shape, splits)
+    mine = step.signature(shape, splits)
+    for number, (found, told) in enumerate(zip(launched.parameters, mine.parameters, strict=True)):
+        assert found == told, f"parameter {number}"
+    assert launched == mine
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 64, 256])
