@@ -18,8 +18,13 @@ def test_ctrl_c_while_the_process_is_being_started(monkeypatch):
         real(self)
 
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt), Worker(dict) as worker:
-        worker.call("keys", timeout=300)
+    # A shell has its background jobs ignore Ctrl-C, and Python then sets no handler of its own.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Worker(dict) as worker:
+            worker.call("keys", timeout=300)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
 
 
 def test_a_process_that_still_imports_modules_hears_nothing_of_ctrl_c(monkeypatch):
