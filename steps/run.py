@@ -108,6 +108,8 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--iterations", default=15, help="rounds of timing (15)", **number)
     going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
     measuring.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
+    lasting = "the steps that --sustained measures, beside SDPA and the peers (all that are measured)"
+    measuring.add_argument("--sustained-steps", metavar="STEPS", help=lasting)
     measuring.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results (on)")
     measuring.add_argument("--seed", type=_seed, metavar="N", help="seed of the random inputs (a fresh one)")
     measuring.add_argument(
@@ -122,18 +124,27 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def select_steps(text: str, direction: str = "forward") -> list:
+def select_steps(text: str, direction: str = "forward", argument: str = "--steps") -> list:
     """The steps that ``all``, ``2-7``, ``hopper`` or ``0,exp2`` names, in the ladder's order; raises BadRequest."""
     from steps.core.ladder import select
 
     try:
         found = select(text, direction)
     except ValueError as error:
-        raise BadRequest(f"argument --steps: {error}") from None
+        raise BadRequest(f"argument {argument}: {error}") from None
     if several := [step for step in found if step.several]:
         first = several[0]
-        raise BadRequest(f"argument --steps: step {first.label} {first.unsupported(first.default_problem, 'cpu')}")
+        raise BadRequest(f"argument {argument}: step {first.label} {first.unsupported(first.default_problem, 'cpu')}")
     return found
+
+
+def select_lasting(options: argparse.Namespace) -> tuple[str, ...] | None:
+    """The names of the steps that ``--sustained`` measures, None for all; raises BadRequest."""
+    if options.sustained_steps is None:
+        return None
+    if not options.sustained:
+        raise BadRequest("argument --sustained-steps: says which steps --sustained measures, and goes with it")
+    return tuple(step.name for step in select_steps(options.sustained_steps, options.direction, "--sustained-steps"))
 
 
 def select_peers(text: str | None, direction: str = "forward") -> list:
@@ -411,7 +422,15 @@ def _progress(console):
     return bar, Shown()
 
 
-ONE_PROCESS = ("steps", "profile", "sustained", "missing", "grid", "page_size")  # what goes without --parallel
+ONE_PROCESS = (
+    "steps",
+    "profile",
+    "sustained",
+    "sustained_steps",
+    "missing",
+    "grid",
+    "page_size",
+)  # what goes without --parallel
 
 
 def _one_gpu(problem, device: str, direction: str):
@@ -497,6 +516,7 @@ def measure_all(
         seed=seed if ranks is None else ranks.everybody(seed)[0],
         rounds=options.iterations,
         sustained=options.sustained,
+        lasting=select_lasting(options),
         check=options.check,
         timeout=options.timeout,
         profile=options.profile,

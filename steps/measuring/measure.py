@@ -32,7 +32,8 @@ ONCE = "steps.once"  # the command that runs steps once each, under a profiler's
 class Settings:
     """How to measure. rounds: turns of everybody; timeout: seconds of silence that end a step.
 
-    sustained: turns of everybody in a load that goes on, after the others.
+    sustained: turns in a load that goes on, after the others. lasting: the steps that take them, by name, beside the
+    baseline, the peers and the ceiling; None for all.
     isolated: in a process of its own; without, steps may hold what cannot be sent to one: a notebook's function.
     ranks: processes that measure together, each of which calls ``measure``; the group is there, and none is isolated.
     """
@@ -41,6 +42,7 @@ class Settings:
     seed: int
     rounds: int = 15
     sustained: int = 0
+    lasting: tuple[str, ...] | None = None
     check: bool = True
     timeout: float = 120.0
     profile: bool = False
@@ -241,7 +243,7 @@ def _time(
     sustained: list[dict],
     progress: Progress,
 ) -> list[str]:
-    """Sample everybody in turn, round after round, into ``rounds``, and then into ``sustained``; returns notes.
+    """Sample everybody in turn, round after round, into ``rounds``, and who lasts into ``sustained``; returns notes.
 
     Whoever fails leaves, and its round is repeated without it.
     """
@@ -255,7 +257,7 @@ def _time(
         rested = len(rounds) < settings.rounds
         progress.doing(f"timing, round {len(rounds) + len(sustained) + 1} of {wanted}")
         sampled = {}
-        names = list(racing)
+        names = list(racing) if rested else [name for name, c in racing.items() if _lasts(c, settings)]
         order.shuffle(names)
         for name in names:
             contender = racing[name]
@@ -282,6 +284,14 @@ def _time(
         if contender is not None and rounds:
             contender.status, contender.reason = "measured", None
     return notes
+
+
+def _lasts(contender: _Contender | None, settings: Settings) -> bool:
+    """Whether it takes part in the load that goes on; None is the ceiling."""
+    if contender is None or settings.lasting is None:
+        return True
+    step = contender.step
+    return step.backend == "peer" or step is _baseline_of(step) or step.name in settings.lasting
 
 
 def _profile(problem: Problem, contenders: list[_Contender], settings: Settings, progress: Progress) -> list[str]:

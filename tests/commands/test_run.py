@@ -432,12 +432,12 @@ class FakeWorker:
         )
 
 
-def timed(failing=(), sustained=0):
+def timed(failing=(), **of_settings):
     """A run as the timing loop and the summary make it, of SDPA, mma and exp2 with fixed latencies."""
     contenders = [_Contender(get_step(name), runs=True) for name in ("sdpa", "mma", "exp2")]
     rounds: list[dict] = []
     going_on: list[dict] = []
-    settings = cpu_settings(rounds=4, sustained=sustained)
+    settings = cpu_settings(rounds=4, **of_settings)
     notes = _time(FakeWorker(failing), contenders, settings, rounds, going_on, Progress())
     return _summarise(problem(), contenders, settings, rounds, going_on, notes)
 
@@ -496,6 +496,13 @@ def test_a_load_that_goes_on_is_measured_behind_the_rounds():
     assert exp2.sustained.cycles == pytest.approx(1.76e6 * 1.5) and exp2.host_us == 20.0
     assert run.sustained_speedup(exp2, mma).median == pytest.approx(1.25)
     assert run.ceiling.sustained.tflops == pytest.approx(2 * 8192**3 / 1.54e-3 / 1e12)
+
+
+def test_some_steps_alone_take_the_load_that_goes_on():
+    run = timed(sustained=2, lasting=("exp2",))
+    assert [set(r.latency_ms) for r in run.sustained] == [{"sdpa", "exp2", "ceiling"}] * 2
+    assert run.measurement("mma").sustained is None and run.measurement("mma").latency_ms.rounds == 4
+    assert run.measurement("exp2").sustained and run.ceiling.sustained
 
 
 def test_who_fails_in_the_load_that_goes_on_keeps_its_rounds():
