@@ -16,14 +16,14 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutorial_lib import amdgcn
+from tutorial_lib import amdgcn, multicast
 from tutorial_lib import sass as sass_reader
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 
@@ -361,10 +361,12 @@ def compile_gluon(
     scores_per_tile: int,
     compute_warps: int | None = None,
     ctas: int = 1,
+    neighbours: int = 1,
 ) -> Compiled:
     """Compile a Gluon kernel for ``arch`` as a launch with ``arguments`` would, or find it on disk.
 
-    compute_warps: of a block, those that compute; None where all do. ctas: blocks of a cluster.
+    compute_warps: of a block, those that compute; None where all do. ctas: blocks of a cluster. neighbours: blocks of a
+    cluster of which Triton does not know (``tutorial_lib.multicast``).
     Raises ValueError for an architecture that is none, CompilerError when Triton fails.
     """
     import triton
@@ -373,7 +375,8 @@ def compile_gluon(
     compiler = f"Triton {triton.__version__}"
 
     def make() -> Compiled:
-        compiled = _by_triton(source, how, arch)
+        with multicast.written_into_ptx() if neighbours > 1 else nullcontext():
+            compiled = _by_triton(source, how, arch)
         with tempfile.TemporaryDirectory() as name:
             cubin = Path(name, "kernel.cubin")
             cubin.write_bytes(compiled.asm["cubin"])
@@ -397,7 +400,8 @@ def compile_gluon(
             )
 
     asked = (FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())
-    return _kept(repr(asked if ctas == 1 else (*asked, ctas)).encode(), make)
+    asked = (*asked, *([ctas] if ctas > 1 else []), *([multicast.VERSION] if neighbours > 1 else []))
+    return _kept(repr(asked).encode(), make)
 
 
 def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile: int) -> Compiled:

@@ -122,6 +122,11 @@ class Variant:
         return 2 if self.pair or self.multicast else 1
 
     @property
+    def neighbours(self) -> int:
+        """Blocks that share a tile, of which Triton does not know."""
+        return 1
+
+    @property
     def products(self) -> int:
         """Of a cluster, how many QK products must end before a CTA goes on, and how many PV products.
 

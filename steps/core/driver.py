@@ -23,6 +23,7 @@ SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PACKS = 64  # of parameters that a launch remembers: by the addresses of its tensors, which an allocator hands out again
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 NO_INTERLEAVE, L2_128B, FILL_WITH_ZEROS = 0, 2, 0  # of CUtensorMap, as Triton sets them
 
 
@@ -36,13 +37,37 @@ def cuda() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+class Attribute(ctypes.Structure):
+    """A CUlaunchAttribute whose value is three numbers."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 3), ("rest", ctypes.c_char * 52))
+
+
+class Config(ctypes.Structure):
+    """A CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
 def launcher(
-    compiled: Any, blocks: tuple[int, int, int], arguments: tuple, device: Any, moving: Sequence[int] = (0, 1, 2, 3)
+    compiled: Any,
+    blocks: tuple[int, int, int],
+    arguments: tuple,
+    device: Any,
+    moving: Sequence[int] = (0, 1, 2, 3),
+    neighbours: int = 1,
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a compiled kernel in the current stream, on tensors of the kind of these arguments.
 
     arguments: all that the kernel takes; of those at the positions ``moving``, which are ``run``'s, only what does
-    not change is kept: no tensor, no address.
+    not change is kept: no tensor, no address. neighbours: blocks of a cluster, of which Triton does not know.
     Several threads may call. Raises OtherParameters where the kernel's parameters are not as expected.
     """
     import torch
@@ -54,7 +79,7 @@ def launcher(
     if compiled.metadata.num_ctas != 1 or any(wants.values()):
         raise OtherParameters(f"the kernel wants clusters, or one of {wants}")
     stream_of, index = torch._C._cuda_getCurrentRawStream, device.index
-    launch = cuda().cuLaunchKernel
+    launch = _launch(function, blocks, threads, shared, neighbours)
     packs: dict[tuple[int, ...], Packed] = {}
 
     def run(*tensors):
@@ -65,13 +90,28 @@ def launcher(
                 packs = {}
             packs[places] = packed = parameters.packed(places)
         stream = ctypes.c_void_p(stream_of(index))
-        status = launch(function, *blocks, threads, 1, 1, shared, stream, packed.addresses, None)
+        status = launch(stream, packed.addresses)
         if status == INVALID_CONTEXT:
             torch.cuda.mem_get_info(device)  # makes the device's context this thread's
-            status = launch(function, *blocks, threads, 1, 1, shared, stream, packed.addresses, None)
+            status = launch(stream, packed.addresses)
         check(status, "cuLaunchKernel")
 
     return run
+
+
+def _launch(function, blocks: tuple[int, int, int], threads: int, shared: int, neighbours: int) -> Callable[..., int]:
+    """``launch(stream, addresses of the parameters)`` starts a kernel, and returns the driver's status."""
+    if neighbours == 1:
+        alone = cuda().cuLaunchKernel
+        return lambda stream, addresses: alone(function, *blocks, threads, 1, 1, shared, stream, addresses, None)
+    together = cuda().cuLaunchKernelEx
+    cluster = Attribute(id=CLUSTER_DIMENSION, value=(neighbours, 1, 1))
+
+    def launch(stream, addresses) -> int:
+        config = Config(blocks, (threads, 1, 1), shared, stream, ctypes.pointer(cluster), 1)
+        return together(ctypes.byref(config), function, addresses, None)
+
+    return launch
 
 
 class Packed:

@@ -8,6 +8,7 @@ are measured by name to show what each of them brings.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,7 +20,7 @@ FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the course. numbers: of its steps; folders: where they stand.
+    """A part of the course. numbers: of its steps, which may go on where others have ended; folders: where they stand.
 
     untimed: why none of its steps was timed, as a clause; empty where they were. Untimed steps are compiled, and run on
     the CPU; they need no record and no chapter.
@@ -27,7 +28,7 @@ class Part:
 
     name: str
     title: str
-    numbers: range
+    numbers: Sequence[int]
     folders: tuple[str, ...]
     untimed: str = ""
 
@@ -42,7 +43,12 @@ NO_SUCH_GPU = "no such GPU was at hand"
 PARTS = (
     Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
     Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(20, 30), ("gluon",)),
-    Part("hopper", "Hopper: TMA, wgmma and warps with roles, in Gluon", range(30, 40), ("hopper",)),
+    Part(
+        "hopper",
+        "Hopper: TMA, wgmma and warps with roles, in Gluon",
+        (*range(30, 40), *range(120, 130)),
+        ("hopper",),
+    ),
     Part("backward", "The backward pass in cuTile", range(40, 50), ("backward_cutile",)),
     Part("backward_hopper", "The backward pass for Hopper, in Gluon", range(50, 60), ("backward_hopper",)),
     Part(

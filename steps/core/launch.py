@@ -11,10 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tutorial_lib import multicast
 from tutorial_lib.compiler import in_clusters
 
 if TYPE_CHECKING:
@@ -150,31 +151,36 @@ def gluon_launcher(
     moving: Sequence[int] = (0, 1, 2, 3),
     simulated: str = "sm_90",
     ctas: int = 1,
+    neighbours: int = 1,
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
     arguments: all that the kernel takes; those at the positions ``moving`` hold tensors of the kind that ``run`` will
     get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of. ctas: blocks of a
-    cluster; ``blocks`` counts clusters.
+    cluster; ``blocks`` counts clusters. neighbours: blocks of a cluster of which Triton does not know
+    (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it.
     The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
         from tutorial_lib.simulator.machine import MACHINES
         from tutorial_lib.simulator.run import simulate
 
-        run = partial(simulate, kernel, blocks, warps, machine=MACHINES[simulated], ctas=ctas)
+        how = {"machine": MACHINES[simulated], "ctas": ctas, "neighbours": neighbours}
+        run = partial(simulate, kernel, blocks, warps, **how)
     else:
         import torch
 
         from steps.core import driver
 
         with torch.cuda.device(device):
-            compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **in_clusters(ctas))
+            with multicast.written_into_ptx() if neighbours > 1 else nullcontext():
+                compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **in_clusters(ctas))
             run = compiled[blocks]  # loads the code, too
         try:
-            return driver.launcher(compiled, blocks, arguments, device, moving)
+            return driver.launcher(compiled, blocks, arguments, device, moving, neighbours)
         except (driver.OtherParameters, AttributeError, LookupError, ValueError):  # another Triton: then it launches
-            pass
+            if neighbours > 1:
+                raise
     described = [descriptions(arguments[n]) for n in moving]
     kept = [None if n in moving else x for n, x in enumerate(arguments)]
 

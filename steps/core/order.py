@@ -77,30 +77,31 @@ class Order:
         blocks = min(number, gpu.multiprocessors if gpu else number)
         return number, blocks + 1, blocks
 
-    def number(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1) -> int:
-        """How many blocks are launched on the reference GPU of ``arch``; a_processor: those that an SM holds."""
+    def number(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1, together: int = 1) -> int:
+        """How many blocks are launched on the reference GPU of ``arch``; see ``blocks``."""
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         gpu = REFERENCE_GPUS.get(arch)
-        return min(number, a_processor * gpu.multiprocessors) if self.persistent and gpu else number
+        return min(number, a_processor * gpu.multiprocessors // together) if self.persistent and gpu else number
 
-    def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1) -> tuple[int, tuple]:
+    def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1, together: int = 1) -> tuple[int, tuple]:
         """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
-        a_processor: blocks that an SM holds. Where blocks take tiles, order has all of them, and starts says how many
+        a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where blocks take tiles, order has all of them, and starts says how many
         were taken beyond the first of every block, and how many there are. Two launches that run at the same time must
         not have the same: every call makes a new one.
         """
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         if not self.persistent:
             return number, _nothing(device)
+        places = max(1, a_processor * processors(device) // together)
         if self.counts(problem):
-            return min(number, a_processor * processors(device)), _nothing(device)
+            return min(number, places), _nothing(device)
         if self.taken:
             order, _, turns = _on_device(problem, tile, 1, self.section_bytes, device)
-            return min(number, a_processor * processors(device)), (order, _taken(number, device), turns)
-        tensors = _on_device(problem, tile, a_processor * processors(device), self.section_bytes, device)
+            return min(number, places), (order, _taken(number, device), turns)
+        tensors = _on_device(problem, tile, places, self.section_bytes, device)
         return len(tensors[2]), tensors
 
 

@@ -24,6 +24,7 @@ from steps.hopper.pipeline import (
     fetch_both,
     hear_next,
     numbered,
+    own_row,
     own_tiles,
     pass_turn,
     position,
@@ -129,6 +130,26 @@ def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
+def pass_over_rest(barriers, place, turn, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """Pass over all tiles of keys and values that only later parts see. Returns the turn of the last.
+
+    For a part that needs no tile any more: a place of values would else have to wait for one that is in use.
+    """
+    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    first_query = own_row(place.row, query_turn, part, variant)
+    _, end = own_tiles_to_visit(first_query, place.seq_len_kv, block_end, variant)
+    for _ in range(end, block_end):
+        take_turn(barriers, turn - query_turn, part, variant)
+        pass_turn(barriers, part, variant)
+        turn += 1
+        await_tile(barriers.key_ready, turn, variant.stages)
+        release(barriers.key_free, turn, variant.stages)
+        await_tile(barriers.value_ready, turn, variant.stages)
+        release(barriers.value_free, turn, variant.stages)
+    return turn
+
+
+@gluon.jit
 def hold(barriers, turn, variant: gl.constexpr):
     """Keep what follows behind what is in front: a second wait for a tile of values, which has long arrived.
 
@@ -157,7 +178,7 @@ def attend_overlapped(
     else:
         row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
     accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
-    first_query = place.row + part * variant.rows
+    first_query = own_row(place.row, query_turn, part, variant)
     whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
     block_end = end
     if variant.own_end:
@@ -213,9 +234,9 @@ def attend_overlapped(
         weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
         turn += 1
 
-    # --- a tile that only later parts see: there is at most one ---
+    # --- a tile that only later parts see: if there is at most one ---
     last_turn = turn
-    if variant.own_end and not variant.diagonal_first:  # noqa: SIM102
+    if variant.own_end and not variant.diagonal_first and variant.most_over <= 1:  # noqa: SIM102
         if end < block_end:
             take_turn(barriers, turn - query_turn, part, variant)
             pass_turn(barriers, part, variant)
@@ -290,6 +311,10 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         n = hear_next(n, query_turn, work, variant)
         if variant.own_output and not variant.early_query:
             release(barriers.query_free, query_turn, QUERY_STAGES)
+        if variant.most_over > 1:
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            release(barriers.value_free, last_turn, STAGES)
+            turn = pass_over_rest(barriers, place, turn, query_turn, part, variant)
         if variant.overlap:
             if variant.linked:
                 # The first product for the next queries is issued behind the last for these, and runs while these are
@@ -300,10 +325,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
                 following = part_of(tiles.query, query_turn + 1, part, variant)
                 scores = issue_scores(following, tiles.key, turn + 1, variant)
                 accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-            else:
+            elif variant.most_over <= 1:
                 accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            release(barriers.value_free, last_turn, STAGES)
-            if variant.own_end and not variant.diagonal_first:  # noqa: SIM102
+            if variant.most_over <= 1:
+                release(barriers.value_free, last_turn, STAGES)
+            if variant.own_end and not variant.diagonal_first and variant.most_over <= 1:  # noqa: SIM102
                 if last_turn < turn:
                     await_tile(barriers.value_ready, turn, STAGES)
                     release(barriers.value_free, turn, STAGES)
@@ -315,7 +341,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         if variant.lean_sum:
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
         o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
-        row = place.row + part * variant.rows
+        row = own_row(place.row, query_turn, part, variant)
         if variant.lse:
             line = batch.to(gl.int64) * work.heads + head
             store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])

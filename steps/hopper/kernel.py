@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.hopper.consumer import consume
+from steps.hopper.pairs import meet
 from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, begin, produce, room_for_number
 
 
@@ -44,10 +45,13 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         barrier_ring(STAGES, 1),
         barrier_ring(STAGES, PARTS),
         barrier_ring(PARTS, 1),
+        barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
     )
     taken = room_for_number(variant) if variant.taken else None
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     fence_async_shared()  # TMA sees the barriers
+    if variant.neighbours > 1:
+        meet()
 
     # --- who does what; the first part's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers

@@ -20,7 +20,7 @@ class TmaStep(FusedStep):
 
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
     part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
-    one), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value``
+    one), ``neighbours`` (blocks that share a tile, which know of each other; a grid counts each), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value``
     and ``lse``.
     """
 
@@ -70,14 +70,14 @@ class TmaStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        blocks, order = self.order.blocks(problem, variant.tile, q.device)
+        blocks, order = self.order.blocks(problem, variant.tile, q.device, together=variant.neighbours)
         passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
         passed = (*passed, *constants)
         moving, with_lse = (0, 1, 2, 3), lse is not None
         if with_lse:
             moving, passed = (*moving, len(passed)), (*passed, lse)
-        grid, ctas = (blocks, 1, 1), variant.ctas
-        run = gluon_launcher(kernel, grid, passed, variant.warps, q.device, moving, self.made_for, ctas)
+        grid, how = (variant.neighbours * blocks, 1, 1), {"ctas": variant.ctas, "neighbours": variant.neighbours}
+        run = gluon_launcher(kernel, grid, passed, variant.warps, q.device, moving, self.made_for, **how)
 
         def launch(q, k, v, out):
             if not as_they_are:
@@ -108,14 +108,16 @@ class TmaStep(FusedStep):
             (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants),
             variant.warps,
             arch,
-            variant.tile.scores // variant.ctas,
+            variant.tile.scores // (variant.ctas * variant.neighbours),
             compute_warps=self.compute_warps(variant),
             ctas=variant.ctas,
+            neighbours=variant.neighbours,
         )
+        together = variant.ctas * variant.neighbours
         return replace(
             compiled,
-            blocks=variant.ctas * self.order.number(problem, variant.tile, arch),
-            kv_tiles=variant.ctas * tiles_visited(problem, variant.tile),
+            blocks=together * self.order.number(problem, variant.tile, arch, together=variant.neighbours),
+            kv_tiles=together * tiles_visited(problem, variant.tile),
             compute_groups=variant.parts,
             shared_clocks=self.shared_clocks(problem),
         )

@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from steps.gluon.softmax import tiles_to_visit
+from steps.hopper.pairs import fetch_as_pair
 
 
 class Arrays(NamedTuple):
@@ -42,6 +43,7 @@ class Barriers(NamedTuple):
     value_ready: object
     value_free: object
     turns: object  # whose turn it is to issue products
+    there: object  # in a pair, complete when the other block's place is free, too
 
 
 class Taken(NamedTuple):
@@ -111,6 +113,8 @@ def position(number, work):
 def own_tiles(work, variant: gl.constexpr):
     """The part [first, last) of the order that is this block's; where tiles are taken, its first, and their end."""
     first = gl.program_id(0)
+    if variant.neighbours > 1:
+        first = first // variant.neighbours
     last = first + 1
     if variant.taken:
         last = gl.load(work.starts + 1)
@@ -198,14 +202,28 @@ def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
+def own_row(row, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """The first row of a part's queries, in the tile of queries that begins at ``row``.
+
+    In a pair each block has a half. Under a causal mask the upper half sees fewer keys, and blocks have it in turn.
+    """
+    if variant.neighbours > 1:
+        half = gl.program_id(0) % variant.neighbours
+        if variant.causal:
+            half = (half + query_turn) % variant.neighbours
+        row = row + half * (variant.parts * variant.rows)
+    return row + part * variant.rows
+
+
+@gluon.jit
 def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
     """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
     PARTS: gl.constexpr = variant.parts
     stage = turn % variant.query_stages
     ready = barriers.query_ready.index(stage)
-    mbarrier.expect(ready, variant.tile.query * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(ready, PARTS * variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(PARTS):
-        at = [batch, head, row + part * variant.rows, 0]
+        at = [batch, head, own_row(row, turn, part, variant), 0]
         tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
 
 
@@ -247,12 +265,15 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             key = (end - 1 - j if variant.diagonal_first else j) * TILE_KEY
             if variant.window:
                 key += before
-            stage = turn % variant.stages
-            used = turn // variant.stages & 1 ^ 1
-            mbarrier.wait(barriers.key_free.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
-            mbarrier.wait(barriers.value_free.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
+            if variant.neighbours > 1:
+                fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
+            else:
+                stage = turn % variant.stages
+                used = turn // variant.stages & 1 ^ 1
+                mbarrier.wait(barriers.key_free.index(stage), used)
+                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
+                mbarrier.wait(barriers.value_free.index(stage), used)
+                fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
             turn += 1
         n = take_next(n, last, query_turn, work, variant)
         query_turn += 1

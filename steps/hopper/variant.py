@@ -17,6 +17,7 @@ from steps.core.order import DEALT, NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import HopperShape, Tile
+from tutorial_lib.multicast import PAIR
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
@@ -53,13 +54,22 @@ class Stay(Choices):
     linked: the first QK product of the next tile of queries runs under the end of this one, where shared memory has
     room for both. ends: where a part stops under a causal mask: at the last tile of keys that the block sees, or at its
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
-    the first. room: what is done at head_dim 256 to make room; None: nothing.
+    the first. room: what is done at head_dim 256 to make room; None: nothing. pairs: two blocks on neighbouring SMs
+    share what TMA brings of keys and values (``steps.hopper.pairs``).
+
+    Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles.
     """
 
     linked: bool = False
     ends: Literal["the block's", "own", "own, diagonal first"] = "the block's"
     room: Room | None = None
-    taken: bool = field(default=False, repr=False)  # what steps without it are recorded to change stays as it reads
+    # What steps without them are recorded to change stays as it reads:
+    taken: bool = field(default=False, repr=False)
+    pairs: bool = field(default=False, repr=False)
+
+    def __post_init__(self):
+        if self.pairs and (self.ends != "own" or self.taken):
+            raise ValueError('pairs of blocks take ends="own", and lists of tiles')
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ def order_of(roles: Roles | None) -> Order:
 class Variant:
     """What a kernel is compiled for, and the layouts that follow: all of it is constant in the compiled code."""
 
-    tile: Tile
+    tile: Tile  # of a block, or of both blocks of a pair
     head_dim: int
     group_size: int
     causal: bool
@@ -131,6 +141,7 @@ class Variant:
     diagonal_first: bool
     window: int | None = None  # of ``Problem``
     lse: bool = False  # the log-sum-exp of every query is stored, too
+    neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
 
     @property
     def parts(self) -> int:
@@ -140,12 +151,17 @@ class Variant:
     @property
     def rows(self) -> int:
         """Queries of a part."""
-        return self.tile.query // self.parts
+        return self.tile.query // (self.neighbours * self.parts)
 
     @property
     def warps(self) -> int:
         """Warps of a part."""
         return GROUP_WARPS * self.groups // self.parts
+
+    @property
+    def most_over(self) -> int:
+        """Of the tiles of keys that a block visits, or a pair, how many at most a part passes over at its end."""
+        return -(-(self.tile.query - self.rows) // self.tile.key) if self.own_end else 0
 
     @property
     def listeners(self) -> int:
@@ -218,7 +234,8 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     room = stay.room if stay and not shape.two_queries else None
     three = bool(overlap and overlap.third_group) and shape.third_group
     groups = 3 if three else 2
-    tile = Tile(groups * ROWS, shape.key)
+    neighbours = PAIR if stay and stay.pairs else 1
+    tile = Tile(neighbours * groups * ROWS, shape.key)
     registers = roles.registers if roles else 0
     own_end = bool(stay) and stay.ends != "the block's" and problem.causal
     return Variant(
@@ -245,6 +262,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         late_wait=_wait(overlap, shape),
         window=problem.window,
         diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
+        neighbours=neighbours,
     )
 
 

@@ -125,6 +125,7 @@ class Role:
         self.writes = Pipe("TMA write", self)  # of those stores: global memory, behind reading shared memory
         self.tcgen05: dict[tuple, Pipe] = {}  # products that go into the same accumulator
         self.group: list = []  # of cp.async, not committed yet
+        self.across = False  # in a pair: whether copies come to both CTAs, and arrivals to the other one
         self._fiber = greenlet.greenlet(lambda: self._run(function))
 
     def __repr__(self) -> str:
@@ -281,6 +282,11 @@ class Block:
 
     def __str__(self) -> str:
         return f"block {self.index}" + ("" if self.cluster is None else f", CTA {self.rank}")
+
+    @property
+    def other(self) -> Block:
+        """The other CTA of the cluster."""
+        return self.cluster.blocks[1 - self.rank]
 
     def same_buffer(self, other: Block, buffer: Buffer) -> Buffer:
         """This CTA's buffer in the place of another's. Raises KernelError where it is not there, or no more."""

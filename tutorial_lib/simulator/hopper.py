@@ -14,6 +14,7 @@ import re
 
 from triton.experimental.gluon import language as gl
 
+from tutorial_lib.multicast import BEGIN, END, MEET
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
 from tutorial_lib.simulator.block import Block, KernelError, Role, Unknown, at, line_of, place
@@ -152,7 +153,11 @@ def arrive(mbarrier, count=1, pred=True):
         me.point()
         if me.read or me.written:  # the compiler lets one thread arrive, once all warps have done what stands in front
             me.meet()
-        barrier_at(mbarrier).arrive(count, me.release(), me.time)
+        target = me.block.other if me.across else me.block
+        barrier = barrier_at(mbarrier, block=target)
+        if me.across:
+            reported_to(barrier, "the other CTA arrives at a barrier")
+        barrier.arrive(count, me.release(), me.time)
         me.time += me.block.machine.issue
 
 
@@ -190,6 +195,33 @@ def fence_init_release_cluster():
     me.initialised = dict(me.fenced)
 
 
+# --- pairs of blocks: what ``tutorial_lib.multicast`` writes into the PTX ---
+
+
+def _across(begins: bool) -> int:
+    me = state.role()
+    if me.block.cluster is None:
+        raise KernelError(at("copies to both CTAs, or arrivals in the other, in a block that is alone"))
+    me.across = begins
+    return 0
+
+
+def _meet() -> int:
+    me = state.role()
+    if me.block.cluster is None:
+        raise KernelError(at("a meeting of CTAs in a block that is alone"))
+    me.point()
+    me.meet()
+    me.fenced = {**me.fenced, **me.known}  # fence.mbarrier_init
+    me.block.cluster.arrive(me, me.release())
+    me.block.cluster.wait(me)
+    return 0
+
+
+SEQUENCES[f"{re.escape(BEGIN)}(?s:.*)"] = lambda found: _across(True)
+SEQUENCES[f"{re.escape(END)}(?s:.*)"] = lambda found: _across(False)
+SEQUENCES[f"{re.escape(MEET)}(?s:.*)"] = lambda found: _meet()
+
 # --- TMA ---
 
 
@@ -199,11 +231,12 @@ def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, mul
         return
     me = state.role()
     block = me.block
-    for_all = multicast and block.cluster is not None and halved(tensor_desc.layout) is None
+    for_all = multicast and state.run.ctas > 1 and halved(tensor_desc.layout) is None
     if for_all and is_joint(barrier):
         raise Unknown(at("the simulator has no multicast that reports to a joint barrier"))
     if for_all and block.rank > 0:
         return
+    for_all = for_all or me.across
     me.point()
     if result.shape != tensor_desc.block_shape:
         raise KernelError(at(f"TMA brings {tensor_desc.block_shape}, its place is {result.shape}"))
@@ -241,7 +274,7 @@ def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
     me = state.role()
     me.point()
     block, pipe = me.block, me.stores
-    if block.cluster is not None and halved(tensor_desc.layout) is None:
+    if state.run.ctas > 1 and halved(tensor_desc.layout) is None:
         raise Unknown(at("the simulator has no store of a tile that both CTAs of a cluster have"))
     pipe.begun += 1
     me.uses(reads=(src.buffer,))

@@ -39,7 +39,7 @@ class Run:
     cluster's, and which of its CTAs it is.
     """
 
-    def __init__(self, machine: Machine, trace: bool, seed: int | None, ctas: int = 1):
+    def __init__(self, machine: Machine, trace: bool, seed: int | None, ctas: int = 1, neighbours: int = 1):
         self.machine, self.ctas = machine, ctas
         self.chance = random.Random(seed) if seed is not None else None
         self.found: dict[tuple, str] = {}
@@ -47,7 +47,7 @@ class Run:
         self.columns: list[tuple] = []
         self.clocks: dict[tuple[int, int, int], float] = {}
         self.counts: Counter[str] = Counter()
-        self.processor = Processor(self.chance, ctas)
+        self.processor = Processor(self.chance, max(ctas, neighbours))
 
     @property
     def time(self) -> float:
@@ -77,37 +77,46 @@ def launch(
     until_found: bool = False,
     at_once: int = 1,
     ctas: int = 1,
+    neighbours: int = 1,
 ) -> Run:
     """Run a ``gluon.jit`` kernel once for every block of the grid, all of them on one SM.
 
     arguments: what a launch on a GPU would pass, with tensors on the CPU. seed: None for the latencies of the model;
     a number for random ones, the same for the same number. until_found: begin no block after one that had a race.
     at_once: blocks that the SM holds; they share its units. ctas: 2 for clusters of two blocks, on two SMs; the grid
-    counts clusters.
+    counts clusters. neighbours: 2 for clusters of two blocks of which the kernel knows by ``tutorial_lib.multicast``
+    alone; the grid counts blocks, along x.
 
     Raises KernelError for what a GPU or the compiler would not take, Deadlock where nobody can go on, Unknown for an
     operation that is not simulated, ValueError for clusters of other sizes. Races are in ``Run.found``: they are no
     error of this run, but of some other.
     """
-    if ctas not in (1, cluster.CTAS):
-        raise ValueError(f"ctas must be 1 or {cluster.CTAS}, the clusters that are simulated, got {ctas}")
+    for name, number in (("ctas", ctas), ("neighbours", neighbours)):
+        if number not in (1, cluster.CTAS):
+            raise ValueError(f"{name} must be 1 or {cluster.CTAS}, the clusters that are simulated, got {number}")
     grid = (*grid, 1, 1)[:3]
+    if grid[0] % neighbours:
+        raise ValueError(f"a grid of pairs must have an even number of blocks along x, got {grid[0]}")
     with _ONE_AT_A_TIME, torch.no_grad():
         function = as_python(kernel)
         passed = [argument(value) for value in arguments]
-        run, before = Run(machine, trace, seed, ctas), state.run
+        run, before = Run(machine, trace, seed, ctas, neighbours), state.run
         state.run = run
 
         def groups() -> Iterator[Group]:
-            for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
+            for z, y, x in itertools.product(range(grid[2]), range(grid[1]), range(0, grid[0], neighbours)):
                 if until_found and run.found:
                     return
-                of_run = run, run.processor, (x, y, z), grid, lambda: function(*passed), warps
-                if ctas == 1:
-                    yield [Block(*of_run)]
+
+                def block(rank: int, *of_cluster, at=(x, y, z)) -> Block:
+                    index = (at[0] + rank if neighbours > 1 else at[0], *at[1:])
+                    return Block(run, run.processor, index, grid, lambda: function(*passed), warps, *of_cluster)
+
+                if max(ctas, neighbours) == 1:
+                    yield [block(0)]
                 else:
                     together = cluster.Cluster()
-                    together.blocks += [Block(*of_run, together, rank) for rank in range(ctas)]
+                    together.blocks += [block(rank, together, rank) for rank in range(max(ctas, neighbours))]
                     yield together.blocks
 
         try:
@@ -149,11 +158,11 @@ def watched(seed: int | None = None, trace: bool = False, **how) -> Iterator[Wat
             _watch = before
 
 
-def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments, machine: Machine = H100, ctas: int = 1) -> None:
+def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments, machine: Machine = H100, **of_clusters) -> None:
     """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too."""
     if _watch is None:
-        if found := launch(kernel, grid, arguments, warps, machine=machine, ctas=ctas).found:
+        if found := launch(kernel, grid, arguments, warps, machine=machine, **of_clusters).found:
             raise KernelError("\n".join(found.values()))
     else:
         how = {name: value for name, value in vars(_watch).items() if name != "runs"}
-        _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, ctas=ctas, **how))
+        _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, **of_clusters, **how))

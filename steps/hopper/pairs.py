@@ -1,0 +1,70 @@
+"""Blocks in pairs: two CTAs of a cluster share what TMA brings of keys and values.
+
+The CTAs compute two tiles of queries that see the same keys, one below the other. The producer of the first asks for
+the keys and that of the second for the values, each for both. A place is free when both CTAs have used it. So the
+producer that does not ask for a tile tells the other one that its own place is free (``tutorial_lib.multicast``).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from tutorial_lib import multicast
+
+TO_BOTH = gl.constexpr(f"{multicast.BEGIN}\n mov.b32 $0, 0;")
+TO_THIS = gl.constexpr(f"{multicast.END}\n mov.b32 $0, 0;")
+MEETING = gl.constexpr(
+    f"{multicast.MEET}\n fence.mbarrier_init.release.cluster; barrier.cluster.arrive.release.aligned;"
+    " barrier.cluster.wait.acquire.aligned; mov.b32 $0, 0;"
+)
+
+
+@gluon.jit
+def meet():
+    """Both CTAs have initialised their mbarriers: from now on each may use the other's."""
+    gl.inline_asm_elementwise(MEETING, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def fetch_for_both(array, at, ready, place):
+    """Ask TMA for a tile for both CTAs: for this place of both, and this mbarrier."""
+    gl.inline_asm_elementwise(TO_BOTH, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    tma.async_copy_global_to_shared(array, at, ready, place)
+    gl.inline_asm_elementwise(TO_THIS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tell_the_other(free):
+    """Arrive at an mbarrier of the other CTA."""
+    gl.inline_asm_elementwise(TO_BOTH, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    mbarrier.arrive(free, count=1)
+    gl.inline_asm_elementwise(TO_THIS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def fetch_or_free(asks, array, at, ring, ready, free, there, turn, variant: gl.constexpr):
+    """The turn-th tile of a ring of both CTAs: who ``asks`` fetches it, the other one says that its place is free."""
+    STAGES: gl.constexpr = variant.stages
+    stage = turn % STAGES
+    mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
+    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    if asks:
+        mbarrier.wait(there.index(stage), turn // STAGES & 1)
+        fetch_for_both(array, at, ready.index(stage), ring.index(stage))
+    else:
+        tell_the_other(there.index(stage))
+
+
+@gluon.jit
+def fetch_as_pair(arrays, tiles, barriers, at, turn, variant: gl.constexpr):
+    """The turn-th tiles of keys and values, for both CTAs. at: where they begin in their arrays."""
+    second = gl.program_id(0) % 2
+    fetch_or_free(
+        second == 0, arrays.key, at, tiles.key, barriers.key_ready, barriers.key_free, barriers.there, turn, variant
+    )
+    fetch_or_free(
+        second == 1, arrays.value, at, tiles.value, barriers.value_ready, barriers.value_free, barriers.there, turn,
+        variant,
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Blocks in pairs: what Triton has no words for, written into the PTX that it makes.
+
+Two blocks of a cluster, its CTAs, run on neighbouring SMs and reach each other's shared memory. Gluon knows clusters
+only as one program for both CTAs, and with warps that have roles Triton 3.7 compiles that wrongly. So a kernel is
+compiled as for blocks that are alone, and launched in clusters of ``PAIR`` (``steps.core.driver``). Between the comments
+``BEGIN`` and ``END``, which the kernel puts into its PTX, two instructions are rewritten:
+
+- a copy by TMA brings its tile to the same place in both CTAs, and reports to the same mbarrier of both (PTX ISA,
+  "cp.async.bulk.tensor", ``.multicast::cluster``);
+- an arrival at an mbarrier is one at that of the other CTA (PTX ISA, "mapa" and "mbarrier.arrive").
+
+And behind ``MEET`` the CTAs meet at the cluster's barrier, which waits for all threads of both. Warps that Triton lets
+wait for a role are not there: they arrive when the kernel begins (PTX ISA, "barrier.cluster").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PAIR = 2  # CTAs of a cluster
+BEGIN, END, MEET = "// to both CTAs, or to the other:", "// to this CTA:", "// the CTAs meet:"
+
+COPY = re.compile(
+    r"cp\.async\.bulk\.tensor\.(?P<rank>\dd)\.shared::\w+\.global\.mbarrier::complete_tx::bytes (?P<operands>[^;]*);"
+)
+ARRIVAL = re.compile(
+    r"(?P<if>@!?%p\d+ )?mbarrier\.arrive\.(?:release\.cta\.)?shared::cta\.b64 _, \[(?P<at>[^\]]+)\](?:, 1)?;"
+)
+FIRST_LINE = re.compile(r"^// %bb\.0:.*\n", re.MULTILINE)
+VERSION = "multicast 1"  # of what is rewritten how: part of the name under which a compiled kernel is kept
+
+
+def rewritten(ptx: str, warps: int) -> str:
+    """The PTX of a kernel, with what stands between the comments rewritten. warps: with which a block begins.
+
+    Raises ValueError where it is not as known.
+    """
+    head, *pieces = ptx.split(BEGIN)
+    for n, piece in enumerate(pieces):
+        inside, end, behind = piece.partition(END)
+        inside, copies = COPY.subn(_to_both, inside)
+        inside, arrivals = ARRIVAL.subn(_to_the_other, inside)
+        if not end or not copies + arrivals or "shared::cta" in inside:
+            raise ValueError(f"the PTX holds a copy or an arrival that is not as known: {inside.strip()[:200]}")
+        pieces[n] = inside + end + behind
+    ptx = BEGIN.join([head, *pieces])
+    if MEET not in ptx:
+        return ptx
+    if len(FIRST_LINE.findall(ptx)) != 1:
+        raise ValueError("the PTX does not begin as is known")
+    return FIRST_LINE.sub(lambda line: line[0] + _others_arrive(32 * warps), ptx)
+
+
+def _to_both(copy: re.Match) -> str:
+    both = (1 << PAIR) - 1
+    return (
+        f"cp.async.bulk.tensor.{copy['rank']}.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        f"{copy['operands']}, {both};"
+    )
+
+
+def _to_the_other(arrival: re.Match) -> str:
+    return (
+        "{ .reg .b32 other, there; mov.u32 other, %cluster_ctarank; xor.b32 other, other, 1; "
+        f"mapa.shared::cluster.u32 there, {arrival['at']}, other; "
+        f"{arrival['if'] or ''}mbarrier.arrive.shared::cluster.b64 _, [there]; }}"
+    )
+
+
+def _others_arrive(first: int) -> str:
+    return (
+        "\t{ .reg .pred others; .reg .b32 thread; mov.u32 thread, %tid.x; "
+        f"setp.ge.u32 others, thread, {first}; @others barrier.cluster.arrive.release; }}\n"
+    )
+
+
+@contextmanager
+def written_into_ptx() -> Iterator[None]:
+    """Inside, Triton's compiler has its PTX rewritten. For one thread at a time."""
+    from triton import knobs
+
+    def stages_are_added(compiler=None, stages=None, options=None, language=None, capability=None):
+        if stages is None:  # Triton asks by what it should know the compiled kernel
+            return VERSION, VERSION
+        made = stages["ptx"]
+        stages["ptx"] = lambda source, metadata: rewritten(made(source, metadata), options.num_warps)
+
+    with knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = stages_are_added
+        yield
