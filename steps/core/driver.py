@@ -40,7 +40,12 @@ def cuda() -> ctypes.CDLL:
 class Attribute(ctypes.Structure):
     """A CUlaunchAttribute whose value is three numbers."""
 
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 3), ("rest", ctypes.c_char * 52))
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_uint * 3),
+        ("rest", ctypes.c_char * 52),
+    )
 
 
 class Config(ctypes.Structure):

@@ -83,7 +83,9 @@ class Order:
         gpu = REFERENCE_GPUS.get(arch)
         return min(number, a_processor * gpu.multiprocessors // together) if self.persistent and gpu else number
 
-    def blocks(self, problem: Problem, tile: Tile, device, a_processor: int = 1, together: int = 1) -> tuple[int, tuple]:
+    def blocks(
+        self, problem: Problem, tile: Tile, device, a_processor: int = 1, together: int = 1
+    ) -> tuple[int, tuple]:
         """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number

@@ -23,14 +23,29 @@ def make_parser() -> argparse.ArgumentParser:
     going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
     parser.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
     parser.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
+    peers = "other libraries in the same rounds: all, or names such as sdpa_cudnn,flash_attn_4"
+    parser.add_argument("--peers", nargs="?", const="all", metavar="NAMES", help=peers)
+    some = "only problems in whose names one of these stands, such as d64_fp16,s1024_ (all problems of a trial)"
+    parser.add_argument("--problems", metavar="TEXT,...", help=some)
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     return parser
+
+
+def problems_of(trial, text: str | None) -> list:
+    """The trial's problems, or those in whose names a part of ``text`` stands; raises BadRequest where there is none."""
+    parts = text.split(",") if text else [""]
+    found = [problem for problem in trial.problems if any(part.strip() in f"{problem.slug}_" for part in parts)]
+    if not found:
+        named = trial.problems[0].slug
+        raise BadRequest(f"argument --problems: must stand in names of {trial.name}'s, such as {named}, got {text!r}")
+    return found
 
 
 def run(options: argparse.Namespace) -> int:
     import secrets
 
     from steps.measuring.measure import Settings, measure
+    from steps.run import select_peers
     from tutorial_lib.files import write_whole
     from tutorial_lib.hardware import has_gpu
     from tutorial_lib.results import as_json
@@ -39,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         chosen = [get_trial(name) for name in options.trials] or list(all_trials().values())
     except ValueError as error:
         raise BadRequest(str(error)) from None
+    asked = {trial.name: problems_of(trial, options.problems) for trial in chosen}
     check_writable("--output-dir", options.output_dir)
     if not has_gpu():
         raise BadRequest("trials are timed, and PyTorch finds no CUDA GPU here: summary.ipynb shows what is recorded")
@@ -46,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
     failed = False
     for trial in chosen:
         console.print(trial.question)
-        for problem in trial.problems:
+        peers = select_peers(options.peers, trial.direction)
+        for problem in asked[trial.name]:
             seed = secrets.randbits(32)
             settings = Settings(
                 device="cuda",
@@ -57,10 +74,10 @@ def run(options: argparse.Namespace) -> int:
                 profile=options.profile,
             )
             with console.status(f"{trial.name}: {problem.describe()}"):
-                found, interrupted, _ = measure(problem, trial.steps(problem), [], settings)
+                found, interrupted, _ = measure(problem, trial.steps(problem), peers, settings)
             if interrupted:
                 raise KeyboardInterrupt
-            for m in found.steps:
+            for m in (*found.steps, *found.peers):
                 told = f"{m.tflops:.0f} TFLOPS" if m.tflops else f"{m.status}: {m.reason}"
                 if m.max_error is not None:
                     told += f", error {m.max_error:.1e}"

@@ -26,6 +26,13 @@ class Trial(ABC):
     right: bool = True
 
     @property
+    def direction(self) -> str:
+        """The pass that its steps compute."""
+        from steps import get_step
+
+        return get_step(self.base).direction
+
+    @property
     def is_switch(self) -> bool:
         return self.axis is None
 
