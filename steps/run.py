@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -365,7 +366,7 @@ def show_run(console, run, recorded) -> None:
         for cells in tables.sustained_rows(run):
             table.add_row(*cells)
         console.print(table)
-    for note in run.notes:
+    for note in run.told:
         console.print(f"Note: {note}")
     if not run.timed and run.ranks == 1:
         console.print(
@@ -378,13 +379,19 @@ def show_run(console, run, recorded) -> None:
 
 
 def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:
-    """results.json first, then everything drawn from it; an interrupted run does not replace a finished one."""
+    """results.json first, then everything drawn from it; an interrupted run does not replace a finished one.
+
+    Steps and peers that this run leaves out stay in the record as they were measured before.
+    """
     from tutorial_lib.files import write_whole
     from tutorial_lib.report import write_report
-    from tutorial_lib.results import folder_name, write_run
+    from tutorial_lib.results import ResultsError, folder_name, read_run, write_run
 
     name = folder_name(run.the_problem().slug, run.direction) + ("-interrupted" if interrupted else "")
     folder = output_dir / run.machine["slug"] / name
+    if run.timed:
+        with suppress(ResultsError):  # there is none
+            run = run.with_earlier(read_run(folder))
     write_run(run, folder)
     write_whole(folder / "log.txt", log)
     write_report(run, folder, recorded)

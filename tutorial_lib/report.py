@@ -100,7 +100,7 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
         parts += [tables.markdown([header for header, _ in tables.SUSTAINED], tables.sustained_rows(run)), ""]
         if (c := run.ceiling) and c.sustained:
             parts += [f"The ceiling there: {c.sustained.tflops:.0f} TFLOPS.", ""]
-    parts += [f"{note}\n" for note in run.notes]
+    parts += [f"{note}\n" for note in run.told]
     for m in run.everybody:
         if m.kernels:
             parts += [f"GPU kernels of {m.label}: {', '.join(f'`{kernel}`' for kernel in m.kernels)}.", ""]

@@ -88,6 +88,8 @@ class Measurement(_Record):
     clock_ghz, cycles: of the SMs, from their own counters, and so many of them a call. host_us: microseconds that the
     host needs for an eager call. Records from before 2026-11-23 hold none of them, and sm_clock_mhz, which is NVML's:
     what the clock was set to, not what the SMs ran at.
+
+    earlier: the day on which it was measured, where that was in an earlier run than the record's rounds.
     """
 
     number: int | None
@@ -98,6 +100,7 @@ class Measurement(_Record):
     part: str | None = None
     fork: bool = False
     inside: str | None = None
+    earlier: str | None = None
     status: Status
     reason: str | None = None
     latency_ms: Latency | None = None
@@ -255,11 +258,40 @@ class Run(_Record):
         return [*self.steps, *self.inside, *self.peers]
 
     def by_speed(self) -> list[Measurement]:
-        """The steps that were timed and right, the fastest first; not PyTorch's own, with which they are compared."""
+        """The steps that were timed in its rounds and right, the fastest first; not PyTorch's, their baseline."""
         from tutorial_lib.passes import PASSES
 
-        others = [m for m in self.steps if m.name != PASSES[self.direction].baseline]
+        others = [m for m in self.steps if m.name != PASSES[self.direction].baseline and not m.earlier]
         return sorted((m for m in others if m.tflops and m.correct), key=lambda m: -m.tflops)
+
+    def with_earlier(self, record: Run) -> Run:
+        """This run, and what an earlier record of the same problem holds of steps and peers that it leaves out.
+
+        They keep their figures, and the ratios of their own rounds. A record of another GPU adds nothing.
+        """
+        if record.machine["name"] != self.machine["name"]:
+            return self
+        here = {m.name for m in self.everybody}
+        added = {}
+        for kind in ("steps", "inside", "peers"):
+            added[kind], before = list(getattr(self, kind)), None
+            for m in getattr(record, kind):
+                if m.name not in here and m.status == "measured":
+                    at = next((n for n, other in enumerate(added[kind], 1) if other.name == before), 0)
+                    added[kind].insert(at, m.model_copy(update={"earlier": m.earlier or record.day}))
+                before = m.name
+        return self.model_copy(update=added)
+
+    @property
+    def told(self) -> list[str]:
+        """Its notes, and who was measured before its rounds."""
+        notes = list(self.notes)
+        for day in sorted({m.earlier for m in self.everybody if m.earlier}):
+            names = ", ".join(m.label for m in self.everybody if m.earlier == day)
+            notes.append(
+                f"Measured on {day}, and not in these rounds: {names}. Their ratios are those of their own rounds."
+            )
+        return notes
 
     @property
     def day(self) -> str:

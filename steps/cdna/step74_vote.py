@@ -14,7 +14,8 @@ What to expect: for ordinary inputs the first tile is multiplied, and later ones
 from tile to tile force the other branch. The simulator counts both. But the lens shows a price: the compiler cannot let
 the instructions in the text work on the registers that MFMA adds to. It moves the output to other registers and back,
 which are more instructions than the multiplications were. That makes it a fork: on paper it loses, until somebody finds
-a way to vote without these moves.
+a way to vote without these moves. On Hopper, without such moves, a vote of each warp was measured
+(``steps/trials/warp_vote.py``), and is not faster either.
 """
 
 from steps.cdna import step73_scaled_query
