@@ -2,8 +2,8 @@
 
 Two blocks of a cluster, its CTAs, run on neighbouring SMs and reach each other's shared memory. Gluon knows clusters
 only as one program for both CTAs, and with warps that have roles Triton 3.7 compiles that wrongly. So a kernel is
-compiled as for blocks that are alone, and launched in clusters of ``PAIR`` (``steps.core.driver``). Between the comments
-``BEGIN`` and ``END``, which the kernel puts into its PTX, two instructions are rewritten:
+compiled as for blocks that are alone, and launched in clusters of ``PAIR`` (``steps.core.driver``). Between the
+comments ``BEGIN`` and ``END``, which the kernel puts into its PTX, two instructions are rewritten:
 
 - a copy by TMA brings its tile to the same place in both CTAs, and reports to the same mbarrier of both (PTX ISA,
   "cp.async.bulk.tensor", ``.multicast::cluster``);

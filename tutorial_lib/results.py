@@ -51,7 +51,8 @@ class Sustained(_Record):
 class Speedup(_Record):
     """How many times faster, taken inside each round; the verdict is ``verdict_of``'s.
 
-    same_code: the same machine code ran, and what the rounds differ by is noise.
+    same_code: the same machine code ran, and what the rounds differ by is noise. earlier: the day of its rounds, where
+    they were of an earlier run than the record's.
     """
 
     median: float
@@ -59,6 +60,7 @@ class Speedup(_Record):
     high: float
     verdict: Literal["faster", "slower", "same"]
     same_code: bool = False
+    earlier: str | None = None
 
 
 class Exchange(_Record):
@@ -265,32 +267,34 @@ class Run(_Record):
         return sorted((m for m in others if m.tflops and m.correct), key=lambda m: -m.tflops)
 
     def with_earlier(self, record: Run) -> Run:
-        """This run, and what an earlier record of the same problem holds of steps and peers that it leaves out.
+        """This run, and what an earlier record of the same problem holds that it leaves out.
 
-        They keep their figures, and the ratios of their own rounds. A record of another GPU adds nothing.
+        Steps and peers keep their figures, and the ratios of their own rounds; a step keeps its ratio to the previous
+        one where this run leaves out that. A record of another GPU adds nothing.
         """
         if record.machine["name"] != self.machine["name"]:
             return self
         here = {m.name for m in self.everybody}
-        added = {}
+        all_of = {}
         for kind in ("steps", "inside", "peers"):
-            added[kind], before = list(getattr(self, kind)), None
+            all_of[kind], before = [_with_ratio(m, record) for m in getattr(self, kind)], None
             for m in getattr(record, kind):
                 if m.name not in here and m.status == "measured":
-                    at = next((n for n, other in enumerate(added[kind], 1) if other.name == before), 0)
-                    added[kind].insert(at, m.model_copy(update={"earlier": m.earlier or record.day}))
+                    at = next((n for n, other in enumerate(all_of[kind], 1) if other.name == before), 0)
+                    all_of[kind].insert(at, m.model_copy(update={"earlier": m.earlier or record.day}))
                 before = m.name
-        return self.model_copy(update=added)
+        return self.model_copy(update=all_of)
 
     @property
     def told(self) -> list[str]:
-        """Its notes, and who was measured before its rounds."""
+        """Its notes, and what was measured before its rounds."""
         notes = list(self.notes)
-        for day in sorted({m.earlier for m in self.everybody if m.earlier}):
-            names = ", ".join(m.label for m in self.everybody if m.earlier == day)
-            notes.append(
-                f"Measured on {day}, and not in these rounds: {names}. Their ratios are those of their own rounds."
-            )
+        ratios = {m.label: m.speedup_vs_previous.earlier for m in self.everybody if m.speedup_vs_previous}
+        for day in sorted({m.earlier for m in self.everybody} | {*ratios.values()} - {None}, key=str):
+            if names := [m.label for m in self.everybody if day and m.earlier == day]:
+                notes.append(f"Measured on {day}, and not in these rounds: {', '.join(names)}.")
+            if names := [label for label, measured in ratios.items() if day and measured == day]:
+                notes.append(f"Set beside the previous step on {day}, and not in these rounds: {', '.join(names)}.")
         return notes
 
     @property
@@ -300,6 +304,17 @@ class Run(_Record):
     @property
     def timed(self) -> bool:
         return any(m.status == "measured" for m in self.steps)
+
+
+def _with_ratio(m: Measurement, record: Run) -> Measurement:
+    """A measurement; where its rounds lack the previous step, with the ratio to that which ``record`` holds."""
+    before = record.measurement(m.name)
+    if m.status != "measured" or m.speedup_vs_previous or not (before and before.speedup_vs_previous):
+        return m
+    ratio = before.speedup_vs_previous
+    return m.model_copy(
+        update={"speedup_vs_previous": ratio.model_copy(update={"earlier": ratio.earlier or record.day})}
+    )
 
 
 def split(rounds: Sequence[Round], name: str, other: str) -> tuple[float, float] | None:

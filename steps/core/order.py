@@ -90,9 +90,10 @@ class Order:
 
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
-        a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where blocks take tiles, order has all of them, and starts says how many
-        were taken beyond the first of every block, and how many there are. Two launches that run at the same time must
-        not have the same: every call makes a new one.
+        a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where
+        blocks take tiles, order has all of them, and starts says how many were taken beyond the first of every block,
+        and how many there are. Two launches that run at the same time must not have the same: every call makes a new
+        one.
         """
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         if not self.persistent:

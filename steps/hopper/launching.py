@@ -20,8 +20,9 @@ class TmaStep(FusedStep):
 
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
     part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
-    one), ``neighbours`` (blocks that share a tile, which know of each other; a grid counts each), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value``
-    and ``lse``.
+    one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each),
+    ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value`` and
+    ``lse``.
     """
 
     @property

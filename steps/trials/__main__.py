@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def problems_of(trial, text: str | None) -> list:
-    """The trial's problems, or those in whose names a part of ``text`` stands; raises BadRequest where there is none."""
+    """The trial's problems, or those in whose names a part of ``text`` stands; raises BadRequest if there is none."""
     parts = text.split(",") if text else [""]
     found = [problem for problem in trial.problems if any(part.strip() in f"{problem.slug}_" for part in parts)]
     if not found:
