@@ -11,7 +11,7 @@ Under a causal mask one of two tiles of queries sees a tile of keys more than th
 in turn.
 """
 
-from steps.core.problems import standard
+from steps.core.problems import FULL
 from steps.hopper import step39_at_maxima
 from steps.hopper.variant import Overlap, Roles, Room, Stay
 
@@ -22,6 +22,6 @@ STEP = step39_at_maxima.STEP.evolve(
     name="kv_multicast",
     title="One copy for two SMs",
     change="Blocks come in clusters of two, and one copy by TMA brings a tile of keys or values to both.",
-    default_problem=standard(16384),
+    default_problem=FULL,
     roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the maxima", lean_sum=True)),
 )

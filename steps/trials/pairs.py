@@ -1,18 +1,22 @@
-"""Trial: what it brings that two blocks share what TMA brings of keys and values, on all sixty standard problems.
+"""Trial: what it brings that two blocks share what TMA brings of keys and values, in a load that goes on.
 
-Step kv_multicast is recorded beside the whole ladder on some problems. Here it is set beside the step that it changes
-on all of them, in few rounds, and with ``--peers flash_attn_4`` beside the fastest other library.
+Energy decides there. Step kv_multicast is set beside the step that it changes and beside flash-attn-4, as recorded by
+``python -m steps.trials pairs --iterations 3 --sustained --peers flash_attn_4``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from steps import get_step
-from steps.core.grids import GRIDS
+from steps.core.grids import MASKS
+from steps.core.problems import standard
 from steps.trials.trial import Trial
 
 STEPS = {"off": "at_maxima", "on": "kv_multicast"}
+LENGTHS, HEAD_DIMS = (4096, 16384), (64, 128, 256)
+NOT_MEASURED = standard(16384, 256)
 
 
 @dataclass(frozen=True)
@@ -28,5 +32,9 @@ TRIAL = Pairs(
     question="Where is it faster that blocks come in pairs, and TMA brings keys and values to both at once?",
     base="at_maxima",
     values=tuple(STEPS),
-    problems=GRIDS["standard"].problems,
+    problems=tuple(
+        problem
+        for problem in (standard(*shape) for shape in product(LENGTHS, HEAD_DIMS, MASKS))
+        if problem != NOT_MEASURED
+    ),
 )
