@@ -29,7 +29,7 @@ ARRIVAL = re.compile(
     r"(?P<if>@!?%p\d+ )?mbarrier\.arrive\.(?:release\.cta\.)?shared::cta\.b64 _, \[(?P<at>[^\]]+)\](?:, 1)?;"
 )
 FIRST_LINE = re.compile(r"^// %bb\.0:.*\n", re.MULTILINE)
-VERSION = "multicast 1"  # of what is rewritten how: part of the name under which a compiled kernel is kept
+VERSION = "multicast 2"  # of what is rewritten how: part of the name under which a compiled kernel is kept
 
 
 def rewritten(ptx: str, warps: int) -> str:

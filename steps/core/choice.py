@@ -47,7 +47,7 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
     window and the like), head_dim, mask, dtype, lengths together with query heads a key/value head, and the number of
     heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
-    head_dim; of several records of one problem that with most steps counts. PyTorch's own is no candidate: it is what
+    head_dim; of several records of one problem the newest counts. PyTorch's own is no candidate: it is what
     the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
@@ -55,7 +55,8 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     arch = _architecture(device)
     runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
-    for run in sorted(runs, key=lambda run: (_distance(problem, arch, run), -len(run.by_speed()))):
+    runs = sorted(runs, key=lambda run: run.date, reverse=True)
+    for run in sorted(runs, key=lambda run: _distance(problem, arch, run)):
         if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
             chosen = earliest_within_noise(run, able)
             tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)

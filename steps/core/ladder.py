@@ -98,7 +98,18 @@ def part_of(number: int) -> Part:
 
 
 def _span(part: Part) -> str:
-    return f"{part.name} {part.numbers[0]} to {part.numbers[-1]}"
+    return f"{part.name} {spans(part.numbers)}"
+
+
+def spans(numbers: Sequence[int], between: str = " to ") -> str:
+    """Numbers in order, told by their runs: "30 to 39 and 120 to 129"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " and ".join(f"{run[0]}{between}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 @cache
@@ -154,7 +165,7 @@ def get_step(key: int | str):
         if asked == step.name or asked == str(step.number):
             return step
     parts = [[step.name for step in steps if step.number in part.numbers] for part in PARTS]
-    known = "; ".join(f"{part.numbers[0]}-{part.numbers[-1]} {', '.join(names)}" for part, names in zip(PARTS, parts))
+    known = "; ".join(f"{spans(part.numbers, '-')} {', '.join(names)}" for part, names in zip(PARTS, parts))
     raise ValueError(f"step must be a number or name of the ladder ({known}), got {key!r}")
 
 
@@ -196,8 +207,8 @@ def numbers_in(word: str) -> range | None:
 
 
 def _all_numbers(steps: tuple) -> str:
-    spans = [[step.number for step in steps if step.number in part.numbers] for part in PARTS]
-    return ", ".join(f"{part.name} has {span[0]} to {span[-1]}" for part, span in zip(PARTS, spans) if span)
+    numbers = [[step.number for step in steps if step.number in part.numbers] for part in PARTS]
+    return ", ".join(f"{part.name} has {spans(its)}" for part, its in zip(PARTS, numbers) if its)
 
 
 def asked_by_number(text: str) -> set[int]:

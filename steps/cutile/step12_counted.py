@@ -13,6 +13,6 @@ STEP = step11_apart.STEP.evolve(
     name="counted",
     title="Counted, not looked up",
     change="Without a mask a block takes every n-th tile of queries, of n blocks, and reads no list.",
-    default_problem=standard(1024),
+    default_problem=standard(2048),
     order=COUNTED,
 )
