@@ -89,7 +89,7 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     steps = {label for labels in panels.values() for label in labels[2:]}
     beside = {m.label for m in LENGTHS[0].steps if m.fork or m.part == "appendix"}
     assert beside and not steps & beside
-    assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "39 at_maxima"} <= steps
+    assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "120 kv_multicast"} <= steps
 
 
 def test_over_the_length_a_step_of_a_single_record_makes_no_line_and_the_last_number_stands_last():

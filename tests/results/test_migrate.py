@@ -112,7 +112,7 @@ def test_a_real_record_keeps_all_that_was_measured(slug):
     """Written as schema 1 would have held it and migrated again, it is what it was, but for fingerprints."""
     run = recorded(slug)
     again, _ = migrate_run(of_schema_1(run))
-    for m in run.everybody:
+    for m in (m for m in run.everybody if not m.earlier):
         other = again.measurement(m.name)
         for field in type(m).model_fields:
             if field == "resources" and m.resources:
@@ -169,7 +169,7 @@ def test_the_command_rewrites_every_record_and_nothing_else(tmp_path, capsys):
     assert [(m.number, m.name, m.file) for m in read_run(trial).steps] == [(0, "sdpa", None), (1, "late_wait", None)]
     assert json.loads(search.read_text())["schema"] == 2
     labels = json.loads(survey.read_text())
-    there = [step for step in STEPS if part_of(step.number).timed]  # the others came later
+    there = [step for step in STEPS if part_of(step.number).timed and step.number < 100]  # the others came later
     known = [s.label for s in (*there, *INSIDE) if s.name not in ("half_output", "half_query")]
     assert labels["steps"] == list(labels["compiled"]) == known
     assert labels["compiled"]["36 three_groups"]["sm_90"]["registers"] == OLD_NUMBERS.index("turns")

@@ -35,7 +35,7 @@ def test_written_and_read_it_is_the_same(tmp_path):
     assert set(step) >= {"speedup_vs_baseline", "speedup_vs_previous", "max_error", "reference_error", "correct"}
     assert set(step) >= {"key_changes", "resources", "file", "part", "fork", "inside"}
     assert set(step["latency_ms"]) == {"median", "low", "high", "rounds"}
-    assert set(step["speedup_vs_previous"]) == {"median", "low", "high", "verdict", "same_code"}
+    assert set(step["speedup_vs_previous"]) == {"median", "low", "high", "verdict", "same_code", "earlier"}
     assert f'\n  {{"number": {step["number"]}, "name"' in text  # a line for each
 
 
@@ -133,8 +133,11 @@ def test_the_best_is_the_earliest_that_noise_does_not_tell_from_the_fastest():
 
 @pytest.mark.parametrize("r", RECORDED, ids=lambda r: r.the_problem().slug)
 def test_recorded_figures_follow_from_the_recorded_rounds(r):
-    """Nobody typed a number: latencies, TFLOPS, speedups and verdicts are recomputed from the raw rounds."""
-    for m in (m for m in r.everybody if m.status == "measured"):
+    """Nobody typed a number: latencies, TFLOPS, speedups and verdicts are recomputed from the raw rounds.
+
+    What is of an earlier run was so when it was recorded; its rounds are no longer there.
+    """
+    for m in (m for m in r.everybody if m.status == "measured" and not m.earlier):
         mine = [x.latency_ms[m.name] for x in r.rounds]
         latency = timing.spread(mine)
         assert (latency.median, latency.low, latency.high) == pytest.approx(
@@ -144,12 +147,41 @@ def test_recorded_figures_follow_from_the_recorded_rounds(r):
         ratio = timing.speedup([x.latency_ms[PASSES[r.direction].baseline] for x in r.rounds], mine)
         assert ratio.median == pytest.approx(m.speedup_vs_baseline.median)
         assert timing.verdict(ratio) == m.speedup_vs_baseline.verdict
-        if m.speedup_vs_previous:
+        if m.speedup_vs_previous and not m.speedup_vs_previous.earlier:
             ratio = timing.speedup([x.latency_ms[m.previous] for x in r.rounds], mine)
             assert ratio.median == pytest.approx(m.speedup_vs_previous.median)
             same = same_code(m, r.measurement(m.previous))
             assert m.speedup_vs_previous.same_code == same
             assert m.speedup_vs_previous.verdict == ("same" if same else timing.verdict(ratio))
+
+
+def test_a_record_keeps_what_a_new_run_leaves_out():
+    """A step and a peer with their day, a ratio to a step that is no longer there; of another GPU nothing."""
+    old = run_of({"sdpa": 2.0, "one": 1.5, "two": 1.0, "three": 0.9})
+    ratio = speedup_of(timing.Spread(1.5, 1.4, 1.6), None, None)
+    old = old.model_copy(
+        update={
+            "date": "2026-01-01T00:00:00+00:00",
+            "steps": [m.model_copy(update={"speedup_vs_previous": ratio}) for m in old.steps],
+        }
+    )
+    new = run_of({"sdpa": 2.1, "two": 1.1})
+    new = new.model_copy(update={"steps": [m.model_copy(update={"speedup_vs_previous": None}) for m in new.steps]})
+    both = new.with_earlier(old)
+    assert [(m.name, m.earlier) for m in both.steps] == [
+        ("sdpa", None),
+        ("one", "2026-01-01"),
+        ("two", None),
+        ("three", "2026-01-01"),
+    ]
+    assert both.measurement("two").tflops == new.measurement("two").tflops
+    assert both.measurement("two").speedup_vs_previous == ratio.model_copy(update={"earlier": "2026-01-01"})
+    assert [m.name for m in both.by_speed()] == ["two"] and both.rounds == new.rounds
+    assert any("2026-01-01" in note and "one" in note and "three" in note for note in both.told)
+    again = run_of({"sdpa": 2.0, "three": 0.8}).with_earlier(both)
+    assert again.measurement("one").earlier == "2026-01-01" and again.measurement("two").earlier == new.day
+    elsewhere = old.model_copy(update={"machine": {**old.machine, "name": "another GPU"}})
+    assert new.with_earlier(elsewhere) == new
 
 
 def test_what_the_readme_speaks_of_is_recorded():
