@@ -32,6 +32,15 @@ class FakeCuda:
         self.launched.append((function.value, *rest[:7], rest[7].value, rest[8]))
         return self.statuses.pop(0) if self.statuses else 0
 
+    def cuLaunchKernelEx(self, config, function, addresses, extra):
+        told = config._obj
+        cluster = told.attributes.contents
+        self.launched.append(
+            (function.value, *told.grid, *told.block, told.stream, cluster.id, *cluster.value, addresses)
+        )
+        assert told.attribute_count == 1 and ctypes.sizeof(cluster) == 72 and ctypes.sizeof(told) == 56
+        return self.statuses.pop(0) if self.statuses else 0
+
     def cuGetErrorName(self, status, name):
         name._obj.value = b"CUDA_ERROR_OF_A_TEST"
         return 0
@@ -122,6 +131,16 @@ def test_tensors_at_known_places_are_not_described_again(run, cuda):
     (*first, a), (*_, b), (*_, c) = cuda.launched
     assert first[:7] == [99, 5, 1, 1, 32 * 12, 1, 1] and first[8] == 7
     assert a is c and a is not b
+
+
+def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
+    """``run`` makes PyTorch tell of stream 7. 4 is CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION."""
+    compiled, given = compiled_step(next(s for s in STEPS if s.name == "kv_multicast"), problem())
+    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
+    together = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=2)
+    together(*tensors(*PLACES))
+    [(*told, _)] = cuda.launched
+    assert told == [99, 6, 1, 1, 32 * compiled.metadata.num_warps, 1, 1, 7, 4, 2, 1, 1]
 
 
 def test_places_without_end_are_not_all_kept(run, cuda, monkeypatch):
