@@ -270,14 +270,14 @@ class Run(_Record):
         """This run, and what an earlier record of the same problem holds that it leaves out.
 
         Steps and peers keep their figures, and the ratios of their own rounds; a step keeps its ratio to the previous
-        one where this run leaves out that. A record of another GPU adds nothing.
+        one where this run leaves out that, and its counters. A record of another GPU adds nothing.
         """
         if record.machine["name"] != self.machine["name"]:
             return self
         here = {m.name for m in self.everybody}
         all_of = {}
         for kind in ("steps", "inside", "peers"):
-            all_of[kind], before = [_with_ratio(m, record) for m in getattr(self, kind)], None
+            all_of[kind], before = [_completed(m, record) for m in getattr(self, kind)], None
             for m in getattr(record, kind):
                 if m.name not in here and m.status == "measured":
                     at = next((n for n, other in enumerate(all_of[kind], 1) if other.name == before), 0)
@@ -306,15 +306,20 @@ class Run(_Record):
         return any(m.status == "measured" for m in self.steps)
 
 
-def _with_ratio(m: Measurement, record: Run) -> Measurement:
-    """A measurement; where its rounds lack the previous step, with the ratio to that which ``record`` holds."""
+def _completed(m: Measurement, record: Run) -> Measurement:
+    """A measurement with what ``record`` holds, too: the ratio to a previous step that its own rounds lack, and, of
+    the same machine code, counters where none were read.
+    """
     before = record.measurement(m.name)
-    if m.status != "measured" or m.speedup_vs_previous or not (before and before.speedup_vs_previous):
+    if before is None or m.status != "measured":
         return m
-    ratio = before.speedup_vs_previous
-    return m.model_copy(
-        update={"speedup_vs_previous": ratio.model_copy(update={"earlier": ratio.earlier or record.day})}
-    )
+    more = {}
+    if before.speedup_vs_previous and not m.speedup_vs_previous:
+        ratio = before.speedup_vs_previous
+        more["speedup_vs_previous"] = ratio.model_copy(update={"earlier": ratio.earlier or record.day})
+    if m.counters is None and same_code(m, before):
+        more["counters"] = before.counters
+    return m.model_copy(update=more)
 
 
 def split(rounds: Sequence[Round], name: str, other: str) -> tuple[float, float] | None:

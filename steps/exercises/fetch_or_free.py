@@ -45,7 +45,73 @@ EXERCISE = InKernel(
         {"heads": 2, "kv_heads": 1, "head_dim": 128, "dtype": "bfloat16"},
     ),
     lengths=(400, 520),
-    hints=(),
+    typical=(
+        # --- in the source ---
+        (
+            r"# source(?!.*fetch_for_both)",
+            "Nobody asks for the tile: `fetch_for_both` is not called.",
+        ),
+        (
+            r"# source(?!.*if asks)",
+            "Both producers ask for the same tile, each for both CTAs, so every place is filled twice. Only the one "
+            "that `asks` may call `fetch_for_both`.",
+        ),
+        (
+            r"a deadlock.*# source(?!.*tell_the_other)",
+            "The producer that asks waits until the other CTA's place is free, and nobody tells it. The one that does "
+            "not ask must arrive at `there` of the other CTA.",
+        ),
+        # --- not in order ---
+        (
+            r"(race on tiles|more arrivals).*# source(?!.*wait\(there)",
+            "The copy fills the place of both CTAs. The producer that asks knows only of its own place that it is "
+            "free: it must also wait for `there`, at which the other one tells.",
+        ),
+        (
+            r"(race on tiles|more arrivals).*# source.*tell_the_other(?!.*fetch_for_both).*wait\(free",
+            "The other CTA is told that the place is free before it is: the wait for `free` must stand in front of "
+            "`tell_the_other`.",
+        ),
+        (
+            r"(race on tiles|more arrivals).*# source(?!.*wait\(free)",
+            "A tile is announced for a place whose last tile is still there: both producers must wait until the place "
+            "of their own CTA is free.",
+        ),
+        # --- nobody can go on ---
+        (
+            r"a deadlock.*1 of 1 arrivals missing, -\d+ bytes missing",
+            "A tile came to a CTA that had not announced it. The copy brings bytes to both, and each CTA announces to "
+            "its own `ready` what it gets.",
+        ),
+        (
+            r"a deadlock.*barriers.there\[\d\] with parity 1 \(1 phases",
+            "The first wait for `there` passes at once, and so each later one waits for a phase too many. A fresh "
+            "`free` counts as free; a fresh `there` does not, because the other CTA tells of the first use, too.",
+        ),
+        (
+            r"a deadlock.*barriers.there\[\d\] with parity",
+            "A producer waits for `there`, and nobody arrives there. The barrier is that of the CTA that asks, so it "
+            "takes `tell_the_other`, an arrival at a barrier of the other CTA.",
+        ),
+        (
+            r"a deadlock",
+            "Go through the four questions for each producer: is its own place free, what does it announce, whom does "
+            "it wait for, and whom does it tell?",
+        ),
+        (
+            r"race on tiles|more arrivals",
+            "A place is filled while somebody may still read it. A copy to both may begin only when both places are "
+            "free.",
+        ),
+    ),
+    hints=(
+        "A copy to both needs two places that are free and two barriers that count bytes. What can each producer see "
+        "by itself, and what must it be told?",
+        "Both producers wait for `free` of their own CTA, and both announce the bytes to their own `ready`. Only then "
+        "does the one that does not ask tell the other. The one that asks waits for that before the copy.",
+        "The wait for `free` has the parity turn // STAGES & 1 ^ 1, so that it passes at once in the first round. The "
+        "wait for `there` has the parity turn // STAGES & 1: the other CTA tells in the first round, too.",
+    ),
     solution="""
 def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
     stage = turn % STAGES
@@ -58,11 +124,11 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
         tell_the_other(there.index(stage))
 """,
     wrong=(
-        Wrong("the other's place is not waited for", "XX", old=OTHERS_WAIT, new=""),
-        Wrong("nobody tells", "XX", old=TELLS, new="        pass\n"),
+        Wrong("the other's place is not waited for", "it must also wait for `there`", old=OTHERS_WAIT, new=""),
+        Wrong("nobody tells", "nobody tells it", old=TELLS, new="        pass\n"),
         Wrong(
             "tells before its own place is free",
-            "XX",
+            "before it is",
             source="""
 def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
     stage = turn % STAGES
@@ -77,10 +143,10 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
         announce(ready, ring, stage)
 """,
         ),
-        Wrong("its own place is not waited for", "XX", old=OWN_WAIT, new=""),
+        Wrong("its own place is not waited for", "the place of their own CTA", old=OWN_WAIT, new=""),
         Wrong(
             "only who asks waits and announces",
-            "XX",
+            "had not announced it",
             source="""
 def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
     stage = turn % STAGES
@@ -96,7 +162,7 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
         ),
         Wrong(
             "both ask",
-            "XX",
+            "Both producers ask",
             source="""
 def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
     stage = turn % STAGES
@@ -107,16 +173,18 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
         ),
         Wrong(
             "the wait for the other is passable at first",
-            "XX",
+            "waits for a phase too many",
             old="there.index(stage), turn // STAGES & 1)",
             new="there.index(stage), turn // STAGES & 1 ^ 1)",
         ),
         Wrong(
-            "tells the barrier of the place at once, and waits for itself",
-            "XX",
+            "arrives at its own barrier",
+            "must arrive at `there` of the other CTA",
             old="tell_the_other(there.index(stage))",
             new="mbarrier.arrive(there.index(stage), count=1)",
         ),
     ),
-    debrief="",
+    debrief="A place that a copy to both fills has two owners. Who asks waits for both, and who does not ask tells "
+    "only once its place is free and its bytes are announced. So the two CTAs can never be further apart than their "
+    "ring is long.",
 )

@@ -221,7 +221,8 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
     PARTS: gl.constexpr = variant.parts
     stage = turn % variant.query_stages
     ready = barriers.query_ready.index(stage)
-    mbarrier.expect(ready, PARTS * variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
+    mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(PARTS):
         at = [batch, head, own_row(row, turn, part, variant), 0]
         tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))

@@ -57,7 +57,7 @@ class HopperStep(TmaStep):
         """
         v = self.variant(problem)
         queries = ROWS * v.head_dim // (2 if v.half_query else 1)
-        read = v.tile.query // ROWS * (2 * v.tile.key * v.head_dim + queries)
+        read = v.parts * v.rows // ROWS * (2 * v.tile.key * v.head_dim + queries)
         copied = 2 * v.tile.key * v.head_dim
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 

@@ -75,9 +75,13 @@ def test_records_say_of_which_machine_and_hold_what_they_claim():
             events = [event for event in found.events if event[0] == role]
             assert all(begin <= end for *_, begin, end in events)
             assert all(before[4] <= after[3] for before, after in itertools.pairwise(events))
-    [machine] = recorded_physics(RESULTS)
-    loads = {(load.name, load.inputs): load for load in machine.loads}
-    assert len(loads) == 6 and all(load.sustained.clock_ghz < load.rested_ghz for load in loads.values())
+    machines = recorded_physics(RESULTS)
+    assert len({machine.machine["slug"] for machine in machines}) == len(machines)
+    for machine in machines:
+        loads = {(load.name, load.inputs): load for load in machine.loads}
+        assert len(loads) == 6
+        limited = [load for (_, inputs), load in loads.items() if inputs == "random"]  # zeros need not reach the limit
+        assert all(load.sustained.clock_ghz < load.rested_ghz for load in limited)
 
 
 @pytest.fixture

@@ -47,12 +47,18 @@ ONLY_SPEED = "it decides who goes first, which changes no number"
 AGAIN = "this tile was waited for before: the wait holds the compiler's order"
 VALUES_FIRST = "the producer asks for the values before it first, and waits there until the other part has come as far"
 QUERIES_FIRST = "the queries were waited for, and their place is free only when the other part has read all keys before"
+MEETING = "where the CTAs meet, a fence of its own tells the other one, and TMA, of the barriers"
+PASSED_OVER = "in front of the tiles that a part passes over its last product was waited for"
 NO_SHORTER_PART = "with tiles of keys as long as those of queries, no part ends before the block does: it does not run"
 
 
 def skips(variant) -> bool:
     """Whether a part passes over a last tile of keys that only later parts see; the kernel's text says so, at least."""
-    return variant.own_end and not variant.diagonal_first
+    return variant.own_end and not variant.diagonal_first and variant.most_over <= 1
+
+
+def in_pairs(variant) -> bool:
+    return getattr(variant, "neighbours", 1) > 1
 
 
 def skips_none(variant) -> bool:
@@ -87,6 +93,13 @@ HARMLESS = [
     Harmless(AGAIN, VALUE_READY, number=1, kernels=lambda v: v.late_wait),
     Harmless(VALUES_FIRST, KEY_READY, number=1, kernels=skips),
     Harmless(QUERIES_FIRST, KEY_READY, number=1, kernels=lambda v: v.diagonal_first),
+    Harmless(MEETING, "fence_async_shared()", number=1, kernels=in_pairs),
+    Harmless(
+        PASSED_OVER,
+        "accumulator = warpgroup_mma_wait(1, deps=[accumulator])",
+        (WITHOUT, ONE_MORE),
+        kernels=lambda v: in_pairs(v) and v.most_over > 1,
+    ),
     *(Harmless(NO_SHORTER_PART, its, number=1, kernels=skips_none) for its in (KEY_FREE, VALUE_READY, VALUE_FREE)),
 ]
 
