@@ -73,14 +73,14 @@ def test_mma_sync_has_a_rate_of_its_own_on_hopper():
 
 
 def test_the_rates_of_the_model_are_what_a_kernel_reaches_that_does_nothing_else():
-    [physics] = recorded_physics(RESULTS)
-    rates = ARCHITECTURES[physics.machine["arch"]]
-    assert 0.97 < physics.rate("mma_sync") / rates.mma_sync_flops < 1
-    for columns in (64, 128, 256):
-        for place in ("ss", "rs"):
-            assert 0.99 < physics.rate(f"wgmma_{place}_n{columns}") / rates.tensor_flops <= 1
-    assert 0.99 < physics.rate("ex2") / rates.mufu <= 1
-    assert 0.9 < physics.rate("fma") / rates.fp32 <= 1
+    for physics in recorded_physics(RESULTS):
+        rates = ARCHITECTURES[physics.machine["arch"]]
+        assert 0.97 < physics.rate("mma_sync") / rates.mma_sync_flops < 1
+        for columns in (64, 128, 256):
+            for place in ("ss", "rs"):
+                assert 0.99 < physics.rate(f"wgmma_{place}_n{columns}") / rates.tensor_flops <= 1
+        assert 0.99 < physics.rate("ex2") / rates.mufu <= 1
+        assert 0.9 < physics.rate("fma") / rates.fp32 <= 1
 
 
 def test_cycles_are_what_a_prediction_is_of_where_the_clock_was_read():
@@ -196,8 +196,8 @@ def test_a_block_begins_and_ends_where_an_sm_holds_no_other():
     alone = limit(FULL, resources(blocks_per_sm=1, blocks=10), rich)
     assert alone.seconds == without.seconds + 5 * clocks and alone.units == without.units
     assert limit(FULL, resources(blocks=10), rich).seconds == limit(FULL, resources(), rich).seconds
-    physics = next(iter(recorded_physics(RESULTS)))
-    assert physics.rate("block") == pytest.approx(1 / clocks, rel=1e-3)
+    least = min(1 / physics.rate("block") for physics in recorded_physics(RESULTS))  # of all machines recorded
+    assert least == pytest.approx(clocks, rel=1e-3)
 
 
 @pytest.mark.parametrize(
