@@ -1,9 +1,9 @@
 """Trial: what the way of keys and values to shared memory costs, in time and in energy.
 
-Every block fetches all keys and values of its head through L2. At head_dim 128 that is a byte for every 128 operations,
-or some 5 TB/s at the speed of step at_maxima. Here the producer fetches only every second or fourth tile, and else says
-that the tile is there: what then stands in its place is multiplied once more. What is computed is wrong, and the time
-and energy are what a kernel would take at best that fetched less: blocks in a cluster that share what TMA brings, say.
+Every block fetches all keys and values of its head through L2: a byte for every 128 operations. Here the producer
+fetches only every second or fourth tile, and else says that the tile is there: what then stands in its place is
+multiplied once more. What is computed is wrong, and the time and energy are what a kernel would take at best that
+fetched less: blocks in a cluster that share what TMA brings, say.
 """
 
 from __future__ import annotations

@@ -505,6 +505,19 @@ def test_some_steps_alone_take_the_load_that_goes_on():
     assert run.measurement("exp2").sustained and run.ceiling.sustained
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--sustained-steps", "exp2"], "argument --sustained-steps: says which steps --sustained measures"),
+        (["--sustained", "--sustained-steps", "exp3"], "argument --sustained-steps: step must be a number or name"),
+    ],
+)
+def test_steps_that_cannot_go_on_are_refused(arguments, told, tmp_path):
+    status, _, err = call("--seq-len", 64, "--device", "cpu", *arguments, "--output-dir", tmp_path)
+    assert status == 2 and err.startswith(f"steps.run: {told}") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_who_fails_in_the_load_that_goes_on_keeps_its_rounds():
     run = timed({"mma": 6, "sdpa": 6}, sustained=2)
     for name in ("mma", "sdpa"):
