@@ -30,14 +30,16 @@ class HopperGradients(GradientStep, FusedStep):
     256 shared memory has no room for dQ, and it is added by fours in place of a reduction.
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
+    spread: without a mask, each block begins with another tile of queries. Not for blocks in turn.
 
-    Raises ValueError for blocks in turn whose warp groups compute together.
+    Raises ValueError for blocks in turn whose warp groups compute together, or that begin with different tiles.
     """
 
     under_way: bool = hole(default=False)
     adding: Adding = hole(default="pairs")
     parts: Literal[1, 2] = hole(default=1)
     in_turn: bool = hole(default=False)
+    spread: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -48,6 +50,8 @@ class HopperGradients(GradientStep, FusedStep):
     def __post_init__(self):
         if self.in_turn and self.parts == 1:
             raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
+        if self.in_turn and self.spread:
+            raise ValueError("in_turn takes spread=False: blocks in turn all begin with the first tile")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -79,7 +83,14 @@ class HopperGradients(GradientStep, FusedStep):
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        return make_variant(self.under_way, self.adding, self.parts, self.in_turn, problem)
+        return make_variant(
+            problem,
+            under_way=self.under_way,
+            adding=self.adding,
+            parts=self.parts,
+            in_turn=self.in_turn,
+            spread=self.spread,
+        )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)

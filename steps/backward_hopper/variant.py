@@ -37,6 +37,7 @@ class Variant:
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
     in_turn: bool
+    spread: bool  # each block begins with the tile of queries that lies beside its keys
 
     @property
     def warps(self) -> int:
@@ -151,7 +152,9 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
     return rule_for("hopper_apart" if parts > 1 else "hopper_together", problem, DEFAULT_ARCH)
 
 
-def make_variant(under_way: bool, adding: Adding, parts: int, in_turn: bool, problem: Problem) -> Variant:
+def make_variant(
+    problem: Problem, *, under_way: bool, adding: Adding, parts: int, in_turn: bool, spread: bool
+) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
     if problem.head_dim == 256 and adding == "reduction":
@@ -166,4 +169,5 @@ def make_variant(under_way: bool, adding: Adding, parts: int, in_turn: bool, pro
         adding=adding,
         parts=parts,
         in_turn=in_turn,
+        spread=spread and not problem.causal,
     )

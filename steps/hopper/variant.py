@@ -161,7 +161,12 @@ class Variant:
     @property
     def most_over(self) -> int:
         """Of the tiles of keys that a block visits, or a pair, how many at most a part passes over at its end."""
-        return -(-(self.tile.query - self.rows) // self.tile.key) if self.own_end else 0
+        if not self.own_end:
+            return 0
+        query, key = self.tile.query, self.tile.key
+        # After so many tiles of queries their ends stand to those of tiles of keys as for the first.
+        firsts = range(0, query * key, query)
+        return max(-(-(first + query) // key) - -(-(first + self.rows) // key) for first in firsts)
 
     @property
     def listeners(self) -> int:

@@ -91,7 +91,7 @@ HARMLESS = [
     Harmless(ONLY_SPEED, TURNS),
     Harmless(ONLY_SPEED, TURNS, (OTHER_PARITY,), kernels=lambda v: v.parts == 2),  # of three, nobody would begin
     Harmless(AGAIN, VALUE_READY, number=1, kernels=lambda v: v.late_wait),
-    Harmless(VALUES_FIRST, KEY_READY, number=1, kernels=skips),
+    Harmless(VALUES_FIRST, KEY_READY, number=1, kernels=lambda v: skips(v) and not in_pairs(v)),
     Harmless(QUERIES_FIRST, KEY_READY, number=1, kernels=lambda v: v.diagonal_first),
     Harmless(MEETING, "fence_async_shared()", number=1, kernels=in_pairs),
     Harmless(
@@ -111,6 +111,7 @@ ELSEWHERE = {
     "own_end": [(64, True), (128, True), (256, True)],
     "room": [(256, True)],
     "at_maxima": [(64, True), (128, True), (128, False), (256, True)],
+    "kv_multicast": [(64, True), (128, True)],
     "lean_sum": [(64, True), (128, True)],
     "hopper_window": [],  # without a window its kernel is that of at_maxima
     "diagonal_first": [(256, True)],
