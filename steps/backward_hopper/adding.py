@@ -12,13 +12,17 @@ from steps.backward_hopper.pipeline import position
 
 @gluon.jit
 def add_to_query(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums.
+
+    TMA adds nothing of a turn below 0. Warps do not ask: ptxas would put a wait for all products in front of a branch.
+    """
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
     head, i = position(work, turn, variant)
     first_row = i * variant.tile.query + (part * ROWS if variant.rows_apart else 0)
     first_column = 0 if variant.rows_apart else part * COLUMNS
     if variant.adding == "reduction":
+        first_row = padded if turn < 0 else first_row  # TMA drops rows past the end
         place = tiles.d_query.index(part)
         tma.store_wait(0)
         place.reshape([ROWS, COLUMNS]).store(d_query)

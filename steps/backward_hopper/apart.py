@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
 from steps.backward_hopper.in_turn import await_own_turn, pass_on
-from steps.backward_hopper.pipeline import await_tile, position
+from steps.backward_hopper.pipeline import await_tile, pass_turn, position, take_turn
 
 
 @gluon.jit
@@ -45,25 +45,19 @@ def consume_apart(
     first_key = work.key_row + part * KEYS
     d_key = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
-    d_query = gl.full([variant.query_rows, variant.query_columns], 0.0, gl.float32, variant.query_sums)
     turns = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_ready.index(0), 0)
     for turn in range(turns):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
-        # --- scores; under them dQ of two turns ago is added ---
+        # --- the weights again, and dV ---
         await_tile(barriers.query_ready, turn, variant.stages)
         scores = issue_side(keys, query, variant)
-        if turn > 1:
-            if variant.in_turn:
-                await_own_turn(Turns, turn - 2, work, part, variant)
-            add_to_query(d_query, arrays, tiles, turn - 2, work, padded, part, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
-
-        # --- the weights again, and dV ---
         scores = warpgroup_mma_wait(1, deps=[scores])
+        take_turn(barriers, turn, part, variant)
         weights = weigh(scores, number_of(tiles.lse, turn, variant), first_key, i, scale, work, variant)
         factor = gl.convert_layout(weights.to(dtype), variant.factor)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
@@ -75,22 +69,23 @@ def consume_apart(
         tiles.d_scores.index(turn & 1).slice(part * KEYS, KEYS, 0).store(d_scores)
         fence_async_shared()
         mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+        pass_turn(barriers, part, variant)
 
-        # --- dK, and dQ of the turn before ---
-        d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
+        # --- dQ of the turn before, and dK; under dK's product dQ is added ---
         mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
         d_query = issue_part_of_d_query(tiles, turn + 1, part, variant)
-        d_value = warpgroup_mma_wait(2, deps=[d_value])
+        d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
+        d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
-        d_key, d_query = warpgroup_mma_wait(0, deps=[d_key, d_query])
-        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
         mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
+        if variant.in_turn:  # noqa: SIM102
+            if turn > 0:
+                await_own_turn(Turns, turn - 1, work, part, variant)
+        add_to_query(d_query, arrays, tiles, turn - 1, work, padded, part, variant)
+        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
 
-    # --- dQ of the last turns ---
-    if turns > 1:
-        if variant.in_turn:
-            await_own_turn(Turns, turns - 2, work, part, variant)
-        add_to_query(d_query, arrays, tiles, turns - 2, work, padded, part, variant)
+    # --- dQ of the last turn ---
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])

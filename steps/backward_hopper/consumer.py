@@ -117,26 +117,20 @@ def one_by_one(arrays, tiles, barriers, work, scale, padded, variant: gl.constex
 def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexpr):
     """As ``one_by_one``, with products under way while others are waited for.
 
-    The exponentials run under the product for the weights' gradient, dS under dV. dQ of a turn is added in the next,
-    under the scores; in the first turn zeros are.
+    The exponentials run under the product for the weights' gradient, dS under dV, and dQ is added under dK.
     """
     dtype: gl.constexpr = tiles.key.dtype
     keys, values = keys_of(tiles.key, variant), keys_of(tiles.value, variant)
     d_key = gl.full([variant.tile.key, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([variant.tile.key, variant.head_dim], 0.0, gl.float32, variant.sums)
-    d_query = gl.full([variant.tile.query, variant.head_dim], 0.0, gl.float32, variant.query_sums)
-    turns = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_ready.index(0), 0)
-    for turn in range(turns):
+    for turn in range(variant.group_size * work.a_head):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
-        # --- scores, and dQ of the turn before ---
+        # --- the weights again, and dV ---
         await_tile(barriers.query_ready, turn, variant.stages)
         scores = issue_side(keys, query, variant)
-        add_to_query(d_query, arrays, tiles, gl.maximum(turn - 1, 0), work, padded, 0, variant)
-
-        # --- the weights again, and dV ---
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -152,11 +146,10 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_query, d_value = warpgroup_mma_wait(1, deps=[d_query, d_value])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
+        add_to_query(d_query, arrays, tiles, turn, work, padded, 0, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         barrier()  # dK's product began before all warps last met: the compiler takes it for over
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
-    if turns > 0:
-        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, 0, variant)
     return d_key, d_value
 
 

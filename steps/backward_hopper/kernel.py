@@ -54,6 +54,7 @@ def fmha_backward(
         barrier_ring(2, PARTS),
         barrier_ring(2, PARTS),
         barrier_ring(2, PARTS),
+        barrier_ring(2, 1),
     )
     fence_async_shared()  # TMA sees the barriers
 

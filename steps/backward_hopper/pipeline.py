@@ -49,6 +49,7 @@ class Barriers(NamedTuple):
 
     d_scores_ready, d_scores_free: between parts, when all have written their dS, and when all have multiplied it.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
+    turns: a part's completes when it is its turn to compute weights.
     """
 
     keys_ready: object
@@ -59,6 +60,7 @@ class Barriers(NamedTuple):
     d_scores_ready: object
     d_scores_free: object
     done: object
+    turns: object
 
 
 class Work(NamedTuple):
@@ -79,13 +81,34 @@ class Work(NamedTuple):
 
 
 @gluon.jit
+def place_in_section(seq_len_q, variant: gl.constexpr):
+    """(tile of keys, kv head, batch) of this block, where blocks are numbered in sections.
+
+    A GPU starts blocks in the order of their numbers. The kv heads of all batches are cut into sections, of which L2
+    holds Q, dO and the sums for dQ. Of a section all blocks with the first keys begin: under a causal mask they are the
+    longest. The blocks with the last keys end it.
+    """
+    A_QUERY: gl.constexpr = variant.group_size * variant.head_dim * variant.bytes_in_section
+    tiles, kv_heads = gl.num_programs(0), gl.num_programs(1)
+    number = gl.program_id(0) + tiles * (gl.program_id(1) + kv_heads * gl.program_id(2))
+    section = gl.maximum(1, variant.section_bytes // (seq_len_q * A_QUERY))
+    first = number // (tiles * section) * section
+    width = gl.minimum(section, kv_heads * gl.num_programs(2) - first)
+    n = number - first * tiles
+    line = first + n % width
+    return n // width, line % kv_heads, line // kv_heads
+
+
+@gluon.jit
 def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     """The work of this block."""
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
-    j = gl.program_id(0)
+    j, kv_head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
         j = gl.num_programs(0) - 1 - j
+    if variant.sections:
+        j, kv_head, batch = place_in_section(seq_len_q, variant)
     tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -94,7 +117,7 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
         cut = gl.minimum(tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
         cut = tiles
-    return Work(j * TILE_KEY, gl.program_id(1), gl.program_id(2), heads, batches, seq_len_kv, first, tiles - first, cut)
+    return Work(j * TILE_KEY, kv_head, batch, heads, batches, seq_len_kv, first, tiles - first, cut)
 
 
 @gluon.jit
@@ -124,6 +147,21 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 def await_tile(ready, turn, stages: gl.constexpr):
     """Wait until TMA has brought the turn-th tile of a ring."""
     mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+
+
+@gluon.jit
+def take_turn(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
+    """Wait until the other part has computed its dS. Part 0 begins."""
+    if variant.alternate:
+        FIRST: gl.constexpr = 1 if part == 0 else 0
+        mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)
+
+
+@gluon.jit
+def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+    """Let the other part compute weights."""
+    if variant.alternate:
+        mbarrier.arrive(barriers.turns.index(1 - part), count=1)
 
 
 @gluon.jit

@@ -31,8 +31,10 @@ class HopperGradients(GradientStep, FusedStep):
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
     spread: without a mask, each block begins with another tile of queries. Not for blocks in turn.
+    sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first.
+    alternate: warp groups that are apart compute weights and dS one at a time. Takes parts that are apart.
 
-    Raises ValueError for blocks in turn whose warp groups compute together, or that begin with different tiles.
+    Raises ValueError for values that do not go together.
     """
 
     under_way: bool = hole(default=False)
@@ -40,6 +42,8 @@ class HopperGradients(GradientStep, FusedStep):
     parts: Literal[1, 2] = hole(default=1)
     in_turn: bool = hole(default=False)
     spread: bool = hole(default=False)
+    sections: bool = hole(default=False)
+    alternate: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -50,8 +54,12 @@ class HopperGradients(GradientStep, FusedStep):
     def __post_init__(self):
         if self.in_turn and self.parts == 1:
             raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
-        if self.in_turn and self.spread:
-            raise ValueError("in_turn takes spread=False: blocks in turn all begin with the first tile")
+        if self.in_turn and (self.spread or self.sections):
+            raise ValueError("in_turn takes spread=False and sections=False: blocks in turn have an order of their own")
+        if self.parts > 1 and self.adding != "reduction":
+            raise ValueError(f"parts=2 takes adding='reduction', got {self.adding!r}")
+        if self.alternate and self.parts == 1:
+            raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -90,6 +98,8 @@ class HopperGradients(GradientStep, FusedStep):
             parts=self.parts,
             in_turn=self.in_turn,
             spread=self.spread,
+            sections=self.sections,
+            alternate=self.alternate,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:

@@ -17,6 +17,7 @@ WARPS = 8  # that compute: two warp groups
 ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
+SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums for dQ, of heads whose blocks run together; L2 of an H100 has 50 MiB
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -38,6 +39,8 @@ class Variant:
     parts: int  # that compute for themselves, of WARPS / parts warps each
     in_turn: bool
     spread: bool  # each block begins with the tile of queries that lies beside its keys
+    sections: bool  # blocks are numbered in sections of heads, the longest first
+    alternate: bool  # of the parts, one at a time computes weights and dS
 
     @property
     def warps(self) -> int:
@@ -73,6 +76,16 @@ class Variant:
     def stages(self) -> int:
         """Places of tiles of Q, and of dO."""
         return STAGES
+
+    @property
+    def section_bytes(self) -> int:
+        """Of a section's Q, dO and sums for dQ."""
+        return SECTION_BYTES
+
+    @property
+    def bytes_in_section(self) -> int:
+        """That a number of Q takes there, with one of dO and one of the sums."""
+        return 2 * BYTES_PER_ELEMENT + 4
 
     @property
     def budgets(self) -> list[int]:
@@ -153,7 +166,15 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
 
 
 def make_variant(
-    problem: Problem, *, under_way: bool, adding: Adding, parts: int, in_turn: bool, spread: bool
+    problem: Problem,
+    *,
+    under_way: bool,
+    adding: Adding,
+    parts: int,
+    in_turn: bool,
+    spread: bool,
+    sections: bool,
+    alternate: bool,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
@@ -170,4 +191,6 @@ def make_variant(
         parts=parts,
         in_turn=in_turn,
         spread=spread and not problem.causal,
+        sections=sections and problem.causal,
+        alternate=alternate,
     )

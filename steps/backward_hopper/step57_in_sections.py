@@ -1,0 +1,22 @@
+"""Step 57: the longest blocks begin first.
+
+Under a causal mask the block with the first keys has as many turns as there are tiles of queries, and that with the
+last keys one or two. A GPU starts blocks in the order of their numbers, head after head so far: near the end of the
+kernel long blocks begin, while other SMs have nothing left to do. This counts the more the fewer blocks there are: with
+short sequences, and with few kv heads. Here the blocks of several heads are a section, and of a section the longest
+begin. A section is as large as L2 allows, where its blocks find Q, dO and the sums for dQ.
+
+Without a mask all blocks are as long, and nothing changes.
+"""
+
+from steps.backward_hopper import step56_spread
+from steps.core.problems import HEADLINE
+
+STEP = step56_spread.STEP.evolve(
+    number=57,
+    name="in_sections",
+    title="Longest blocks first, in sections of heads",
+    change="Under a causal mask, the longest blocks of several heads begin before their shorter ones.",
+    default_problem=HEADLINE,
+    sections=True,
+)
