@@ -1,7 +1,7 @@
 """Step 51: products under way while others are waited for.
 
 The five products of a turn depend on each other only in part. The weights' gradient is begun with the scores, and runs
-under the exponentials; dS is computed under dV; and dQ of a turn is added in the next, under that turn's scores.
+under the exponentials. dS is computed under dV. And dQ is added while dK is computed.
 """
 
 from steps.backward_hopper import step50_on_its_side

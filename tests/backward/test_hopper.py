@@ -35,13 +35,17 @@ def test_no_schedule_brings_a_mistake_to_light(step, shape):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
-def test_products_stay_under_way_in_the_machine_code(step, head_dim):
-    """Where ptxas cannot prove an order it waits behind every instruction of a product."""
+def test_ptxas_adds_no_wait_for_products(step, head_dim):
+    """It does where it cannot prove that registers which a product writes are not in use: then nothing is under way.
+
+    Seen of dQ, where it was kept from one turn to the next and read under other products.
+    """
     shape = standard(head_dim=head_dim, causal=True)
     if reason := step.unsupported(shape, "sm_90"):
         pytest.skip(reason)
-    sass = str(step.compile(shape).sass)
-    assert len(re.findall(r"\bWARPGROUP.DEPBAR", sass)) < len(re.findall(r"\bHGMMA", sass)) / 2
+    compiled = step.compile(shape)
+    asked = compiled.ptx.count("wgmma.wait_group")
+    assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked
 
 
 IN_TURN = [
