@@ -13,6 +13,8 @@ import itertools
 import os
 import shlex
 import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -417,14 +419,25 @@ def _progress(console):
     class Shown(Listener):
         task = None
 
+        def __init__(self):
+            self.begun = [("starting", time.perf_counter())]  # what, and since when
+
         def total(self, actions):
             self.task = bar.add_task("starting", total=actions)
 
         def doing(self, what):
+            self.begun.append((what, time.perf_counter()))
             bar.update(self.task, description=what)
 
         def done(self, what):
             bar.advance(self.task)
+
+        def seconds(self) -> str:
+            """How long each kind of action took so far, in one line."""
+            took = Counter()
+            for (what, since), (_, until) in itertools.pairwise([*self.begun, ("", time.perf_counter())]):
+                took[what.split()[0].strip(",")] += until - since
+            return "Seconds: " + ", ".join(f"{kind} {seconds:.0f}" for kind, seconds in took.items()) + "."
 
     return bar, Shown()
 
@@ -568,7 +581,7 @@ def measure_all(
         record = make_console(file=io.StringIO())
         show_run(record, result, recorded)
         show_run(console, result, recorded)
-        log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{output}"
+        log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()}\n{output}"
         try:
             folder = write_results(result, interrupted, options.output_dir, recorded, log)
         except OSError as error:  # a full disk, say: what was there before is still whole
