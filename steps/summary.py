@@ -25,6 +25,7 @@ from tutorial_lib.results import (
     Measurement,
     Run,
     earliest_within_noise,
+    of_every_part,
     of_one_machine,
     recorded_opinions,
     recorded_physics,
@@ -108,6 +109,7 @@ def lengths(causal: bool = True) -> Page:
     """Recorded TFLOPS over sequence length."""
     family = dataclasses.replace(HEADLINE, causal=causal).family
     runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem().family == family]
+    runs = of_every_part(runs)
     return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
 
 

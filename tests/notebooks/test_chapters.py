@@ -4,13 +4,22 @@ import re
 
 import pytest
 
-from steps import STEPS, chapters
+from steps import GRADIENTS, PAGED, PARALLEL, STEPS, chapters
 from steps.core.ladder import part_of
 from tutorial_lib import notebooks
 from tutorial_lib.course import TABLE, chapters_of, read_course
 
 SOURCES = notebooks.sources()
-WITH_CHAPTERS = [step for step in STEPS[1:] if part_of(step.number).timed]  # the others share chapters
+SHARING = {
+    "backward",
+    "backward_hopper",
+    "blackwell",
+    "cdna",
+    "parallel",
+    "everyday",
+}  # parts whose steps share chapters
+SHARED = [s for s in (*STEPS, *GRADIENTS[1:], *PAGED, *PARALLEL) if part_of(s.number).name in SHARING]
+WITH_CHAPTERS = [step for step in STEPS[1:] if step not in SHARED]
 SOURCE = notebooks.NOTEBOOKS / "source"
 COMMITTED = notebooks.NOTEBOOKS / notebooks.LIST
 ITEM = re.compile(r"^(?P<mark>\d+\.|-) \[(?P<heading>.*)\]\((?P<name>\w+)\.ipynb\)(?P<from>.*)$", re.MULTILINE)
@@ -49,6 +58,16 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
 def test_every_step_has_its_chapter():
     of_steps = {f"{s.number:02}_{s.name}" for s in WITH_CHAPTERS}
     assert of_steps <= {path.stem for path in SOURCES}
+
+
+def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
+    """By its name or its number in the text, or by its number in the heading."""
+    text = " ".join(path.read_text() for path in SOURCES)
+    ranges = [n for path in SOURCES for n in re.findall(r"(\d+)(?: to (\d+))?", notebooks.heading(path).split(":")[0])]
+    headed = {n for first, last in ranges for n in range(int(first), int(last or first) + 1)}
+    named = {word.lower() for word in re.findall(r"(?i)\bsteps?\s+(\w+)", text)}
+    assert SHARED
+    assert [s.label for s in SHARED if s.number not in headed and not named & {s.name, str(s.number)}] == []
 
 
 @pytest.mark.parametrize("step", WITH_CHAPTERS, ids=lambda s: s.name)
