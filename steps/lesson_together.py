@@ -39,8 +39,8 @@ class LessonTogether(Lesson):
             return Page(f"{where} Not timed. What this chapter says of time is a model's word.**")
         on = f"{self.recorded.machine['name']}, {self.recorded.day}"
         return Page(
-            f"{where} Timings shown were recorded on {on}. What this chapter says of other numbers of GPUs, and of other "
-            "links, is a model's word.**"
+            f"{where} Timings shown were recorded on {on}. What this chapter says of other numbers of GPUs, and of "
+            "other links, is a model's word.**"
         )
 
     def _kernels(self) -> list[str | Html]:
@@ -111,15 +111,12 @@ class LessonTogether(Lesson):
         timed = [m for m in (*run.steps, *run.peers) if m.tflops]
         columns = [("", lambda m: m.label if m.number else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:]]
         columns.insert(3, ("by the model", self._share_by_the_model))
+        shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
         now = run.measurement(self.step.name)
         return Page(
             f"Recorded, not measured here: {tables.provenance(run)}, {len(run.rounds)} rounds. The ideal is one GPU "
             f"alone with the whole sequence, times {run.ranks}:",
-            pictures.bars(
-                {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1},
-                "% of ideal",
-                form="{:.0f}",
-            ),
+            pictures.bars(shares, "% of ideal", form="{:.0f}"),
             table([header for header, _ in columns], tables.rows(timed, columns)),
             f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**. "
             + self._scored(now.speedup_vs_previous.median),

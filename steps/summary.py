@@ -215,15 +215,16 @@ def trial(name: str) -> Page:
         return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
     where = f"Recorded: step {get_step(found.base).label}, {runs[0].machine['name']}, {runs[0].day}."
     if found.is_switch:
-        return Page(f"*{found.question}*", where, _switched(runs))
+        return Page(f"*{found.question}*", where, _switched(runs, name))
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
 
 
-def _switched(runs: list[Run]) -> str:
+def _switched(runs: list[Run], trial: str = "") -> str:
     """The table of a trial that was off and on, maybe for several steps; columns that no run can fill are left out."""
     rows = []
     for run, (off, on) in ((one, pair) for one in runs for pair in _pairs(one)):
-        problem = run.the_problem().describe() + (f", {off.name}" if len(_pairs(run)) > 1 else "")
+        which = f", {off.name.removeprefix(f'{trial}_')}" if len(_pairs(run)) > 1 else ""
+        problem = run.the_problem().describe() + which
         if not (off.tflops and on.tflops):
             told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
             rows.append([problem, *told, "", "", "", "", ""])
