@@ -219,10 +219,10 @@ class Lesson:
             return self._predict_unit(guess)
         before = self.rival.label
         if guess is None:
+            answer = "the model gives its answer, and both are" if self._modelled() else "it is"
             return Page(
                 f"How many times as fast as step {before} will this be? Write your guess between the brackets, such "
-                "as `lesson.predict(1.5)`, and run the cell again: then the model gives its answer, and both are "
-                "compared with the measurement below."
+                f"as `lesson.predict(1.5)`, and run the cell again: then {answer} compared with the measurement below."
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
             return Page(f"A guess is a number such as 1.5: times as fast as step {before}. This came: `{guess!r}`.")

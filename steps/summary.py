@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from steps import PARTS, STEPS, get_step
+from steps.chapters import chapter_of
 from steps.core.problems import HEADLINE, standard
 from steps.core.recorded import find_recorded, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
@@ -22,7 +23,6 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
-    Measurement,
     Run,
     earliest_within_noise,
     of_every_part,
@@ -96,13 +96,8 @@ def fastest(rival: str = "flash_attn_4") -> Page:
         if able and other and other.tflops:
             best = earliest_within_noise(run, able)
             ahead = f"{best.speedup_vs_baseline.median:.2f}×, {run.speedup(best, other).median:.2f}×"
-            cells.append((run, f"[{best.label}]({chapter(best)}): {tables.tflops(best)} ({ahead})"))
+            cells.append((run, f"[{best.label}]({chapter_of(best.number)}.ipynb): {tables.tflops(best)} ({ahead})"))
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
-
-
-def chapter(m: Measurement) -> str:
-    """The file of a step's chapter."""
-    return f"{m.number:02}_{m.name}.ipynb"
 
 
 def lengths(causal: bool = True) -> Page:

@@ -63,11 +63,18 @@ def test_every_step_has_its_chapter():
 def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
     """By its name or its number in the text, or by its number in the heading."""
     text = " ".join(path.read_text() for path in SOURCES)
-    ranges = [n for path in SOURCES for n in re.findall(r"(\d+)(?: to (\d+))?", notebooks.heading(path).split(":")[0])]
-    headed = {n for first, last in ranges for n in range(int(first), int(last or first) + 1)}
+    headed = set().union(*(chapters.numbers_of(notebooks.heading(path)) for path in SOURCES))
     named = {word.lower() for word in re.findall(r"(?i)\bsteps?\s+(\w+)", text)}
     assert SHARED
     assert [s.label for s in SHARED if s.number not in headed and not named & {s.name, str(s.number)}] == []
+
+
+def test_a_heading_says_of_which_steps_a_chapter_tells():
+    assert chapters.numbers_of("Steps 108 to 110 and 115: masks that people use") == {108, 109, 110, 115}
+    assert chapters.numbers_of("Step 3: powers of 2") == {3} and chapters.numbers_of("FlashAttention 2: tiles") == set()
+    assert chapters.chapter_of(104) == "101_split_keys" and chapters.chapter_of(39) == "39_at_maxima"
+    with pytest.raises(ValueError, match="no chapter has step 999"):
+        chapters.chapter_of(999)
 
 
 @pytest.mark.parametrize("step", WITH_CHAPTERS, ids=lambda s: s.name)
