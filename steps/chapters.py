@@ -15,7 +15,7 @@ from steps.core.ladder import get_step, part_of
 from tutorial_lib.command import OneLineParser, as_command
 from tutorial_lib.course import Chapter, read_course
 from tutorial_lib.files import write_whole
-from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading
+from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading, sources
 
 STEP = re.compile(r"(?P<number>\d\d\d?)_(?P<name>\w+)")
 
@@ -63,6 +63,23 @@ def step_of(path: Path):
     if step is not None and step.number != int(found["number"]):
         raise ValueError(f"{path}: step {step.name} is number {step.number} now")
     return step
+
+
+def chapter_of(number: int, folder: Path = NOTEBOOKS) -> str:
+    """The name of the chapter whose heading names a step's number: its own before others. Raises ValueError."""
+    found = [path.stem for path in sources(folder) if number in numbers_of(heading(path))]
+    if not found:
+        raise ValueError(f"no chapter has step {number} in its heading")
+    return min(found, key=lambda name: not name.startswith(f"{number:02}_"))
+
+
+def numbers_of(title: str) -> set[int]:
+    """The steps that a heading names, such as "Steps 108 to 110 and 115: masks"; of another heading none."""
+    head, colon, _ = title.partition(":")
+    if not (colon and re.match(r"Steps? \d", head)):
+        return set()
+    found = re.findall(r"(\d+)(?: to (\d+))?", head)
+    return {number for first, last in found for number in range(int(first), int(last or first) + 1)}
 
 
 def _link(source: Path, chapter: Chapter) -> str:

@@ -57,26 +57,42 @@ class Lesson:
         self.recorded = find_recorded(self.problem, [results], self.step.direction)
         if not _part(self.step).timed:  # what is recorded of other steps, on other GPUs, says nothing of it
             self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
-            m = self.recorded and self.recorded.measurement(self.step.name)
-            self.recorded = self.recorded if m and m.tflops else None
+            self.recorded = self.recorded if self._timed() else None
 
     @property
     def previous(self) -> Step | None:
         return self.step.previous
 
     @property
+    def rival(self) -> Step | None:
+        """Who this step is compared with: its predecessor, or SDPA where that one does not take the problem.
+
+        SDPA, too, where the record that holds this step does not compare it with its predecessor.
+        """
+        if (before := self.previous) is None:
+            return None
+        m = None if self.on_gpu else self._timed()
+        alone = m is not None and m.speedup_vs_previous is None
+        refused = before.unsupported(self.problem, self.arch)
+        return get_step(pass_of(self.step).baseline) if alone or refused else before
+
+    @property
     def never_timed(self) -> bool:
-        """Whether nobody has timed this step, and this machine cannot."""
-        return not (_part(self.step).timed or self.on_gpu or self.recorded)
+        """Whether no record of this problem holds this step, and this machine cannot time it."""
+        return not (self.on_gpu or self._timed())
+
+    def _timed(self) -> Measurement | None:
+        """What the record of this problem holds of this step, where it was timed."""
+        m = self.recorded and self.recorded.measurement(self.step.name)
+        return m if m and m.tflops else None
 
     def _runs_on_this_gpu(self) -> bool:
         return self.step.unsupported(self.problem, describe_machine("cuda")["arch"]) is None
 
     def machine(self) -> Page:
         """One line: where this chapter was executed, and what of it is timed."""
-        if not self.never_timed:
+        if not (self.never_timed and (why := _part(self.step).untimed)):
             return machine(self.recorded)
-        why = _part(self.step).untimed
         return Page(
             f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What this chapter says "
             "of time is a model's word.**"
@@ -195,18 +211,18 @@ class Lesson:
         return Page(*parts)
 
     def predict(self, guess: float | str | None = None) -> Page:
-        """Your prediction, before the number; then the model's. guess: times as fast as the step before.
+        """Your prediction, before the number; then the model's. guess: times as fast as ``rival``.
 
-        Of a step that was never timed: the unit that needs longest, which the model knows.
+        Of a step that nobody has timed on this problem: the unit that needs longest, which the model knows.
         """
         if self.never_timed:
             return self._predict_unit(guess)
-        before = self.previous.label
+        before = self.rival.label
         if guess is None:
+            answer = "the model gives its answer, and both are" if self._modelled() else "it is"
             return Page(
                 f"How many times as fast as step {before} will this be? Write your guess between the brackets, such "
-                "as `lesson.predict(1.5)`, and run the cell again: then the model gives its answer, and both are "
-                "compared with the measurement below."
+                f"as `lesson.predict(1.5)`, and run the cell again: then {answer} compared with the measurement below."
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
             return Page(f"A guess is a number such as 1.5: times as fast as step {before}. This came: `{guess!r}`.")
@@ -220,7 +236,7 @@ class Lesson:
 
     def _predict_unit(self, guess: str | None) -> Page:
         """The unit that needs longest: the reader's guess, and the model's answer, without any time in seconds."""
-        nobody = "Nobody has timed this step, so no measurement will answer a guess."
+        nobody = "Nobody has timed this step on this problem, so no measurement will answer a guess."
         kernels = self._limits()
         if not self.limit(self.step):
             return Page(f"{nobody} Nor does the model: no source states the rates of all units of {self.arch}.")
@@ -251,7 +267,7 @@ class Lesson:
         )
 
     def _limits(self) -> list[tuple]:
-        return [(s.label, limit) for s in (self.previous, self.step) if s and (limit := self.limit(s))]
+        return [(s.label, limit) for s in (self.rival, self.step) if s and (limit := self.limit(s))]
 
     def _modelled(self) -> float | None:
         """How many times as fast the model allows this step to be."""
@@ -301,23 +317,25 @@ class Lesson:
 
     def time(self) -> Page:
         """This step, the one before and SDPA: measured here on a GPU, else as recorded."""
-        if self.never_timed:
+        if self.never_timed and (why := _part(self.step).untimed):
             return Page(
                 f"Compiled and simulated, not timed: step {self.step.label} is made for {self.step.made_for}, and "
-                f"{_part(self.step).untimed}. `python -m steps.run --steps {self.step.name}` times it on such a GPU."
+                f"{why}. `python -m steps.run --steps {self.step.name}` times it on such a GPU."
             )
         if self.run is None:
-            return Page(f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one.")
+            told = f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one."
+            return Page(told, self._timed_elsewhere())
         names = [pass_of(self.step).baseline, *(s.name for s in (self.previous, self.step) if s is not None)]
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
         if not shown.steps:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
-        now, before = self.run.measurement(self.step.name), self.previous and self.run.measurement(self.previous.name)
+        now, before = self.run.measurement(self.step.name), self.rival and self.run.measurement(self.rival.name)
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
         where = f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds."
         if now is None:
             others = ", ".join(f"step {m.label} {tables.tflops(m)} TFLOPS" for m in shown.steps)
-            return Page(f"Nobody has timed step {self.step.label} yet. To beat: {others}. {where}")
+            told = f"Nobody has timed step {self.step.label} on {self.problem.describe()} yet."
+            return Page(f"{told} To beat: {others}. {where}", self._timed_elsewhere())
         figure = plots.tflops_by_step(shown, highlight=self.step.name)
         if self.guess and before and before.tflops:
             axes, guessed = figure.axes[0], self.guess * before.tflops
@@ -329,9 +347,16 @@ class Lesson:
             found.append(f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**.")
         if now.speedup_vs_baseline:
             found.append(f"Times as fast as SDPA: {tables.factor(now.speedup_vs_baseline)}.")
-        if now.speedup_vs_previous:
-            found.append(self._scored(now.speedup_vs_previous.median))
+        if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
+            found.append(self._scored(ratio.median))
         return Page(where, figure, " ".join(found))
+
+    def _timed_elsewhere(self) -> str:
+        """The problems on which this step is recorded."""
+        runs = recorded_runs(self.results, self.step.direction)
+        found = [run for run in runs if (m := run.measurement(self.step.name)) and m.tflops]
+        told = "; ".join(dict.fromkeys(run.the_problem().describe() for run in found))
+        return f"Step {self.step.label} is recorded on other problems: {told}." if told else ""
 
     # --- why ---
 
@@ -618,7 +643,7 @@ def machine(recorded: Run | None) -> Page:
     shown = (
         f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}"
         if recorded
-        else "no timings are recorded"
+        else "no timing of its problem is recorded"
     )
     return Page(f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**")
 

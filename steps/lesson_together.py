@@ -1,4 +1,4 @@
-"""The lesson of a step over several GPUs: its ranks are processes on the CPU, and of time a model tells."""
+"""The lesson of a step over several GPUs: its ranks are processes on the CPU; of time a record tells, and a model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from steps.core.ladder import select
-from steps.core.problems import LONG
 from steps.lesson import Lesson
 from steps.parallel import model
-from tutorial_lib import tables
+from tutorial_lib import pictures, tables
 from tutorial_lib.display import Html, Page, code, difference, table
+from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, read_run
+from tutorial_lib.results import Measurement, Run, read_run, recorded_runs
 
+ONE_GPU = "one_gpu"  # the peer that has the whole sequence
 RANKS = 4  # processes of a check
 CHECKED = Problem(batch=1, heads=8, kv_heads=4, seq_len_q=264, seq_len_kv=264, head_dim=64, causal=True)
 GPUS = 8  # of a prediction
@@ -26,10 +27,20 @@ RANK_SAYS = re.compile(r"steps\.run(, rank \d+ of \d+)?: ")
 class LessonTogether(Lesson):
     """As ``Lesson``, of a step whose ranks each hold a part of the sequence."""
 
+    def __init__(self, name: str, problem: Problem | None = None, results: Path = RESULTS):
+        super().__init__(name, problem, results)
+        runs = recorded_runs(results, self.step.direction, several=True)
+        found = [run for run in runs if run.the_problem() == self.problem and run.measurement(name)]
+        self.recorded = found[0] if found else None  # the newest
+
     def machine(self) -> Page:
+        where = "**Executed on a CPU, in several processes."
+        if self.recorded is None:
+            return Page(f"{where} Not timed. What this chapter says of time is a model's word.**")
+        on = f"{self.recorded.machine['name']}, {self.recorded.day}"
         return Page(
-            "**Executed on a CPU, in several processes. Not timed: no machine with several GPUs was at hand. What this "
-            "chapter says of time is a model's word.**"
+            f"{where} Timings shown were recorded on {on}. What this chapter says of other numbers of GPUs, and of "
+            "other links, is a model's word.**"
         )
 
     def _kernels(self) -> list[str | Html]:
@@ -40,24 +51,40 @@ class LessonTogether(Lesson):
         return [told, difference(self.previous.source(), self.step.source())]
 
     def predict(self, guess: float | None = None) -> Page:
-        """Your prediction, and the model's answer: nobody has measured it."""
-        before, question = self.previous, f"On {GPUS} GPUs over NVLink, on {LONG.describe()}"
+        """Your prediction, and the model's answer; with a record the measurement comes below."""
+        before = self.previous
+        on = self.recorded.machine["name"] if self.recorded else f"{GPUS} GPUs over NVLink"
+        question = f"On {on}, on {self.problem.describe()}"
         if guess is None:
+            answer = (
+                "Then the model gives its answer, and both are compared with the measurement below."
+                if self.recorded
+                else "Nobody has timed either, so that the model answers."
+            )
             return Page(
-                f"{question}: how many times as fast as step {before.label} will step {self.step.label} be? Nobody has "
-                "timed either, so that the model answers. Write your guess between the brackets, such as "
-                "`lesson.predict(1.5)`, and run the cell again."
+                f"{question}: how many times as fast as step {before.label} will step {self.step.label} be? Write your "
+                f"guess between the brackets, such as `lesson.predict(1.5)`, and run the cell again. {answer}"
             )
         if isinstance(guess, bool) or not isinstance(guess, int | float) or not 0 < guess < 1000:
             return Page(
                 f"A guess is a number such as 1.5: times as fast as step {before.label}. This came: `{guess!r}`."
             )
-        rate, where = model.recorded_rate()
-        took = [model.seconds(step.name, LONG, GPUS, rate, model.LINKS[1]) for step in (before, self.step)]
+        self.guess = float(guess)
+        _, where = self._rate()
         return Page(
-            f"Your guess: {guess:g}. {question} the model says {took[0] / took[1]:.2f} times as fast, for GPUs as fast "
+            f"Your guess: {guess:g}. {question} the model says {self._modelled():.2f} times as fast, for GPUs as fast "
             f"as the one that was recorded ({where})."
         )
+
+    def _rate(self) -> tuple[float, str]:
+        """Operations a second of one GPU: that of the same rounds with the whole sequence, or of another record."""
+        one = self.recorded and self.recorded.measurement(ONE_GPU)
+        return (1e12 * one.tflops, tables.provenance(self.recorded)) if one else model.recorded_rate()
+
+    def _modelled(self) -> float:
+        ranks, (rate, _) = self.recorded.ranks if self.recorded else GPUS, self._rate()
+        took = [model.seconds(s.name, self.problem, ranks, rate, model.LINKS[1]) for s in (self.previous, self.step)]
+        return took[0] / took[1]
 
     def check(self, *also: Problem) -> Page:
         """Every step of the part, in processes that torchrun starts here: against float64, and what they send."""
@@ -71,13 +98,36 @@ class LessonTogether(Lesson):
         return Page(told, table(["step", "bytes that a rank sends", "error (SDPA's)", "correct"], rows))
 
     def time(self) -> Page:
-        """What to run where there are several GPUs."""
-        names = ",".join(step.name for step in select("parallel", None) if step.direction == "forward")
-        return Page(
-            "Checked on CPUs, not timed. On a machine with several GPUs, `torchrun --nproc-per-node 2 -m steps.run "
-            f"--parallel {names} --seq-len {LONG.seq_len_q} --dtype bfloat16` measures these steps, PyTorch's own "
-            "context parallelism and one GPU alone, in the same rounds."
+        """The steps as recorded, beside the model's word; and what to run where there are several GPUs."""
+        names = ",".join(step.name for step in select("parallel", None) if step.direction == self.step.direction)
+        shape = f"--seq-len {self.problem.seq_len_q} --heads {self.problem.heads} --kv-heads {self.problem.kv_heads}"
+        measures = (
+            "On a machine with several GPUs, `torchrun --nproc-per-node 2 -m steps.run --parallel "
+            f"{names} {shape} --dtype bfloat16` measures these steps, PyTorch's own context parallelism and one GPU "
+            "alone, in the same rounds."
         )
+        if (run := self.recorded) is None:
+            return Page(f"Checked on CPUs, not timed. {measures}")
+        timed = [m for m in (*run.steps, *run.peers) if m.tflops]
+        columns = [("", lambda m: m.label if m.number else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:]]
+        columns.insert(3, ("by the model", self._share_by_the_model))
+        shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
+        now = run.measurement(self.step.name)
+        return Page(
+            f"Recorded, not measured here: {tables.provenance(run)}, {len(run.rounds)} rounds. The ideal is one GPU "
+            f"alone with the whole sequence, times {run.ranks}:",
+            pictures.bars(shares, "% of ideal", form="{:.0f}"),
+            table([header for header, _ in columns], tables.rows(timed, columns)),
+            f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**. "
+            + self._scored(now.speedup_vs_previous.median),
+            measures,
+        )
+
+    def _share_by_the_model(self, m: Measurement) -> str:
+        if m.number is None:  # a peer
+            return tables.NOTHING
+        share = model.share_of_ideal(m.name, self.problem, self.recorded.ranks, self._rate()[0], model.LINKS[1])
+        return f"{100 * share:.1f} %"
 
 
 def checked(direction: str) -> Run:

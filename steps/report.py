@@ -21,7 +21,15 @@ from tutorial_lib import plots, tables
 from tutorial_lib.command import OneLineParser, as_command
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.report import HOW_TIMED, best_by_problem, link, read_all, write_length_plots, write_report
-from tutorial_lib.results import Measurement, ResultsError, Run, Survey, earliest_within_noise, of_one_machine
+from tutorial_lib.results import (
+    Measurement,
+    ResultsError,
+    Run,
+    Survey,
+    earliest_within_noise,
+    of_every_part,
+    of_one_machine,
+)
 
 README = RESULTS.parent / "README.md"
 RIVAL = "flash_attn_4"  # the peer that the best steps are set beside, next to SDPA
@@ -65,7 +73,7 @@ def readme_table(runs: Sequence[Run]) -> str:
         raise ResultsError("there is no run with timings to show")
     machine = timed[0].machine["name"]
     families = [problem.family for problem in HEADLINES]
-    shown = [run for run in timed if run.the_problem().family in families]
+    shown = of_every_part([run for run in timed if run.the_problem().family in families])
     lengths = sorted({run.problem["seq_len_q"] for run in shown})
     days = sorted({run.day for run in shown})
     rows = []
@@ -104,8 +112,8 @@ def _in_the_mean(runs: Sequence[Run]) -> str:
         return "No record holds SDPA, flash-attn-4 and the best step."
     sdpa, rival = (statistics.geometric_mean(values) for values in zip(*factors))
     return (
-        f"In the geometric mean over all {len(factors)} recorded problems that hold both, the best step is {sdpa:.2f} "
-        f"times as fast as SDPA and {rival:.2f} times as fast as flash-attn-4."
+        f"In the geometric mean over all {len(factors)} recorded problems of plain attention that hold both, the best "
+        f"step is {sdpa:.2f} times as fast as SDPA and {rival:.2f} times as fast as flash-attn-4."
     )
 
 
@@ -186,7 +194,7 @@ def _inside(step) -> list:
 def _part(part: Part, runs: Sequence[Run], folder: Path) -> list[str]:
     """A part: all its steps on the headline problems, then each of them on all problems.
 
-    Of a part that nobody has timed there are the steps, and what they change.
+    Of a part that no GPU could run there are the steps, and what they change.
     """
     if not part.timed and not any(run.measurement(step.name) for run in runs for step in _steps(part)):
         told = [line for step in _steps(part) for line in (f"### {_heading(step)}", "", *_told(step, runs))]

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from steps import PARTS, STEPS, get_step
+from steps.chapters import chapter_of
 from steps.core.problems import HEADLINE, standard
 from steps.core.recorded import find_recorded, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
@@ -22,9 +23,9 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
-    Measurement,
     Run,
     earliest_within_noise,
+    of_every_part,
     of_one_machine,
     recorded_opinions,
     recorded_physics,
@@ -95,19 +96,15 @@ def fastest(rival: str = "flash_attn_4") -> Page:
         if able and other and other.tflops:
             best = earliest_within_noise(run, able)
             ahead = f"{best.speedup_vs_baseline.median:.2f}×, {run.speedup(best, other).median:.2f}×"
-            cells.append((run, f"[{best.label}]({chapter(best)}): {tables.tflops(best)} ({ahead})"))
+            cells.append((run, f"[{best.label}]({chapter_of(best.number)}.ipynb): {tables.tflops(best)} ({ahead})"))
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
-
-
-def chapter(m: Measurement) -> str:
-    """The file of a step's chapter."""
-    return f"{m.number:02}_{m.name}.ipynb"
 
 
 def lengths(causal: bool = True) -> Page:
     """Recorded TFLOPS over sequence length."""
     family = dataclasses.replace(HEADLINE, causal=causal).family
     runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem().family == family]
+    runs = of_every_part(runs)
     return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
 
 
@@ -213,15 +210,16 @@ def trial(name: str) -> Page:
         return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
     where = f"Recorded: step {get_step(found.base).label}, {runs[0].machine['name']}, {runs[0].day}."
     if found.is_switch:
-        return Page(f"*{found.question}*", where, _switched(runs))
+        return Page(f"*{found.question}*", where, _switched(runs, name))
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
 
 
-def _switched(runs: list[Run]) -> str:
+def _switched(runs: list[Run], trial: str = "") -> str:
     """The table of a trial that was off and on, maybe for several steps; columns that no run can fill are left out."""
     rows = []
     for run, (off, on) in ((one, pair) for one in runs for pair in _pairs(one)):
-        problem = run.the_problem().describe() + (f", {off.name}" if len(_pairs(run)) > 1 else "")
+        which = f", {off.name.removeprefix(f'{trial}_')}" if len(_pairs(run)) > 1 else ""
+        problem = run.the_problem().describe() + which
         if not (off.tflops and on.tflops):
             told = [tables.tflops(m) if m.tflops else tables.outcome(m) for m in (off, on)]
             rows.append([problem, *told, "", "", "", "", ""])

@@ -15,6 +15,7 @@ from pathlib import Path
 from tutorial_lib import plots, tables, timing
 from tutorial_lib.command import OneLineParser
 from tutorial_lib.files import RESULTS, write_whole
+from tutorial_lib.passes import PASSES
 from tutorial_lib.results import (
     Measurement,
     ResultsError,
@@ -22,6 +23,7 @@ from tutorial_lib.results import (
     Trace,
     earliest_within_noise,
     folder_name,
+    of_every_part,
     read_run,
     traces_in,
 )
@@ -282,8 +284,8 @@ def write_length_plots(runs: Sequence[tuple[Path, Run]]) -> list[Path]:
         if run.timed:
             groups[Path(folder).parent, folder_name(run.the_problem().family, run.direction)].append(run)
     written = []
-    for (parent, family), members in groups.items():
-        if len(members) > 1:
+    for (parent, family), its in groups.items():
+        if len(members := of_every_part(its)) > 1:
             written += plots.save(plots.tflops_by_length(members), parent, f"by_length-{family}")
     return written
 
@@ -295,17 +297,26 @@ def best_by_problem(
 
     A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
     are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those without any step
-    of a part that holds the best of another run of that head_dim: they do not know the best.
+    of a part that holds the best of another run of that kind: they do not know the best. Of a kind are runs with the
+    same head_dim, with or without a window and the like, and with bytes or operations that decide.
+    The factors are of plain attention alone: SDPA has no kernel for a window, and computes what it hides.
     """
     known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     cells, factors = [], []
     for run, best in known:
-        parts = {other.part for at, other in known if at.problem["head_dim"] == run.problem["head_dim"]}
+        parts = {other.part for at, other in known if _kind(at) == _kind(run)}
         if parts <= {m.part for m in run.by_speed()}:
-            ahead = run.speedup(best, run.measurement(rival)).median
-            factors.append((best.speedup_vs_baseline.median, ahead))
-            cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({factors[-1][0]:.2f}×, {ahead:.2f}×)"))
+            ahead = best.speedup_vs_baseline.median, run.speedup(best, run.measurement(rival)).median
+            cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({ahead[0]:.2f}×, {ahead[1]:.2f}×)"))
+            if not run.the_problem().features:
+                factors.append(ahead)
     return tables.by_problem(cells), factors
+
+
+def _kind(run: Run) -> tuple:
+    """What decides which kernels a problem is for: see ``best_by_problem``."""
+    problem = run.the_problem()
+    return problem.head_dim, problem.features, PASSES[run.direction].by_bytes(problem)
 
 
 def _is_timed(run: Run, rival: str) -> bool:

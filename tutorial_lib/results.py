@@ -663,6 +663,16 @@ def of_one_machine(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if counted and run.machine["name"] == counted.most_common(1)[0][0]]
 
 
+def of_every_part(runs: Sequence[Run]) -> list[Run]:
+    """Those that hold a step of every part that any of them holds, and have as many queries as keys, in their order.
+
+    What is told over the lengths is made from them: a run of a few steps would leave gaps.
+    """
+    parts = {m.part for run in runs for m in run.steps}
+    square = [run for run in runs if run.problem["seq_len_q"] == run.problem["seq_len_kv"]]
+    return [run for run in square if parts <= {m.part for m in run.steps}]
+
+
 def recorded_physics(folder: Path) -> list[Physics]:
     """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
     return _readable(Physics, Path(folder).glob("*/physics.json"))

@@ -22,8 +22,8 @@ FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 class Part:
     """A part of the course. numbers: of its steps, which may go on where others have ended; folders: where they stand.
 
-    untimed: why none of its steps was timed, as a clause; empty where they were. Untimed steps are compiled, and run on
-    the CPU; they need no record and no chapter.
+    untimed: why no GPU could run its steps, as a clause; empty where one could. Untimed steps are compiled, and run on
+    the CPU. Which steps of the other parts were timed, and on which problems, is told by the records alone.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def timed(self) -> bool:
-        """Whether its steps were timed."""
+        """Whether there was a GPU to time its steps on."""
         return not self.untimed
 
 
@@ -59,20 +59,8 @@ PARTS = (
         untimed=NO_SUCH_GPU,
     ),
     Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), NO_SUCH_GPU),
-    Part(
-        "parallel",
-        "Several GPUs: one sequence over all of them, checked on CPUs, not timed",
-        range(80, 90),
-        ("parallel",),
-        untimed="no machine with several GPUs was at hand",
-    ),
-    Part(
-        "everyday",
-        "Everyday problems: grouped heads, decoding, masks",
-        range(100, 120),
-        ("everyday",),
-        untimed="no record holds these steps yet",
-    ),
+    Part("parallel", "Several GPUs: one sequence over all of them", range(80, 90), ("parallel",)),
+    Part("everyday", "Everyday problems: grouped heads, decoding, masks", range(100, 120), ("everyday",)),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
 

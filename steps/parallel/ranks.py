@@ -73,7 +73,7 @@ class Ranks:
 
         if x.is_cuda and self.count > 1:
             # A kernel that is launched now may fill every SM before NCCL's blocks, in a stream of their own, have
-            # begun. That this is needed is a hypothesis: no machine with several GPUs was at hand.
+            # begun. That this is needed is a hypothesis: no record compares it with a call that does not wait.
             torch.cuda._sleep(GIVE_WAY)
 
     # --- all with all ---

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from steps import get_step
-from steps.core.problems import FULL, HEADLINE, standard
+from steps.core.problems import FULL, HEADLINE
 from steps.trials.trial import Trial
 from steps.writing.written import write_step
 
@@ -38,6 +38,6 @@ TRIAL = NotAdded(
     question="How fast would the backward kernels be if adding dQ took no time?",
     base="groups_apart",
     values=tuple(f"{no}{name}" for name in ("under_way", "fours", "reduction", "groups_apart") for no in ("", "no ")),
-    problems=(HEADLINE, FULL, standard(head_dim=64, causal=True), standard(head_dim=64)),
+    problems=(HEADLINE, FULL),
     right=False,
 )

@@ -96,6 +96,29 @@ def test_a_step_that_was_never_timed_shows_no_timing_of_others(name):
     assert "registers a thread" in words(lesson.evidence()) and "H100" not in words(lesson.evidence())
 
 
+def test_a_step_that_is_recorded_without_its_predecessor_is_compared_with_sdpa():
+    lesson = Lesson("split_keys")
+    m = lesson.recorded.measurement("split_keys")
+    assert m.tflops and m.speedup_vs_previous is None and lesson.rival.name == "sdpa"
+    assert words(lesson.predict()).startswith("How many times as fast as step 0 sdpa")
+    lesson.predict(2)
+    off = round(100 * (2 / m.speedup_vs_baseline.median - 1))
+    assert f"Your guess said 2.00, {off} % too high." in words(lesson.time())
+    assert Lesson("last_merges").rival.name == "split_keys"
+
+
+def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
+    lesson = Lesson("pack_gqa")
+    assert lesson.recorded is None and lesson.never_timed
+    assert "no timing of its problem is recorded" in words(lesson.machine())
+    assert words(lesson.predict()).startswith("Nobody has timed this step on this problem")
+    told = words(lesson.time())
+    assert f"No timing of {lesson.problem.describe()} is recorded" in told
+    assert f"recorded on other problems: {get_step('split_keys').default_problem.describe()}" in told
+    told = words(Lesson("on_its_side").time())  # a record of its problem holds others
+    assert told.startswith(f"Nobody has timed step 50 on_its_side on {Lesson('on_its_side').problem.describe()} yet.")
+
+
 def test_a_prediction_of_what_was_never_timed_is_one_that_the_model_answers():
     lesson = Lesson("warp_roles")
     asked = words(lesson.predict())

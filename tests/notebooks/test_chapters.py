@@ -4,13 +4,22 @@ import re
 
 import pytest
 
-from steps import STEPS, chapters
+from steps import GRADIENTS, PAGED, PARALLEL, STEPS, chapters
 from steps.core.ladder import part_of
 from tutorial_lib import notebooks
 from tutorial_lib.course import TABLE, chapters_of, read_course
 
 SOURCES = notebooks.sources()
-WITH_CHAPTERS = [step for step in STEPS[1:] if part_of(step.number).timed]  # the others share chapters
+SHARING = {
+    "backward",
+    "backward_hopper",
+    "blackwell",
+    "cdna",
+    "parallel",
+    "everyday",
+}  # parts whose steps share chapters
+SHARED = [s for s in (*STEPS, *GRADIENTS[1:], *PAGED, *PARALLEL) if part_of(s.number).name in SHARING]
+WITH_CHAPTERS = [step for step in STEPS[1:] if step not in SHARED]
 SOURCE = notebooks.NOTEBOOKS / "source"
 COMMITTED = notebooks.NOTEBOOKS / notebooks.LIST
 ITEM = re.compile(r"^(?P<mark>\d+\.|-) \[(?P<heading>.*)\]\((?P<name>\w+)\.ipynb\)(?P<from>.*)$", re.MULTILINE)
@@ -49,6 +58,23 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
 def test_every_step_has_its_chapter():
     of_steps = {f"{s.number:02}_{s.name}" for s in WITH_CHAPTERS}
     assert of_steps <= {path.stem for path in SOURCES}
+
+
+def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
+    """By its name or its number in the text, or by its number in the heading."""
+    text = " ".join(path.read_text() for path in SOURCES)
+    headed = set().union(*(chapters.numbers_of(notebooks.heading(path)) for path in SOURCES))
+    named = {word.lower() for word in re.findall(r"(?i)\bsteps?\s+(\w+)", text)}
+    assert SHARED
+    assert [s.label for s in SHARED if s.number not in headed and not named & {s.name, str(s.number)}] == []
+
+
+def test_a_heading_says_of_which_steps_a_chapter_tells():
+    assert chapters.numbers_of("Steps 108 to 110 and 115: masks that people use") == {108, 109, 110, 115}
+    assert chapters.numbers_of("Step 3: powers of 2") == {3} and chapters.numbers_of("FlashAttention 2: tiles") == set()
+    assert chapters.chapter_of(104) == "101_split_keys" and chapters.chapter_of(39) == "39_at_maxima"
+    with pytest.raises(ValueError, match="no chapter has step 999"):
+        chapters.chapter_of(999)
 
 
 @pytest.mark.parametrize("step", WITH_CHAPTERS, ids=lambda s: s.name)

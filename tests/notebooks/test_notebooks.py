@@ -12,13 +12,12 @@ from itertools import pairwise
 import nbformat
 import pytest
 
-from steps import lesson
+from steps import get_step, lesson
 from steps.chapters import step_of
 from tests.notebooks.test_chapters import write_course
+from tests.results.recorded import EVERYTHING
 from tutorial_lib import notebooks, site
 from tutorial_lib.course import read_course
-from tutorial_lib.files import RESULTS
-from tutorial_lib.results import recorded_runs
 
 SOURCES = notebooks.sources()
 BONES = ["The idea", "Your turn", "The change", "Predict", "Run", "Evidence", "Why", "Try"]
@@ -56,12 +55,29 @@ def pictures(cell) -> list[bytes]:
     return [base64.b64decode(png) for png in data if png]
 
 
+UNRECORDED = re.compile(
+    r"not timed: step \d+ (?P<never>\w+)|Nobody has timed step \d+ (?P<step>\w+) on (?P<there>[^.]*) yet"
+    r"|No timing of (?P<problem>[^.]*) is recorded"
+)
+
+
 def told_to_be_unrecorded(cell) -> bool:
-    """No timing of a backward step is recorded yet, and none of a step for a GPU that was not at hand."""
+    """Whether a cell says that something was not timed; it must not be recorded then."""
     told = "".join(str(output.get("data", {}).get("text/markdown", "")) for output in cell.outputs)
-    return re.search("(simulated|checked on CPUs), not timed", told, re.IGNORECASE) or (
-        "Nobody has timed step" in told or (not recorded_runs(RESULTS, "backward") and "No timing of" in told)
-    )
+    if found := UNRECORDED.search(told):
+        problem, step = found["problem"] or found["there"], found["never"] or found["step"]
+        assert not is_recorded(problem, step), f"recorded: {found[0]}"
+    return found is not None
+
+
+def is_recorded(problem: str | None, step: str | None) -> bool:
+    """Whether a record of this problem, as it describes itself, holds a timing of this step; None: of any."""
+    for run in EVERYTHING:
+        if problem in (None, run.the_problem().describe()):
+            timed = [m.name for m in run.everybody if m.tflops]
+            if step in timed or (step is None and timed):
+                return True
+    return False
 
 
 def assert_shows_everything(notebook):
@@ -73,6 +89,24 @@ def assert_shows_everything(notebook):
         if FIGURE.search(cell.source) and not told_to_be_unrecorded(cell):
             assert pictures(cell), f"a figure belongs here: {cell.source}"
         assert all(len(png) > 1000 and png.startswith(b"\x89PNG") for png in pictures(cell))
+
+
+def test_what_is_recorded_must_not_be_called_unrecorded():
+    def cell(told):
+        return nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", {"text/markdown": told})])
+
+    whole, other = (get_step(name).default_problem.describe() for name in ("exp2", "pack_gqa"))
+    assert told_to_be_unrecorded(cell(f"No timing of {other} is recorded, and there is no GPU."))
+    assert told_to_be_unrecorded(cell(f"Nobody has timed step 112 pack_gqa on {whole} yet."))
+    assert told_to_be_unrecorded(cell("Compiled and simulated, not timed: step 61 warp_roles is made for sm_100"))
+    assert not told_to_be_unrecorded(cell("Recorded, not measured here"))
+    for claim in (
+        f"No timing of {whole} is recorded, and there is no GPU.",
+        f"Nobody has timed step 3 exp2 on {whole} yet.",
+        "Compiled and simulated, not timed: step 101 split_keys is made for sm_90",
+    ):
+        with pytest.raises(AssertionError, match="recorded: "):
+            told_to_be_unrecorded(cell(claim))
 
 
 # --- the sources ---

@@ -112,6 +112,24 @@ def test_without_a_ranks_word_the_last_line_is_told():
     assert lesson_together.last_words("") == "the processes ended without a word"
 
 
+def test_a_lesson_shows_the_record_beside_the_model_where_there_is_one(tmp_path):
+    def told(lesson):
+        pages = (lesson.machine(), lesson.predict(), lesson.predict(2.0), lesson.time())
+        return [" ".join(part for part in page.parts if isinstance(part, str)) for page in pages]
+
+    grouped = replace(LONG, kv_heads=8)
+    lesson = lesson_together.LessonTogether("zigzag", grouped)
+    machine, asked, answered, time = told(lesson)
+    m = lesson.recorded.measurement("zigzag")
+    assert lesson.recorded.machine["name"] in machine and "compared with the measurement below" in asked
+    assert f"| {m.percent_of_ideal:.1f} % |" in time and "context parallelism, allgather" in time
+    assert f"**{m.speedup_vs_previous.median:.2f}×" in time and "Your guess said 2.00" in time
+    assert "the model says 1.50 times as fast" in answered  # three halves of a part in order, one in a zigzag
+    machine, asked, answered, time = told(lesson_together.LessonTogether("zigzag", grouped, tmp_path))
+    assert "Not timed." in machine and "Nobody has timed either" in asked and "Checked on CPUs, not timed." in time
+    assert "On 8 GPUs over NVLink" in answered
+
+
 def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):
     done = together(
         "steps.run", "--parallel", "zigzag,ulysses", *SMALL, "--direction", "backward", "--output-dir", tmp_path

@@ -1,4 +1,7 @@
-"""The recorded runs of the repository, as tests use them: in today's schema, whichever they are written in."""
+"""The recorded runs of the repository, as tests use them: in today's schema, whichever they are written in.
+
+EVERYTHING: all that were timed; RECORDED: those of them of the forward pass on one GPU. Newest first.
+"""
 
 import json
 import subprocess
@@ -24,14 +27,13 @@ def read(path: Path) -> Run:
 
 
 PATHS = [path for path in tracked("results/*/*/results.json") if "/trials/" not in str(path)]
-ONE_GPU = [run for run in map(read, PATHS) if run.timed and run.ranks == 1]
-RECORDED = sorted(ONE_GPU, key=lambda run: run.date, reverse=True)
+EVERYTHING = sorted((run for run in map(read, PATHS) if run.timed), key=lambda run: run.date, reverse=True)
+RECORDED = [run for run in EVERYTHING if run.direction == "forward" and run.ranks == 1]
 
 
 def recorded(slug: str = HEADLINE, machine: str | None = None) -> Run:
     """The recorded run of a problem: on the machine with most records, unless one is named."""
-    forward = [run for run in RECORDED if run.direction == "forward"]
-    runs = forward if machine else of_one_machine(forward)
+    runs = RECORDED if machine else of_one_machine(RECORDED)
     return next(run for run in runs if run.the_problem().slug == slug and machine in (None, run.machine["slug"]))
 
 

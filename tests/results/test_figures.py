@@ -12,9 +12,9 @@ from tests.results.made_up import run_of
 from tests.results.recorded import RECORDED, ROOT, recorded, tracked
 from tutorial_lib import limits, pictures, plots
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import of_one_machine
+from tutorial_lib.results import of_every_part, of_one_machine
 
-LENGTHS = [r for r in of_one_machine(RECORDED) if r.the_problem().family == HEADLINES[0].family]
+LENGTHS = of_every_part([r for r in of_one_machine(RECORDED) if r.the_problem().family == HEADLINES[0].family])
 
 
 def test_a_row_holds_steps_of_one_part_in_their_order():

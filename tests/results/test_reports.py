@@ -15,7 +15,7 @@ from tests.results.made_up import measurement, run_of
 from tests.results.recorded import PATHS, RECORDED, ROOT, read, recorded
 from tutorial_lib import plots, tables
 from tutorial_lib.report import as_markdown, best_by_problem, link, main, write_report
-from tutorial_lib.results import ResultsError, write_run
+from tutorial_lib.results import ResultsError, of_every_part, write_run
 
 LINKS = re.compile(r"\]\(([^)#]+)\)")
 PLACE = ROOT / "results" / "nvidia-h100-80gb-hbm3" / recorded().the_problem().slug
@@ -169,7 +169,8 @@ def test_the_readme_table_holds_rivals_and_the_best_of_each_part():
     assert cells[0][2] == "1000 (1.00×)" and cells[3][2:] == ["–", "–"] and cells[5][0] == "full"
     assert cells[2][2] == "1111 (1.11×) [exp2](steps/exp2.py)"  # mask_loop is as fast, and comes later
     assert cells[4][3] == "2000 (2.00×) [linked](steps/linked.py)" and cells[9][2] == "–"
-    assert "all 3 recorded problems that hold both, the best step is 2.00 times as fast as SDPA and 1.60" in told
+    assert "all 3 recorded problems of plain attention that hold both" in told
+    assert "the best step is 2.00 times as fast as SDPA and 1.60" in told
 
 
 def test_the_mean_leaves_out_what_does_not_know_the_best():
@@ -184,6 +185,28 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
     assert len(factors) == 1 and "1 exp2: 1111" in table
     assert best_by_problem([no_rival], "flash_attn_4") == ("", [])
     assert "No record holds" in report.readme_table([no_rival])
+
+
+def test_the_mean_is_of_plain_attention_and_who_is_best_elsewhere_leaves_nothing_out():
+    """A window, and decoding, have kernels of their own: they are in the table, and other problems stay there."""
+    run = small()
+    elsewhere = [m.model_copy(update={"part": "everyday"}) if m.name == "linked" else m for m in run.steps]
+
+    def of(**changes):
+        return run.model_copy(update={"steps": elsewhere, "problem": run.problem | changes})
+
+    window, decoding = of(window=256), of(seq_len_q=1, seq_len_kv=32768)
+    table, factors = best_by_problem([run, window, decoding], "flash_attn_4")
+    assert table.count("3 linked: 2000") == 3 and "causal window=256" in table and len(factors) == 2
+    assert best_by_problem([run, of()], "flash_attn_4")[1] == []  # of the same kind neither knows the best of both
+
+
+def test_what_is_told_over_lengths_leaves_out_runs_of_some_parts_and_of_other_lengths_of_keys():
+    run = small()
+    shorter = run.problem | {"seq_len_q": 4000, "seq_len_kv": 4000}
+    some = run.model_copy(update={"steps": run.steps[:2], "problem": shorter})
+    odd = run.model_copy(update={"problem": run.problem | {"seq_len_q": 3001}})
+    assert of_every_part([some, run, odd]) == [run]
 
 
 @pytest.mark.parametrize("text", ["nothing here", f"{report.END} {report.BEGIN} {report.BEGIN}"])
@@ -273,7 +296,7 @@ def test_what_is_committed_is_what_make_report_makes():
             pictures += [path.parent / name] * name.endswith(".png")
     told = subprocess.run(["git", "check-ignore", *pictures], cwd=ROOT, capture_output=True, text=True)
     assert not told.stdout, "no clone has these figures: name their folder in .gitignore"
-    runs = [run for _, run in made]
+    runs = [run for _, run in made if run.direction == "forward" and run.ranks == 1]
     assert (ROOT / "results" / "ladder.md").read_text() == report.ladder_report(runs, ROOT / "results")
     text = report.README.read_text()
     assert text.split(report.BEGIN)[1].split(report.END)[0].strip() == report.readme_table(runs), "run `make report`"

@@ -16,7 +16,7 @@ from steps.writing.written import edited, write_step
 from tests.core.test_steps import accuracy_of
 from tests.shapes import problem
 from tutorial_lib.files import RESULTS
-from tutorial_lib.passes import BACKWARD
+from tutorial_lib.passes import BACKWARD, PASSES
 
 TRIALS = list(all_trials().values())
 TRIED = [  # whole tiles without a mask, as the texts are edited for; a block of the interpreter has several
@@ -117,7 +117,7 @@ def test_recorded_trials_hold_speed_and_error_of_every_value(trial):
     runs = recorded_trial(trial, RESULTS)
     assert {run.the_problem() for run in runs} == set(trial.problems)
     for run in runs:
-        tried = [m for m in run.steps if m.name != "sdpa"]
+        tried = [m for m in run.steps if m.name != PASSES[run.direction].baseline]
         assert [m.name for m in tried] == [step.name for step in trial.steps(run.the_problem())]
         assert all(m.tflops for m in tried)
         assert not trial.right or all(m.correct and m.max_error and m.reference_error for m in tried)
