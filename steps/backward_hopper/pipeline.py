@@ -81,19 +81,16 @@ class Work(NamedTuple):
 
 
 @gluon.jit
-def place_in_section(seq_len_q, variant: gl.constexpr):
+def place_in_section(variant: gl.constexpr):
     """(tile of keys, kv head, batch) of this block, where blocks are numbered in sections.
 
-    A GPU starts blocks in the order of their numbers. The kv heads of all batches are cut into sections, of which L2
-    holds Q, dO and the sums for dQ. Of a section all blocks with the first keys begin: under a causal mask they are the
-    longest. The blocks with the last keys end it.
+    A GPU starts blocks in the order of their numbers. The kv heads of all batches are cut into sections. Of a section
+    all blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it.
     """
-    A_QUERY: gl.constexpr = variant.group_size * variant.head_dim * variant.bytes_in_section
     tiles, kv_heads = gl.num_programs(0), gl.num_programs(1)
     number = gl.program_id(0) + tiles * (gl.program_id(1) + kv_heads * gl.program_id(2))
-    section = gl.maximum(1, variant.section_bytes // (seq_len_q * A_QUERY))
-    first = number // (tiles * section) * section
-    width = gl.minimum(section, kv_heads * gl.num_programs(2) - first)
+    first = number // (tiles * variant.section) * variant.section
+    width = gl.minimum(variant.section, kv_heads * gl.num_programs(2) - first)
     n = number - first * tiles
     line = first + n % width
     return n // width, line % kv_heads, line // kv_heads
@@ -107,8 +104,8 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     j, kv_head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
         j = gl.num_programs(0) - 1 - j
-    if variant.sections:
-        j, kv_head, batch = place_in_section(seq_len_q, variant)
+    if variant.section:
+        j, kv_head, batch = place_in_section(variant)
     tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0

@@ -31,7 +31,7 @@ class HopperGradients(GradientStep, FusedStep):
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
     spread: without a mask, each block begins with another tile of queries. Not for blocks in turn.
-    sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first.
+    sections: under a causal mask, blocks begin in sections of 16 kv heads, and of a section the longest first.
     alternate: warp groups that are apart compute weights and dS one at a time. Takes parts that are apart.
 
     Raises ValueError for values that do not go together.

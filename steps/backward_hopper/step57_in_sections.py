@@ -3,8 +3,8 @@
 Under a causal mask the block with the first keys has as many turns as there are tiles of queries, and that with the
 last keys one or two. A GPU starts blocks in the order of their numbers, head after head so far: near the end of the
 kernel long blocks begin, while other SMs have nothing left to do. This counts the more the fewer blocks there are: with
-short sequences, and with few kv heads. Here the blocks of several heads are a section, and of a section the longest
-begin. A section is as large as L2 allows, where its blocks find Q, dO and the sums for dQ.
+short sequences, and with few kv heads. Here the blocks of 16 kv heads are a section, and of a section the longest
+begin. It is no larger, so that several blocks of a head run at a time and find the same Q and dO in L2.
 
 Without a mask all blocks are as long, and nothing changes.
 """

@@ -17,7 +17,7 @@ WARPS = 8  # that compute: two warp groups
 ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
-SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums for dQ, of heads whose blocks run together; L2 of an H100 has 50 MiB
+SECTION = 16  # kv heads whose blocks begin together: of each about 8 run at a time on 132 SMs
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -39,7 +39,7 @@ class Variant:
     parts: int  # that compute for themselves, of WARPS / parts warps each
     in_turn: bool
     spread: bool  # each block begins with the tile of queries that lies beside its keys
-    sections: bool  # blocks are numbered in sections of heads, the longest first
+    section: int  # kv heads of a section, in which the longest blocks are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
 
     @property
@@ -76,16 +76,6 @@ class Variant:
     def stages(self) -> int:
         """Places of tiles of Q, and of dO."""
         return STAGES
-
-    @property
-    def section_bytes(self) -> int:
-        """Of a section's Q, dO and sums for dQ."""
-        return SECTION_BYTES
-
-    @property
-    def bytes_in_section(self) -> int:
-        """That a number of Q takes there, with one of dO and one of the sums."""
-        return 2 * BYTES_PER_ELEMENT + 4
 
     @property
     def budgets(self) -> list[int]:
@@ -191,6 +181,6 @@ def make_variant(
         parts=parts,
         in_turn=in_turn,
         spread=spread and not problem.causal,
-        sections=sections and problem.causal,
+        section=SECTION if sections and problem.causal else 0,
         alternate=alternate,
     )

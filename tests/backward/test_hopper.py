@@ -1,7 +1,9 @@
 """The backward steps for Hopper: no race under any schedule, and products that the compiler leaves under way."""
 
 import re
+import secrets
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +48,29 @@ def test_ptxas_adds_no_wait_for_products(step, head_dim):
     compiled = step.compile(shape)
     asked = compiled.ptx.count("wgmma.wait_group")
     assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked
+
+
+def test_every_block_has_its_place_in_a_section():
+    """More kv heads than a section has, and a section that is not full."""
+    shape = problem(batch=3, heads=7, seq_len_q=70, seq_len_kv=300, head_dim=64, causal=True)
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    accuracy = BACKWARD.check(get_step("in_sections"), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
+    assert accuracy.correct, accuracy.explain()
+
+
+def test_of_a_section_the_longest_blocks_begin():
+    """The clocks of blocks in the order of their numbers: of 16 heads all with the first keys, then with the next."""
+    shape = problem(batch=2, heads=9, seq_len_q=256, seq_len_kv=256, head_dim=64, causal=True)
+    with watched(None) as watch:
+        get_step("in_sections").gradients(*BACKWARD.inputs(shape, 0), causal=True)
+    run = next(run for run in watch.runs if len(run.clocks) == 36)  # that of the blocks which own keys
+    tiles, heads, _ = np.array(list(run.clocks)).max(0) + 1
+    in_order = sorted(run.clocks, key=lambda block: block[0] + tiles * (block[1] + heads * block[2]))
+    clocks = [run.clocks[block] for block in in_order]
+    long, short = clocks[0], clocks[16]
+    assert short < 0.8 * long
+    assert clocks == [long] * 16 + [short] * 16 + [long] * 2 + [short] * 2
 
 
 IN_TURN = [
