@@ -38,7 +38,7 @@ def add_to_query(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr,
         start = ((work.batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
         row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-        place = (arrays.sums + start) + (row[:, None] * D + column[None, :])
+        place = arrays.sums + (start + row * D)[:, None] + column[None, :]
         gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
 
 

@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.backward_hopper.apart import consume_apart
-from steps.backward_hopper.columns import consume_columns
 from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
+from steps.backward_hopper.roles import Handover, consume_gradients, consume_scores
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
@@ -30,6 +30,7 @@ def fmha_backward(
     NUMBERS: gl.constexpr = [STAGES, 1, variant.tile.query]
     SCORES: gl.constexpr = [2, variant.tile.key, variant.tile.query]
     PARTS: gl.constexpr = variant.parts
+    WRITERS: gl.constexpr = variant.writers
     SUMS: gl.constexpr = [PARTS, 1, 1, variant.query_rows, variant.query_columns]
     dtype: gl.constexpr = Q.dtype
 
@@ -51,11 +52,15 @@ def fmha_backward(
         barrier_ring(STAGES, PARTS),
         barrier_ring(STAGES, 1),
         barrier_ring(STAGES, PARTS),
-        barrier_ring(2, PARTS),
+        barrier_ring(2, WRITERS),
         barrier_ring(2, PARTS),
         barrier_ring(2, PARTS),
         barrier_ring(2, 1),
     )
+    if variant.roles_apart:
+        WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]
+        handed = gl.allocate_shared_memory(gl.float32, WEIGHTS, variant.shared_weights)
+        handover = Handover(handed, barrier_ring(1, 1), barrier_ring(1, 1))
     fence_async_shared()  # TMA sees the barriers
 
     # --- who does what ---
@@ -72,11 +77,11 @@ def fmha_backward(
             WORKERS,
             BUDGETS,
         )
-    elif variant.columns_apart:
+    elif variant.roles_apart:
         gl.warp_specialize(
             [
-                (consume_columns, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
-                (consume_columns, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
+                (consume_scores, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
+                (consume_gradients, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
                 (produce, (arrays, tiles, barriers, work, variant)),
             ],
             WORKERS,

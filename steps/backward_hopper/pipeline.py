@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 class Barriers(NamedTuple):
     """mbarriers: complete when TMA has filled a place, and when all parts have used it.
 
-    d_scores_ready, d_scores_free: between parts, when all have written their dS, and when all have multiplied it.
+    d_scores_ready, d_scores_free: between parts, when all that write dS have, and when all have multiplied it.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
     turns: a part's completes when it is its turn to compute weights.
     """

@@ -50,12 +50,17 @@ class Variant:
     @property
     def keys(self) -> int:
         """Keys of a part."""
-        return self.tile.key if self.columns_apart else self.tile.key // self.parts
+        return self.tile.key if self.roles_apart else self.tile.key // self.parts
 
     @property
-    def columns_apart(self) -> bool:
-        """Whether parts share dK and dV by columns; if not, by keys."""
+    def roles_apart(self) -> bool:
+        """Whether parts compute different things of the same keys (roles.py); if not, the same of different keys."""
         return self.parts > 1 and self.tile.key == ROWS
+
+    @property
+    def writers(self) -> int:
+        """Parts that write a tile of dS."""
+        return 1 if self.roles_apart else self.parts
 
     @property
     def rows_apart(self) -> bool:
@@ -95,8 +100,7 @@ class Variant:
     @cached_property
     def sums(self) -> gl.NVMMADistributedLayout:
         """A part's dK and dV [key, head_dim]."""
-        columns = self.query_columns if self.columns_apart else self.head_dim
-        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16])
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
 
     @cached_property
     def factor(self) -> gl.DotOperandLayout:
@@ -132,6 +136,16 @@ class Variant:
     def shared_scores(self) -> gl.NVMMASharedLayout:
         """dS [key, query] in shared memory, for dQ."""
         return gl.NVMMASharedLayout(128, 8 * BYTES_PER_ELEMENT, rank=2)
+
+    @cached_property
+    def shared_weights(self) -> gl.SharedLinearLayout:
+        """Weights [key, query] that one part hands to the other: four of a lane side by side, and lanes in order.
+
+        Whoever stores or loads them needs no more turns of shared memory than there are bytes.
+        """
+        return gl.SharedLinearLayout(
+            [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [0, 8], [0, 16], [0, 32], [16, 0], [32, 0]]
+        )
 
     @cached_property
     def shared_sums(self) -> gl.NVMMASharedLayout:

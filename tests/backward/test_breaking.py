@@ -25,7 +25,7 @@ OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
 HARMLESS = {
     ("under_way", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
     ("groups_apart", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
-    ("groups_apart", 256): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF},
+    ("groups_apart", 256): {},
     ("in_turn", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,

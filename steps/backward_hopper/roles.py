@@ -1,0 +1,150 @@
+"""Two warp groups at head_dim 256: one has the scores, the other their gradients.
+
+The sums for dK and dV of 64 keys would fill the registers of one warp group. So one warp group computes the scores and
+the weights, and has dV; the other computes the weights' gradient and dS, and has dK. The weights go to the other warp
+group through shared memory, in float32, so that nothing is rounded on the way; dS comes back. Of dQ each computes half
+of the columns, and adds it from registers.
+
+The warp group with the scores is ahead of the other, and computes its half of dQ a turn late: dS has then been there
+for long. So while one takes exponentials, or waits, the other's products keep the tensor cores busy.
+
+A handover says more than that something is there, which saves barriers:
+
+- With the weights of a turn comes the word that Q is there, as the scores were made of it; and that the warp group with
+  the scores has multiplied dS of two turns ago, whose place dS of this turn takes.
+- With the last weights, or the last dS, comes the word that the other warp group has read Q, or dO, for the last time.
+  So dK leaves by a place of Q, and dV by one of dO.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from steps.backward_hopper.adding import add_to_query
+from steps.backward_hopper.apart import issue_part_of_d_query
+from steps.backward_hopper.consumer import issue_side, keys_of, number_of, rows_of, weigh
+from steps.backward_hopper.in_turn import await_own_turn, pass_on
+from steps.backward_hopper.pipeline import await_tile, position
+
+
+class Handover(NamedTuple):
+    """Where one warp group hands its weights to the other, and mbarriers: when they are there, and when it has them."""
+
+    weights: object
+    ready: object
+    free: object
+
+
+@gluon.jit
+def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns, variant: gl.constexpr):
+    """The warp group that has the scores: the weights, for both; dV; and the first half of dQ's columns."""
+    dtype: gl.constexpr = tiles.key.dtype
+    keys = keys_of(tiles.key, variant)
+    d_value = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
+    turns = variant.group_size * work.a_head
+    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    for turn in range(turns):
+        _, i = position(work, turn, variant)
+        query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+
+        # --- the weights again, for both ---
+        await_tile(barriers.query_ready, turn, variant.stages)
+        scores = issue_side(keys, query, variant)
+        lse = number_of(tiles.lse, turn, variant)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+        weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
+        mbarrier.wait(handover.free.index(0), turn & 1 ^ 1)
+        handover.weights.store(weights)
+        factor = gl.convert_layout(weights.to(dtype), variant.factor)  # now: dQ needs the weights' registers
+        mbarrier.arrive(handover.ready.index(0), count=1)
+
+        # --- dQ of the turn before, which is added under dV; what it is in the first turn nobody needs ---
+        mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
+        d_query = issue_part_of_d_query(tiles, turn + 1, 0, variant)
+        await_tile(barriers.d_output_ready, turn, variant.stages)
+        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+        d_query = warpgroup_mma_wait(1, deps=[d_query])
+        if turn > 0:
+            add_in_order(d_query, arrays, tiles, turn - 1, work, padded, Turns, 0, variant)
+        d_value = warpgroup_mma_wait(0, deps=[d_value])
+        mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
+
+    # --- dQ of the last turn ---
+    if turns > 0:
+        mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
+        add_in_order(d_query, arrays, tiles, turns - 1, work, padded, Turns, 0, variant)
+        if variant.in_turn:
+            pass_on(Turns, turns - 1, work, 0, variant)
+    store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
+
+
+@gluon.jit
+def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Turns, variant: gl.constexpr):
+    """The warp group that has the scores' gradients: dS, for both; dK; and the second half of dQ's columns."""
+    dtype: gl.constexpr = tiles.key.dtype
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
+    values = keys_of(tiles.value, variant)
+    d_key = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
+    turns = variant.group_size * work.a_head
+    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    for turn in range(turns):
+        query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+
+        # --- dS, for both; the weights are fetched under the product for their gradient ---
+        await_tile(barriers.d_output_ready, turn, variant.stages)
+        d_weights = issue_side(values, d_output, variant)
+        row_sum = number_of(tiles.row_sum, turn, variant)
+        mbarrier.wait(handover.ready.index(0), turn & 1)  # and Q is there
+        weights = handover.weights.load(variant.scores)
+        mbarrier.arrive(handover.free.index(0), count=1)
+        d_weights = warpgroup_mma_wait(0, deps=[d_weights])
+        mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
+        d_scores = (weights * (d_weights - row_sum)).to(dtype)
+        tiles.d_scores.index(turn & 1).store(d_scores)
+        fence_async_shared()
+        mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+
+        # --- dQ, which is added under dK ---
+        d_query = issue_part_of_d_query(tiles, turn, 1, variant)
+        d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
+        d_query = warpgroup_mma_wait(1, deps=[d_query])
+        add_in_order(d_query, arrays, tiles, turn, work, padded, Turns, 1, variant)
+        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+
+    if variant.in_turn:  # noqa: SIM102
+        if turns > 0:
+            pass_on(Turns, turns - 1, work, 1, variant)
+    store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
+
+
+@gluon.jit
+def add_in_order(
+    d_query, arrays, tiles, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+):  # fmt: skip
+    """Add a part's dQ of a turn; where blocks add in turn, when it is this block's."""
+    if variant.in_turn:
+        await_own_turn(Turns, turn, work, part, variant)
+    add_to_query(d_query, arrays, tiles, turn, work, padded, part, variant)
+
+
+@gluon.jit
+def store_sums(sums, ring, array, work, variant: gl.constexpr):
+    """dV or dK leaves by a place of the ring of dO or Q that it was summed from, when nobody reads them any more."""
+    place = ring.index(0)
+    keys_of(place, variant).store(sums.to(place.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(array, [work.batch, work.kv_head, work.key_row, 0], place)
+    tma.store_wait(0)
