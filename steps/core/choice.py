@@ -7,7 +7,7 @@ one line which record the choice stands on, and whether that is what was asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported, target_of
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
+from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, earliest_within_noise, recorded_runs
 from tutorial_lib.tables import provenance
@@ -45,10 +46,10 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     direction: "backward" for the fastest backward step.
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
-    window and the like), head_dim, mask, dtype, lengths together with query heads a key/value head, and the number of
-    heads. Records in which a kind of kernel is missing do not know the fastest and come behind all others of their
-    head_dim; of several records of one problem the newest counts. PyTorch's own is no candidate: it is what
-    the choice is compared with.
+    window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
+    key/value head, and the number of heads. Records in which a kind of kernel is missing may not know the fastest. They
+    come behind all others of their head_dim, unless they hold the kind that is the fastest by those others. Of several
+    records of one problem the newest counts. PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
@@ -56,12 +57,17 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
     runs = sorted(runs, key=lambda run: run.date, reverse=True)
-    for run in sorted(runs, key=lambda run: _distance(problem, arch, run)):
-        if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
-            chosen = earliest_within_noise(run, able)
-            tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
-            return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
-    raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
+
+    def of_the_nearest(knows: Callable[[Run], bool]) -> Choice:
+        for run in sorted(runs, key=lambda run: _distance(problem, arch, run, knows(run))):
+            if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
+                chosen = earliest_within_noise(run, able)
+                tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
+                return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
+        raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
+
+    usual = of_the_nearest(_has_every_kind).step.backend
+    return of_the_nearest(lambda run: _has_every_kind(run) or usual in _kinds(run))
 
 
 def _architecture(device: str) -> str:
@@ -80,9 +86,12 @@ def _architecture(device: str) -> str:
     return target_of(asked)
 
 
-def _distance(problem: Problem, arch: str, run: Run) -> tuple:
-    """What differs, most important first; lengths, windows, heads of a group and heads as factors."""
-    recorded = run.the_problem()
+def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
+    """What differs, most important first; lengths, windows, heads of a group and heads as factors.
+
+    knows: whether the run is taken to know the fastest.
+    """
+    recorded, by_bytes = run.the_problem(), PASSES[run.direction].by_bytes
 
     def apart(a: float, b: float) -> float:
         return abs(math.log2(a / b))
@@ -90,8 +99,9 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
     return (
         run.machine["arch"] != arch,
         len({*problem.features} ^ {*recorded.features}),
+        by_bytes(problem) != by_bytes(recorded),
         apart(problem.head_dim, recorded.head_dim),
-        not _has_every_kind(run),
+        not knows,
         problem.causal != recorded.causal,
         problem.dtype != recorded.dtype,
         apart(problem.seq_len_kv, recorded.seq_len_kv)
@@ -99,6 +109,7 @@ def _distance(problem: Problem, arch: str, run: Run) -> tuple:
         + apart(problem.group_size, recorded.group_size)
         + apart(problem.window or 1, recorded.window or 1),
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
+        not _has_every_kind(run),
     )
 
 
@@ -110,7 +121,12 @@ def _has_every_kind(run: Run) -> bool:
         for step in ladder.steps_of(run.direction)
         if step.backend != "torch" and step.unsupported(problem, arch) is None
     }
-    return kinds <= {get_step(m.name).backend for m in run.by_speed()}
+    return kinds <= _kinds(run)
+
+
+def _kinds(run: Run) -> set[str]:
+    """Of which skeletons steps were measured."""
+    return {get_step(m.name).backend for m in run.by_speed()}
 
 
 def _word(problem: Problem, arch: str, run: Run, m, fastest, tried: bool) -> str:

@@ -8,24 +8,21 @@ import steps
 from steps import Unsupported
 from steps.core.choice import best
 from tests.results.recorded import RECORDED, recorded
+from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import of_one_machine
 
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
 
-# In some records kinds of kernels are missing: Hopper's, which take nothing beyond 256, or Gluon's, which no window.
-KINDS = {"cutile", "gluon", "hopper"}
-ABOVE_256, WINDOW = {"cutile", "gluon"}, {"everyday"}
-
-
-def _is_whole(run) -> bool:
+def _holds_the_fastest_kind(run) -> bool:
+    """Hopper's kernels take nothing beyond 256; windows and decoding have kernels of their own."""
     problem = run.the_problem()
-    needed = WINDOW if problem.features else KINDS if problem.head_dim <= 256 else ABOVE_256
-    return needed <= {m.part for m in run.by_speed()}
+    own = problem.features or FORWARD.by_bytes(problem)
+    return ("everyday" if own else "hopper" if problem.head_dim <= 256 else "gluon") in {m.part for m in run.by_speed()}
 
 
-WHOLE = [r for r in of_one_machine(RECORDED) if _is_whole(r)]
+WHOLE = [r for r in of_one_machine(RECORDED) if _holds_the_fastest_kind(r)]
 
 
 @pytest.mark.parametrize("run", WHOLE, ids=lambda r: r.the_problem().slug)
@@ -59,6 +56,13 @@ def test_a_record_without_some_kind_of_kernel_does_not_know_the_fastest():
     assert (
         best(run.the_problem(), run.machine["arch"], [run]).step.name == run.by_speed()[0].name
     )  # nothing else is there
+
+
+def test_decoding_is_answered_by_records_of_decoding():
+    """Bytes decide there: what is fastest at as many queries as keys tells nothing."""
+    decoding = Problem(batch=8, heads=64, kv_heads=8, seq_len_q=1, seq_len_kv=20000, head_dim=128, dtype="float16")
+    choice = best(decoding, "sm_90", RECORDED)
+    assert choice.record.the_problem().seq_len_q == 1 and choice.step.number in range(100, 120)
 
 
 def test_unknown_territory_falls_back_with_a_word():
