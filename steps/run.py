@@ -92,6 +92,8 @@ def make_parser() -> argparse.ArgumentParser:
     problem.add_argument("--page-size", help=f"{pages}--seq-len-q tokens are the queries", **number)
     grids = "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
     problem.add_argument("--grid", choices=GRIDS, help=f"in place of all of these, on a GPU: all problems of {grids}")
+    some = "of --grid only problems in whose names one of these stands, such as d64_fp16,s1024_ (all of them)"
+    problem.add_argument("--problems", metavar="TEXT,...", help=some)
     measuring = parser.add_argument_group("what to measure, and how")
     measuring.add_argument(
         "--steps",
@@ -201,6 +203,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
     """
     if options.grid:
         return _problems_of_grid(options, device)
+    if options.problems:
+        raise BadRequest("argument --problems: goes with --grid, whose problems it selects")
     from steps.core.ladder import steps_of
     from steps.core.step import PADDING
     from tutorial_lib.problem import Problem
@@ -269,14 +273,17 @@ def direction_of(options: argparse.Namespace) -> str:
 
 
 def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
-    from steps.core.grids import GRIDS
+    from steps.core.grids import GRIDS, some_of
 
     parser = make_parser()
     if given := [name for name in OF_ONE_PROBLEM if getattr(options, name) != parser.get_default(name)]:
         raise BadRequest(f"argument --grid: goes without --{given[0].replace('_', '-')}, which it decides itself")
     if device != "cuda":
         raise BadRequest("argument --grid: needs a GPU; without one, ask for one problem: --seq-len and the like")
-    found = GRIDS[options.grid].problems
+    try:
+        found = some_of(GRIDS[options.grid].problems, options.problems, options.grid)
+    except ValueError as error:
+        raise BadRequest(f"argument --problems: {error}") from None
     if options.direction == "backward" and any(problem.features for problem in found):
         raise BadRequest(f"argument --grid: {options.grid} is for attention, and not for its gradients")
     return [(problem, problem) for problem in found]

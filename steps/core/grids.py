@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -16,6 +16,18 @@ class Grid:
 
     about: str
     problems: tuple[Problem, ...]
+
+
+def some_of(problems: Sequence[Problem], text: str | None, whose: str) -> list[Problem]:
+    """The problems in whose names a part of ``text``, which commas separate, stands; None for all.
+
+    whose: problems these are, for what is said where there is none: raises ValueError.
+    """
+    parts = text.split(",") if text else [""]
+    found = [problem for problem in problems if any(part.strip() in f"{problem.slug}_" for part in parts)]
+    if not found:
+        raise ValueError(f"must stand in names of {whose}'s, such as {problems[0].slug}, got {text!r}")
+    return found
 
 
 MASKS = (True, False)  # causal, full
@@ -33,6 +45,11 @@ def _problems(shapes: Iterable[dict], **common) -> tuple[Problem, ...]:
 
 def _standard() -> tuple[Problem, ...]:
     return tuple(standard(*shape) for shape in product(LENGTHS, (64, 128, 256), MASKS, DTYPES))
+
+
+def _gradients() -> tuple[Problem, ...]:
+    shapes = [*product(LENGTHS, (64, 128), MASKS), *product((4096,), (256,), MASKS)]
+    return tuple(standard(*shape) for shape in shapes)
 
 
 def _grouped() -> tuple[Problem, ...]:
@@ -116,6 +133,7 @@ def _few_queries() -> tuple[Problem, ...]:
 
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
+    "gradients": Grid("those of the backward pass: fp16, D=64 and 128 at all these lengths, 256 at 4096", _gradients()),
     "gqa": Grid("64 query heads on 64, 8 and 1 key/value heads", _grouped()),
     "constant": Grid(f"{TOKENS} tokens in sequences of 1024 to {TOKENS}, and longer ones", _constant()),
     "short": Grid("many sequences of 128 to 512 tokens", _short()),

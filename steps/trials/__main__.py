@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from steps.core.grids import some_of
 from steps.trials import all_trials, get_trial
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
@@ -31,16 +32,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def problems_of(trial, text: str | None) -> list:
-    """The trial's problems, or those in whose names a part of ``text`` stands; raises BadRequest if there is none."""
-    parts = text.split(",") if text else [""]
-    found = [problem for problem in trial.problems if any(part.strip() in f"{problem.slug}_" for part in parts)]
-    if not found:
-        named = trial.problems[0].slug
-        raise BadRequest(f"argument --problems: must stand in names of {trial.name}'s, such as {named}, got {text!r}")
-    return found
-
-
 def run(options: argparse.Namespace) -> int:
     import secrets
 
@@ -54,7 +45,10 @@ def run(options: argparse.Namespace) -> int:
         chosen = [get_trial(name) for name in options.trials] or list(all_trials().values())
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    asked = {trial.name: problems_of(trial, options.problems) for trial in chosen}
+    try:
+        asked = {trial.name: some_of(trial.problems, options.problems, trial.name) for trial in chosen}
+    except ValueError as error:
+        raise BadRequest(f"argument --problems: {error}") from None
     check_writable("--output-dir", options.output_dir)
     if not has_gpu():
         raise BadRequest("trials are timed, and PyTorch finds no CUDA GPU here: summary.ipynb shows what is recorded")

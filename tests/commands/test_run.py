@@ -26,6 +26,7 @@ from steps.run import main, make_parser, make_problems, select_peers, select_ste
 from tests import faulty
 from tests.shapes import problem
 from tutorial_lib.clock import Clock
+from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
@@ -73,7 +74,8 @@ BAD = [
     (["--grid", "gqa", "--no-causal"], "--grid: goes without --causal"),
     (["--grid", "gqa", "--device", "cpu"], "--grid: needs a GPU; without one, ask for one problem"),
     (["--grid", "paged", "--direction", "backward"], "--grid: goes without --direction backward"),
-    (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'gqa'"),
+    (["--grid", "all"], "--grid: invalid choice: 'all' (choose from 'standard', 'gradients', 'gqa'"),
+    (["--problems", "d64_"], "--problems: goes with --grid, whose problems it selects"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["4096"], "unrecognized arguments: 4096"),
 ]
@@ -86,6 +88,16 @@ def test_bad_input_gets_one_line(arguments, message, tmp_path):
     assert out == ""
     assert len(err.splitlines()) == 1 and message.replace("'", "") in err.replace("'", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_grid_some_problems_may_be_asked_for_by_their_names():
+    def found(text):
+        options = make_parser().parse_args(["--grid", "gradients", "--direction", "backward", "--problems", text])
+        return [here for here, _ in make_problems(options, "cuda")]
+
+    assert {(p.head_dim, p.seq_len_q) for p in found("d256,s1024_d64")} == {(256, 4096), (64, 1024)}
+    with pytest.raises(BadRequest, match="--problems: must stand in names of gradients's, such as b4_h32_"):
+        found("bf16")
 
 
 def test_a_grid_is_a_family_of_problems_that_some_step_takes():
