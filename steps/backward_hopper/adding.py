@@ -6,23 +6,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from steps.backward_hopper.in_turn import await_own_turn
 from steps.backward_hopper.instruction import async_reduce_shared_to_global
 from steps.backward_hopper.pipeline import position
 
 
 @gluon.jit
 def add_to_query(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums.
-
-    TMA adds nothing of a turn below 0. Warps do not ask: ptxas would put a wait for all products in front of a branch.
-    """
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
     head, i = position(work, turn, variant)
     first_row = i * variant.tile.query + (part * ROWS if variant.rows_apart else 0)
     first_column = 0 if variant.rows_apart else part * COLUMNS
     if variant.adding == "reduction":
-        first_row = padded if turn < 0 else first_row  # TMA drops rows past the end
         place = tiles.d_query.index(part)
         tma.store_wait(0)
         place.reshape([ROWS, COLUMNS]).store(d_query)
@@ -49,3 +46,13 @@ def fours_together(d_query, variant: gl.constexpr):
     COLUMNS: gl.constexpr = variant.query_columns
     d_query = d_query.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
     return gl.convert_layout(d_query, variant.query_fours, assert_trivial=True)
+
+
+@gluon.jit
+def add_in_order(
+    d_query, arrays, tiles, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+):  # fmt: skip
+    """Add a part's dQ of a turn; where blocks add in turn, when it is this block's."""
+    if variant.in_turn:
+        await_own_turn(Turns, turn, work, part, variant)
+    add_to_query(d_query, arrays, tiles, turn, work, padded, part, variant)

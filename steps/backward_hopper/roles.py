@@ -30,10 +30,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.backward_hopper.adding import add_to_query
+from steps.backward_hopper.adding import add_in_order
 from steps.backward_hopper.apart import issue_part_of_d_query
 from steps.backward_hopper.consumer import issue_side, keys_of, number_of, rows_of, weigh
-from steps.backward_hopper.in_turn import await_own_turn, pass_on
+from steps.backward_hopper.in_turn import pass_on
 from steps.backward_hopper.pipeline import await_tile, position
 
 
@@ -128,16 +128,6 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         if turns > 0:
             pass_on(Turns, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
-
-
-@gluon.jit
-def add_in_order(
-    d_query, arrays, tiles, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
-    """Add a part's dQ of a turn; where blocks add in turn, when it is this block's."""
-    if variant.in_turn:
-        await_own_turn(Turns, turn, work, part, variant)
-    add_to_query(d_query, arrays, tiles, turn, work, padded, part, variant)
 
 
 @gluon.jit
