@@ -92,7 +92,7 @@ class Lesson:
     def machine(self) -> Page:
         """One line: where this chapter was executed, and what of it is timed."""
         if not (self.never_timed and (why := _part(self.step).untimed)):
-            return machine(self.recorded)
+            return machine(None if self.never_timed else self.recorded)
         return Page(
             f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What this chapter says "
             "of time is a model's word.**"
@@ -643,7 +643,7 @@ def machine(recorded: Run | None) -> Page:
     shown = (
         f"timings shown were recorded on {recorded.machine['name']}, {recorded.day}"
         if recorded
-        else "no timing of its problem is recorded"
+        else "no timing of its step on its problem is recorded"
     )
     return Page(f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**")
 

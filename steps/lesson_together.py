@@ -99,12 +99,13 @@ class LessonTogether(Lesson):
 
     def time(self) -> Page:
         """The steps as recorded, beside the model's word; and what to run where there are several GPUs."""
-        names = ",".join(step.name for step in select("parallel", None) if step.direction == self.step.direction)
+        names = ",".join(step.asked_as for step in select("parallel", None) if step.direction == self.step.direction)
         shape = f"--seq-len {self.problem.seq_len_q} --heads {self.problem.heads} --kv-heads {self.problem.kv_heads}"
+        backward = " --direction backward" if self.step.direction == "backward" else ""
         measures = (
             "On a machine with several GPUs, `torchrun --nproc-per-node 2 -m steps.run --parallel "
-            f"{names} {shape} --dtype bfloat16` measures these steps, PyTorch's own context parallelism and one GPU "
-            "alone, in the same rounds."
+            f"{names} {shape} --dtype bfloat16{backward}` measures these steps, PyTorch's own context parallelism and "
+            "one GPU alone, in the same rounds."
         )
         if (run := self.recorded) is None:
             return Page(f"Checked on CPUs, not timed. {measures}")
@@ -118,10 +119,16 @@ class LessonTogether(Lesson):
             f"alone with the whole sequence, times {run.ranks}:",
             pictures.bars(shares, "% of ideal", form="{:.0f}"),
             table([header for header, _ in columns], tables.rows(timed, columns)),
-            f"Times as fast as step {self.previous.label}: **{tables.vs_previous(now)}**. "
-            + self._scored(now.speedup_vs_previous.median),
+            *self._beside_the_step_before(now),
             measures,
         )
+
+    def _beside_the_step_before(self, now: Measurement | None) -> tuple[str, ...]:
+        """How many times as fast as the step before, where both were measured in these rounds."""
+        if now is None or now.speedup_vs_previous is None:
+            return ()
+        factor = f"Times as fast as step {now.previous.replace('_', ' ')}: **{tables.vs_previous(now)}**. "
+        return (factor + self._scored(now.speedup_vs_previous.median),)
 
     def _share_by_the_model(self, m: Measurement) -> str:
         if m.number is None:  # a peer

@@ -23,6 +23,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
+    Measurement,
     Run,
     earliest_within_noise,
     of_every_part,
@@ -96,8 +97,16 @@ def fastest(rival: str = "flash_attn_4") -> Page:
         if able and other and other.tflops:
             best = earliest_within_noise(run, able)
             ahead = f"{best.speedup_vs_baseline.median:.2f}×, {run.speedup(best, other).median:.2f}×"
-            cells.append((run, f"[{best.label}]({chapter_of(best.number)}.ipynb): {tables.tflops(best)} ({ahead})"))
+            cells.append((run, f"{_with_chapter(best)}: {tables.tflops(best)} ({ahead})"))
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
+
+
+def _with_chapter(m: Measurement) -> str:
+    """A step's label, with a link to its chapter if it has one."""
+    try:
+        return f"[{m.label}]({chapter_of(m.number)}.ipynb)"
+    except ValueError:
+        return m.label
 
 
 def lengths(causal: bool = True) -> Page:

@@ -297,18 +297,20 @@ def best_by_problem(
 
     A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
     are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those without any step
-    of a part that holds the best of another run of that kind: they do not know the best. Of a kind are runs with the
-    same head_dim, with or without a window and the like, and with bytes or operations that decide.
-    The factors are of plain attention alone: SDPA has no kernel for a window, and computes what it hides.
+    of a part that holds the best of another run of that kind: they do not know the best. The appendix is no such part:
+    what it holds was tried, and gave at most a little. Of a kind are runs with the same head_dim, with or without a
+    window and the like, and with bytes or operations that decide.
+    The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and computes
+    what it hides. In decoding all are near what device memory can do.
     """
     known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     cells, factors = [], []
     for run, best in known:
-        parts = {other.part for at, other in known if _kind(at) == _kind(run)}
+        parts = {other.part for at, other in known if _kind(at) == _kind(run)} - {"appendix"}
         if parts <= {m.part for m in run.by_speed()}:
             ahead = best.speedup_vs_baseline.median, run.speedup(best, run.measurement(rival)).median
             cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({ahead[0]:.2f}×, {ahead[1]:.2f}×)"))
-            if not run.the_problem().features:
+            if not run.the_problem().features and not PASSES[run.direction].by_bytes(run.the_problem()):
                 factors.append(ahead)
     return tables.by_problem(cells), factors
 

@@ -12,10 +12,14 @@ from steps.backward_hopper.pipeline import position
 
 
 @gluon.jit
-def add_to_query(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
+def add_to_query(
+    d_query, arrays, tiles, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+):  # fmt: skip
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums; in turn, if blocks add so."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
+    if variant.in_turn:
+        await_own_turn(Turns, turn, work, part, variant)
     head, i = position(work, turn, variant)
     first_row = i * variant.tile.query + (part * ROWS if variant.rows_apart else 0)
     first_column = 0 if variant.rows_apart else part * COLUMNS
@@ -46,13 +50,3 @@ def fours_together(d_query, variant: gl.constexpr):
     COLUMNS: gl.constexpr = variant.query_columns
     d_query = d_query.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
     return gl.convert_layout(d_query, variant.query_fours, assert_trivial=True)
-
-
-@gluon.jit
-def add_in_order(
-    d_query, arrays, tiles, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
-    """Add a part's dQ of a turn; where blocks add in turn, when it is this block's."""
-    if variant.in_turn:
-        await_own_turn(Turns, turn, work, part, variant)
-    add_to_query(d_query, arrays, tiles, turn, work, padded, part, variant)

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.backward_hopper.adding import add_in_order
+from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
 from steps.backward_hopper.in_turn import pass_on
 from steps.backward_hopper.pipeline import await_tile, pass_turn, position, take_turn
@@ -79,7 +79,7 @@ def consume_apart(
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
         mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
         if turn > 0:
-            add_in_order(d_query, arrays, tiles, turn - 1, work, padded, Turns, part, variant)
+            add_to_query(d_query, arrays, tiles, turn - 1, work, padded, Turns, part, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
 
@@ -87,7 +87,7 @@ def consume_apart(
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
-        add_in_order(d_query, arrays, tiles, turns - 1, work, padded, Turns, part, variant)
+        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, Turns, part, variant)
         if variant.in_turn:
             pass_on(Turns, turns - 1, work, part, variant)
 

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.backward_hopper.adding import add_in_order
+from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.apart import issue_part_of_d_query
 from steps.backward_hopper.consumer import issue_side, keys_of, number_of, rows_of, weigh
 from steps.backward_hopper.in_turn import pass_on
@@ -76,7 +76,7 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
         if turn > 0:
-            add_in_order(d_query, arrays, tiles, turn - 1, work, padded, Turns, 0, variant)
+            add_to_query(d_query, arrays, tiles, turn - 1, work, padded, Turns, 0, variant)
         d_value = warpgroup_mma_wait(0, deps=[d_value])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
 
@@ -84,7 +84,7 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
-        add_in_order(d_query, arrays, tiles, turns - 1, work, padded, Turns, 0, variant)
+        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, Turns, 0, variant)
         if variant.in_turn:
             pass_on(Turns, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
@@ -120,7 +120,7 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         d_query = issue_part_of_d_query(tiles, turn, 1, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
-        add_in_order(d_query, arrays, tiles, turn, work, padded, Turns, 1, variant)
+        add_to_query(d_query, arrays, tiles, turn, work, padded, Turns, 1, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
 

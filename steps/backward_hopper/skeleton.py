@@ -32,7 +32,8 @@ class HopperGradients(GradientStep, FusedStep):
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
     spread: without a mask, each block begins with another tile of queries. Not for blocks in turn.
     sections: under a causal mask, blocks begin in sections of 16 kv heads, and of a section the longest first.
-    alternate: warp groups that are apart compute weights and dS one at a time. Takes parts that are apart.
+    alternate: warp groups that are apart compute weights and dS one at a time; at head_dim 256 nothing changes, as one
+    of them alone computes weights. Takes parts that are apart.
 
     Raises ValueError for values that do not go together.
     """
@@ -174,6 +175,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel whose blocks own keys."""
+        self.refuse(problem, arch)  # before its variant is asked for, which there may be none of
         return self.compile_kernel(fmha_backward, problem, arch, self.variant(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):

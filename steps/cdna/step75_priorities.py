@@ -13,8 +13,9 @@ behind: LDS holds three tiles of K and of V, and the one that is filled is the o
 half that is ahead may read a tile only when the other half has waited for its copies, too; the wait stands two barriers
 in front of the read.
 
-What to expect: the products of one half hide the softmax of the other. The price is LDS for three tiles, 256 queries a
-block, and four barriers a turn instead of two. With eight waves a lane has at most 256 registers, so that head_dim 256
+What to expect: the products of one half hide the softmax of the other. The compiled loop keeps that only in part: the
+compiler sets a fourth barrier, behind the wait for copies, and with four barriers a turn only one of the two softmaxes
+has a product beside it. The price is LDS for three tiles, 256 queries a block, and those barriers. With eight waves a lane has at most 256 registers, so that head_dim 256
 takes half as many keys a turn.
 """
 

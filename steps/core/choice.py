@@ -48,8 +48,9 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
     window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
     key/value head, and the number of heads. Records in which a kind of kernel is missing may not know the fastest. They
-    come behind all others of their head_dim, unless they hold the kind that is the fastest by those others. Of several
-    records of one problem the newest counts. PyTorch's own is no candidate: it is what the choice is compared with.
+    come behind all others of their head_dim, unless they hold the step that is the fastest by those others, or one that
+    goes on from it. Of several records of one problem those with every kind count before others, and then the newest.
+    PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
@@ -58,16 +59,26 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
     runs = sorted(runs, key=lambda run: run.date, reverse=True)
 
-    def of_the_nearest(knows: Callable[[Run], bool]) -> Choice:
+    def of_the_nearest(knows: Callable[[Run], bool], but: str | None = None) -> Choice:
         for run in sorted(runs, key=lambda run: _distance(problem, arch, run, knows(run))):
-            if able := [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None]:
+            able = [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None and m.part != but]
+            if able:
                 chosen = earliest_within_noise(run, able)
                 tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
                 return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
-    usual = of_the_nearest(_has_every_kind).step.backend
-    return of_the_nearest(lambda run: _has_every_kind(run) or usual in _kinds(run))
+    usual = of_the_nearest(_has_every_kind, but="appendix").step.name  # whose steps few records hold
+    return of_the_nearest(lambda run: _has_every_kind(run) or any(usual in _line(m.name) for m in run.by_speed()))
+
+
+def _line(name: str) -> set[str]:
+    """A step with all that it goes on from."""
+    step, found = get_step(name), set()
+    while step is not None:
+        found.add(step.name)
+        step = step.previous
+    return found
 
 
 def _architecture(device: str) -> str:

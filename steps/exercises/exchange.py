@@ -43,9 +43,8 @@ EXERCISE = Plain(
     hints=(
         "dS of turn n goes to place n % 2. What lay there was dS of turn n - 2, which both parts "
         "multiply in turn n - 1. "
-        "So the release to wait for is that at the end of turn n - 1.",
-        "Count the releases of a place: place 1 is released at the end of turns 0, 2, 4 and so "
-        "on, place 0 at the end of "
+        "So the release to wait for is that of turn n - 1.",
+        "Count the releases of a place: place 1 is released in turns 0, 2, 4 and so on, place 0 in "
         "turns 1, 3, 5. Before turn n writes, its place has been released (n + 1) // 2 times.",
         "After r releases r phases are over, and a wait passes for the parity of the last of "
         "them, which is number r - 1: "

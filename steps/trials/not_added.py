@@ -26,7 +26,7 @@ class NotAdded(Trial):
         if not value.startswith("no "):
             return step
         [head] = [line for line in step.text.splitlines() if line.startswith(ADD)]
-        parameters = ", ".join(one.split(":")[0] for one in head.removeprefix(ADD).removesuffix("):").split(", "))
+        parameters = ", ".join(one.split(":")[0] for one in head.removeprefix(ADD).rsplit("):", 1)[0].split(", "))
         never = f"@gluon.jit\n{head}\n    if work.heads < 0:\n        add_now({parameters})"
         before, adding = step.text.split(ADD)
         body, behind = adding.split(BETWEEN, 1)

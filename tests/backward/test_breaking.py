@@ -7,7 +7,7 @@ import pytest
 from steps import get_step
 from steps.writing.written import write_step
 from tests.shapes import problem
-from tests.simulator.test_breaking import AGAIN, BY_ITSELF, WITHOUT
+from tests.simulator.test_breaking import AGAIN, BY_ITSELF, ONE_MORE, ONLY_SPEED, OTHER_PARITY, WITHOUT
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator.block import Deadlock, KernelError
 from tutorial_lib.simulator.breaking import broken
@@ -18,18 +18,25 @@ QUERIES_FIRST = "the producer has waited for Q's place in the same turn, which i
 FREE_SAYS_SO = (
     "the wait for the place of this turn's dS says so, too: who has freed it had written dS of the turn before"
 )
+WRITTEN_SAYS_SO = "the wait until global memory is written stands before, and waits for more"
+STORES = "tma.store_wait(0)"
 OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_free.index(stage), used)"
 OF_D_SCORES = "mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)"
+TURN = "mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)"
+ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
 # What is not missed, and why: step and head_dim -> (way, statement) -> reason.
 HARMLESS = {
     ("under_way", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
     ("groups_apart", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
     ("groups_apart", 256): {},
+    ("alternate", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO} | ITS_TURN,
     ("in_turn", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
         (WITHOUT, "gl.barrier()"): AGAIN,  # warps meet for the wait in front of it
+        (WITHOUT, STORES): WRITTEN_SAYS_SO,
+        (ONE_MORE, STORES): WRITTEN_SAYS_SO,
     },
 }
 

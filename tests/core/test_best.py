@@ -29,7 +29,7 @@ WHOLE = [r for r in of_one_machine(RECORDED) if _holds_the_fastest_kind(r)]
 def test_what_is_recorded_is_answered_by_its_own_record(run):
     choice = best(run.the_problem(), run.machine["arch"], RECORDED)
     fastest, chosen = run.by_speed()[0], run.measurement(choice.step.name)
-    assert f"{chosen.tflops:.0f} TFLOPS" in choice.why and "not measured" not in choice.why
+    assert f"{chosen.tflops:.0f} TFLOPS" in choice.why and "nearest" not in choice.why
     speedup = run.speedup(chosen, fastest)
     assert chosen is fastest or speedup.same_code or speedup.low <= 1 <= speedup.high
 
@@ -63,6 +63,17 @@ def test_decoding_is_answered_by_records_of_decoding():
     decoding = Problem(batch=8, heads=64, kv_heads=8, seq_len_q=1, seq_len_kv=20000, head_dim=128, dtype="float16")
     choice = best(decoding, "sm_90", RECORDED)
     assert choice.record.the_problem().seq_len_q == 1 and choice.step.number in range(100, 120)
+
+
+def test_a_record_of_slow_steps_alone_does_not_answer():
+    """Of the fastest kind there is a step in it, and not the one that is the fastest elsewhere."""
+    run = recorded("b4_h32_s4096_d128_fp16_full")
+    own = dataclasses.replace(run.the_problem(), seq_len_q=4200, seq_len_kv=4200)
+    few = [m for m in run.steps if m.name in ("sdpa", "wgmma")]
+    slow = run.model_copy(update={"problem": dataclasses.asdict(own), "steps": few, "peers": []})
+    assert best(own, "sm_90", [*RECORDED, slow]).record.the_problem() != own
+    last = run.model_copy(update={"problem": dataclasses.asdict(own), "steps": [*few, run.measurement("kv_multicast")]})
+    assert best(own, "sm_90", [*RECORDED, last]).record.the_problem() == own
 
 
 def test_unknown_territory_falls_back_with_a_word():
