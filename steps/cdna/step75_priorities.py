@@ -15,8 +15,8 @@ in front of the read.
 
 What to expect: the products of one half hide the softmax of the other. The compiled loop keeps that only in part: the
 compiler sets a fourth barrier, behind the wait for copies, and with four barriers a turn only one of the two softmaxes
-has a product beside it. The price is LDS for three tiles, 256 queries a block, and those barriers. With eight waves a lane has at most 256 registers, so that head_dim 256
-takes half as many keys a turn.
+has a product beside it. The price is LDS for three tiles, 256 queries a block, and those barriers. With eight waves a
+lane has at most 256 registers, so that head_dim 256 takes half as many keys a turn.
 """
 
 from steps.cdna import step73_scaled_query

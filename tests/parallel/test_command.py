@@ -130,6 +130,18 @@ def test_a_lesson_shows_the_record_beside_the_model_where_there_is_one(tmp_path)
     assert "On 8 GPUs over NVLink" in answered
 
 
+def test_a_lesson_over_several_gpus_tells_of_a_step_that_has_none_before_it(tmp_path):
+    grouped = replace(LONG, kv_heads=8)
+
+    def told(name: str, **where) -> str:
+        lesson = lesson_together.LessonTogether(name, grouped, **where)
+        return " ".join(part for part in lesson.time().parts if isinstance(part, str))
+
+    assert "Recorded, not measured here" in told("gather") and "Times as fast" not in told("gather")
+    gradients = told("zigzag_gradients")
+    assert "--parallel gather,ring,two_buffers,zigzag,ulysses " in gradients and "--direction backward" in gradients
+
+
 def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):
     done = together(
         "steps.run", "--parallel", "zigzag,ulysses", *SMALL, "--direction", "backward", "--output-dir", tmp_path

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.results.made_up import run_of
-from tests.results.recorded import RECORDED, recorded
+from tests.results.recorded import EVERYTHING, RECORDED, recorded
 from tutorial_lib import tables, timing
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
@@ -132,7 +132,10 @@ def test_the_best_is_the_earliest_that_noise_does_not_tell_from_the_fastest():
     assert earliest_within_noise(coded, coded.by_speed()).name == "slow"  # so it was no matter of the code
 
 
-@pytest.mark.parametrize("r", RECORDED, ids=lambda r: r.the_problem().slug)
+ON_ONE_GPU = [r for r in EVERYTHING if r.ranks == 1]
+
+
+@pytest.mark.parametrize("r", ON_ONE_GPU, ids=lambda r: f"{r.the_problem().slug}-{r.direction}")
 def test_recorded_figures_follow_from_the_recorded_rounds(r):
     """Nobody typed a number: latencies, TFLOPS, speedups and verdicts are recomputed from the raw rounds.
 
