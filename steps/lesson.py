@@ -370,7 +370,7 @@ class Lesson:
             return Page(f"Nothing to show: {self.step.unsupported(self.problem, self.arch) or 'it does not compile'}.")
         rows = [[name, *(resources[key] for _, resources in compared)] for name, key in FIGURES]
         kinds = list(dict.fromkeys(k for _, r in compared for k, count in (r["hot_loop"] or {}).items() if count))
-        rows += [[f"hot loop: {kind}", *(r["hot_loop"][kind] for _, r in compared)] for kind in kinds]
+        rows += [[f"hot loop: {kind}", *((r["hot_loop"] or {}).get(kind, 0) for _, r in compared)] for kind in kinds]
         counted = self._counted([s for s, _ in compared])
         rows += counted
         shown = _most_changed(rows) if len(compared) == 2 else rows[:SHOWN]

@@ -352,14 +352,15 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "oo", "**", "||", "O", ".."
 def hot_loop_by_kind(run: Run):
     """Instructions a K/V tile in the hot loop, stacked by what they do, a bar a step. Returns a matplotlib Figure."""
     found = [m for m in run.steps if m.resources and m.resources["hot_loop"]]
-    kinds = [kind for kind in found[0].resources["hot_loop"] if any(m.resources["hot_loop"][kind] for m in found)]
+    loops = [m.resources["hot_loop"] for m in found]
+    kinds = dict.fromkeys(kind for loop in loops for kind, count in loop.items() if count)  # AMD's are others
     made_by = dict.fromkeys(f"{m.resources.get('compiler')} for {m.resources['arch']}" for m in found)
     title = f"{run.the_problem().describe()}, {', '.join(made_by)}"
     figure, rows = _step_rows(found, title, legend=1.4)
     for axes, steps in rows:
         total = [0.0] * len(steps)
         for n, kind in enumerate(kinds):
-            counts = [m.resources["hot_loop"][kind] for m in steps]
+            counts = [m.resources["hot_loop"].get(kind, 0) for m in steps]
             shade = {"color": f"C{n}", "hatch": HATCHES[n % len(HATCHES)], "edgecolor": "white", "linewidth": 0.5}
             axes.bar(range(len(steps)), counts, bottom=total, label=kind, **shade)
             total = [t + c for t, c in zip(total, counts)]
@@ -367,7 +368,7 @@ def hot_loop_by_kind(run: Run):
             axes.annotate(f"{count:.0f}", (x, count), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         _label_steps(axes, steps)
         axes.set_ylabel("instructions a K/V tile,\nhot loop")
-    axes.set_ylim(0, 1.1 * max(sum(m.resources["hot_loop"].values()) for m in found))
+    axes.set_ylim(0, 1.1 * max(sum(loop.values()) for loop in loops))
     handles, labels = axes.get_legend_handles_labels()
     beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False, "fontsize": 8}
     rows[0][0].legend(handles[::-1], labels[::-1], **beside)

@@ -37,6 +37,17 @@ def test_a_row_holds_steps_of_one_part_in_their_order():
             assert len({parts[int(re.match(r"\d+", label)[0])] for label in row}) == 1
 
 
+def test_a_figure_may_hold_steps_for_gpus_of_two_makers():
+    """The kinds of instructions of AMD's code are others than those of NVIDIA's."""
+    run = recorded()
+    one, *_, two = (m for m in run.steps if m.resources and m.resources["hot_loop"])
+    amd = two.model_copy(update={"resources": two.resources | {"hot_loop": {"VALU": 7.0, "MFMA": 5.0}}})
+    for steps in ([one, amd], [amd, one]):
+        axes = plots.hot_loop_by_kind(run.model_copy(update={"steps": steps})).axes
+        totals = {text.get_text() for each in axes for text in each.texts}
+        assert totals == {"12", f"{sum(one.resources['hot_loop'].values()):.0f}"}
+
+
 def test_a_part_longer_than_a_row_is_broken_evenly():
     run = run_of({"sdpa": 1.0} | {f"step{n}": 1.0 for n in range(plots.STEPS_A_ROW + 1)}, part="one")
     assert [len(axes.get_xticks()) for axes in plots.tflops_by_step(run).axes] == [8, 8]
