@@ -120,14 +120,11 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
 @gluon.jit
 def position(work, turn, variant: gl.constexpr):
     """(head, index of the tile of queries) of a turn."""
-    TILE_QUERY: gl.constexpr = variant.tile.query
     head = work.kv_head
     n = turn
     if variant.group_size > 1:
         head = work.kv_head * variant.group_size + turn // work.a_head
         n = turn % work.a_head
-    if variant.spread:
-        n = (n + work.key_row // TILE_QUERY) % work.a_head
     return head, work.first + n
 
 

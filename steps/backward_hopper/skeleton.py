@@ -30,10 +30,10 @@ class HopperGradients(GradientStep, FusedStep):
     256 shared memory has no room for dQ, and it is added by fours in place of a reduction.
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
-    spread: without a mask, each block begins with another tile of queries. Not for blocks in turn.
-    sections: under a causal mask, blocks begin in sections of 16 kv heads, and of a section the longest first.
-    alternate: warp groups that are apart compute weights and dS one at a time; at head_dim 256 nothing changes, as one
-    of them alone computes weights. Takes parts that are apart.
+    sections: under a causal mask, blocks begin in sections of 16 kv heads, and of a section the longest first; not with
+    grouped heads, nor at head_dim 256 or more than 4096 queries. Not for blocks in turn.
+    alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
+    changes. Takes parts that are apart.
 
     Raises ValueError for values that do not go together.
     """
@@ -42,7 +42,6 @@ class HopperGradients(GradientStep, FusedStep):
     adding: Adding = hole(default="pairs")
     parts: Literal[1, 2] = hole(default=1)
     in_turn: bool = hole(default=False)
-    spread: bool = hole(default=False)
     sections: bool = hole(default=False)
     alternate: bool = hole(default=False)
 
@@ -55,8 +54,8 @@ class HopperGradients(GradientStep, FusedStep):
     def __post_init__(self):
         if self.in_turn and self.parts == 1:
             raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
-        if self.in_turn and (self.spread or self.sections):
-            raise ValueError("in_turn takes spread=False and sections=False: blocks in turn have an order of their own")
+        if self.in_turn and self.sections:
+            raise ValueError("in_turn takes sections=False: blocks in turn have an order of their own")
         if self.parts > 1 and self.adding != "reduction":
             raise ValueError(f"parts=2 takes adding='reduction', got {self.adding!r}")
         if self.alternate and self.parts == 1:
@@ -98,7 +97,6 @@ class HopperGradients(GradientStep, FusedStep):
             adding=self.adding,
             parts=self.parts,
             in_turn=self.in_turn,
-            spread=self.spread,
             sections=self.sections,
             alternate=self.alternate,
         )

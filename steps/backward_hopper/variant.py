@@ -18,6 +18,7 @@ ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 SECTION = 16  # kv heads whose blocks begin together: of each about 8 run at a time on 132 SMs
+SECTIONED = 4096  # queries up to which sections were measured to pay
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -38,7 +39,6 @@ class Variant:
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
     in_turn: bool
-    spread: bool  # each block begins with the tile of queries that lies beside its keys
     section: int  # kv heads of a section, in which the longest blocks are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
 
@@ -169,6 +169,12 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
     return rule_for("hopper_apart" if parts > 1 else "hopper_together", problem, DEFAULT_ARCH)
 
 
+def sections_pay(problem: Problem) -> bool:
+    """Whether blocks begin in sections: where they did, and L2 had to hold more, the kernel was measured to be slower."""
+    small = problem.head_dim <= 128 and problem.group_size == 1 and problem.seq_len_q <= SECTIONED
+    return problem.causal and small
+
+
 def make_variant(
     problem: Problem,
     *,
@@ -176,7 +182,6 @@ def make_variant(
     adding: Adding,
     parts: int,
     in_turn: bool,
-    spread: bool,
     sections: bool,
     alternate: bool,
 ) -> Variant:
@@ -194,7 +199,6 @@ def make_variant(
         adding=adding,
         parts=parts,
         in_turn=in_turn,
-        spread=spread and not problem.causal,
-        section=SECTION if sections and problem.causal else 0,
-        alternate=alternate,
+        section=SECTION if sections and sections_pay(problem) else 0,
+        alternate=alternate and problem.head_dim == 128,
     )

@@ -30,7 +30,7 @@ HARMLESS = {
     ("under_way", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
     ("groups_apart", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
     ("groups_apart", 256): {},
-    ("alternate", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO} | ITS_TURN,
+    ("alternate", 128): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO} | ITS_TURN,
     ("in_turn", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,

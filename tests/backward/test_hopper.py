@@ -51,16 +51,6 @@ def test_ptxas_adds_no_wait_for_products(step, head_dim):
     assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked
 
 
-def test_blocks_begin_with_different_tiles():
-    """dK adds up over queries, and its last bits tell in which order: the first block's are the same, others' not."""
-    shape = problem(batch=1, heads=1, seq_len_q=640, seq_len_kv=640, head_dim=128, causal=False)
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    before, now = (get_step(name).gradients(*inputs, causal=False)[1] for name in ("groups_apart", "spread"))
-    assert torch.equal(before[:, :, :128], now[:, :, :128])
-    for first in range(128, 640, 128):
-        assert not torch.equal(before[:, :, first : first + 128], now[:, :, first : first + 128])
-
-
 def test_every_block_has_its_place_in_a_section():
     """More kv heads than a section has, and a section that is not full."""
     shape = problem(batch=3, heads=7, seq_len_q=70, seq_len_kv=300, head_dim=64, causal=True)
