@@ -170,7 +170,7 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
 
 
 def sections_pay(problem: Problem) -> bool:
-    """Whether blocks begin in sections: where they did, and L2 had to hold more, the kernel was measured to be slower."""
+    """Whether blocks begin in sections: where L2 had to hold more, they were measured to be slower."""
     small = problem.head_dim <= 128 and problem.group_size == 1 and problem.seq_len_q <= SECTIONED
     return problem.causal and small
 
