@@ -94,9 +94,11 @@ def readme_table(runs: Sequence[Run]) -> str:
 
 
 def best_of(run: Run, part: str) -> Measurement | None:
-    """The best step of a part in a run, or None without one."""
-    candidates = [m for m in run.by_speed() if m.part == part]
-    return earliest_within_noise(run, candidates) if candidates else None
+    """The best step of a part in a run, in an earlier one where the run leaves the part out, or None without one."""
+    if candidates := [m for m in run.by_speed() if m.part == part]:
+        return earliest_within_noise(run, candidates)
+    before = [m for m in run.steps if m.part == part and m.earlier and m.tflops and m.correct]
+    return max(before, key=lambda m: m.tflops, default=None)
 
 
 def _cell(m: Measurement | None, named: bool = False) -> str:

@@ -297,8 +297,8 @@ def best_by_problem(
 
     A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
     are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those without any step
-    of a part that holds the best of another run of that kind: they do not know the best. The appendix is no such part:
-    what it holds was tried, and gave at most a little. Of a kind are runs with the same head_dim, with or without a
+    of a part that holds the best of another run of that kind: they do not know the best, unless an earlier run of the
+    problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a little. Of a kind are runs with the same head_dim, with or without a
     window and the like, and with bytes or operations that decide.
     The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and computes
     what it hides. In decoding all are near what device memory can do.
@@ -307,7 +307,8 @@ def best_by_problem(
     cells, factors = [], []
     for run, best in known:
         parts = {other.part for at, other in known if _kind(at) == _kind(run)} - {"appendix"}
-        if parts <= {m.part for m in run.by_speed()}:
+        slower = {m.part for m in run.steps if m.earlier and m.tflops and m.tflops < best.tflops}
+        if parts <= {m.part for m in run.by_speed()} | slower:
             ahead = best.speedup_vs_baseline.median, run.speedup(best, run.measurement(rival)).median
             cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({ahead[0]:.2f}×, {ahead[1]:.2f}×)"))
             if not run.the_problem().features and not PASSES[run.direction].by_bytes(run.the_problem()):
