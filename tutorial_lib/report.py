@@ -298,10 +298,10 @@ def best_by_problem(
     A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
     are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those without any step
     of a part that holds the best of another run of that kind: they do not know the best, unless an earlier run of the
-    problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a little. Of a kind are runs with the same head_dim, with or without a
-    window and the like, and with bytes or operations that decide.
-    The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and computes
-    what it hides. In decoding all are near what device memory can do.
+    problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a little. Of
+    a kind are runs with the same head_dim, with or without a window and the like, and with bytes or operations that
+    decide. The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and
+    computes what it hides. In decoding all are near what device memory can do.
     """
     known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     cells, factors = [], []
