@@ -253,10 +253,11 @@ def tflops_by_length(runs: Sequence[Run]):
     Figure.
     """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
-    peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), "sdpa", runs)
+    pytorchs = PASSES[runs[0].direction].baseline
+    peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), pytorchs, runs)
     found = {m.name: m for run in runs for m in run.steps if m.tflops}
     steps = {m.name: m for m in sorted(found.values(), key=lambda m: m.number) if _makes_a_line(m, runs)}
-    baseline = [steps["sdpa"]] if "sdpa" in steps else []
+    baseline = [steps[pytorchs]] if pytorchs in steps else []
     others = [*baseline, *peers[:PEERS_A_PANEL]]
     path = [m for m in steps.values() if m not in baseline and not _stands_aside(m, found)]
     panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]

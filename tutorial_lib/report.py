@@ -307,8 +307,7 @@ def best_by_problem(
     cells, factors = [], []
     for run, best in known:
         parts = {other.part for at, other in known if _kind(at) == _kind(run)} - {"appendix"}
-        slower = {m.part for m in run.steps if m.earlier and m.tflops and m.tflops < best.tflops}
-        if parts <= {m.part for m in run.by_speed()} | slower:
+        if parts <= {m.part for m in run.known()}:
             ahead = best.speedup_vs_baseline.median, run.speedup(best, run.measurement(rival)).median
             cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({ahead[0]:.2f}×, {ahead[1]:.2f}×)"))
             if not run.the_problem().features and not PASSES[run.direction].by_bytes(run.the_problem()):

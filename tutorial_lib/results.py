@@ -266,6 +266,11 @@ class Run(_Record):
         others = [m for m in self.steps if m.name != PASSES[self.direction].baseline and not m.earlier]
         return sorted((m for m in others if m.tflops and m.correct), key=lambda m: -m.tflops)
 
+    def known(self) -> list[Measurement]:
+        """The steps known to be no faster than its fastest: those of its rounds, and slower ones of earlier runs."""
+        timed = self.by_speed()
+        return timed + [m for m in self.steps if timed and m.earlier and m.tflops and m.tflops < timed[0].tflops]
+
     def with_earlier(self, record: Run) -> Run:
         """This run, and what an earlier record of the same problem holds that it leaves out.
 

@@ -4,7 +4,8 @@ The two warp groups exchange dS in every turn. Nothing keeps them from computing
 waiting for their products at the same time. Here a warp group computes weights and dS only when the other has computed
 its own, and is at its products. So the tensor cores have products of one, while the other takes exponentials.
 
-Only at head_dim 128. At 64 the step was measured, and slower; at 256 one warp group has all weights.
+Only at head_dim 128. At 64 a trial on an H100, which is not recorded, found it slower; at 256 one warp group has all
+weights.
 """
 
 from steps.backward_hopper import step56_in_sections

@@ -18,7 +18,7 @@ ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 SECTION = 16  # kv heads whose blocks begin together: of each about 8 run at a time on 132 SMs
-SECTIONED = 4096  # queries up to which sections were measured to pay
+SECTIONED = 4096  # queries up to which sections paid: see step 56
 
 Adding = Literal["pairs", "fours", "reduction"]
 
@@ -170,7 +170,7 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
 
 
 def sections_pay(problem: Problem) -> bool:
-    """Whether blocks begin in sections: where L2 had to hold more, they were measured to be slower."""
+    """Whether blocks begin in sections: where L2 had to hold more, a trial found them slower: see step 56."""
     small = problem.head_dim <= 128 and problem.group_size == 1 and problem.seq_len_q <= SECTIONED
     return problem.causal and small
 

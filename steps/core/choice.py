@@ -125,7 +125,7 @@ def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
 
 
 def _has_every_kind(run: Run) -> bool:
-    """Whether of every skeleton that takes the run's problem there, some step was measured."""
+    """Whether of every skeleton that takes the run's problem there, some step was measured, now or earlier."""
     problem, arch = run.the_problem(), run.machine["arch"]
     kinds = {
         step.backend
@@ -136,8 +136,8 @@ def _has_every_kind(run: Run) -> bool:
 
 
 def _kinds(run: Run) -> set[str]:
-    """Of which skeletons steps were measured."""
-    return {get_step(m.name).backend for m in run.by_speed()}
+    """Of which skeletons steps were measured: in its rounds, or earlier, and slower than its fastest."""
+    return {get_step(m.name).backend for m in run.known()}
 
 
 def _word(problem: Problem, arch: str, run: Run, m, fastest, tried: bool) -> str:

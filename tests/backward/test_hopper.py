@@ -2,6 +2,8 @@
 
 import re
 import secrets
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,6 +51,28 @@ def test_ptxas_adds_no_wait_for_products(step, head_dim):
     compiled = step.compile(shape)
     asked = compiled.ptx.count("wgmma.wait_group")
     assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"head_dim": 256}, {"kv_heads": 8}, {"seq_len_q": 8192, "seq_len_kv": 8192}, {"causal": False}],
+    ids=str,
+)
+def test_blocks_begin_in_sections_only_where_that_paid(changes):
+    """Elsewhere the kernel is that of the step before."""
+    before, now = get_step("groups_apart"), get_step("in_sections")
+    paid = standard(head_dim=64, causal=True)
+    other = replace(paid, **changes)
+    assert now.variant(paid) != before.variant(paid) and now.variant(other) == before.variant(other)
+
+
+def test_warp_groups_take_turns_only_at_head_dim_128():
+    before, now = get_step("in_sections"), get_step("alternate")
+    assert [now.variant(p) != before.variant(p) for p in map(partial(standard, 4096), (64, 128, 256))] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_every_block_has_its_place_in_a_section():

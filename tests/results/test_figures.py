@@ -4,15 +4,18 @@ import io
 import itertools
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from steps.core.problems import HEADLINE
 from steps.report import HEADLINES
 from tests.results.made_up import run_of
 from tests.results.recorded import RECORDED, ROOT, recorded, tracked
 from tutorial_lib import limits, pictures, plots
+from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import of_every_part, of_one_machine
+from tutorial_lib.results import of_every_part, of_one_machine, recorded_runs
 
 LENGTHS = of_every_part([r for r in of_one_machine(RECORDED) if r.the_problem().family == HEADLINES[0].family])
 
@@ -101,6 +104,14 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     beside = {m.label for m in LENGTHS[0].steps if m.fork or m.part == "appendix"}
     assert beside and not steps & beside
     assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "120 kv_multicast"} <= steps
+
+
+def test_over_the_length_gradients_stand_beside_pytorchs_and_the_fastest_peer():
+    family = replace(HEADLINE, seq_len_q=1024, seq_len_kv=1024).family
+    runs = [run for run in recorded_runs(RESULTS, "backward") if run.the_problem().family == family]
+    figure = plots.tflops_by_length(of_one_machine(runs))
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.lines][:2] == ["40 sdpa_gradients", "flash_attn_4"]
 
 
 def test_over_the_length_a_step_of_a_single_record_makes_no_line_and_the_last_number_stands_last():

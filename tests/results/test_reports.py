@@ -173,6 +173,18 @@ def test_the_readme_table_holds_rivals_and_the_best_of_each_part():
     assert "the best step is 2.00 times as fast as SDPA and 1.60" in told
 
 
+def without_hopper(run, tflops):
+    """The run without Hopper's steps in its rounds: they were so fast in an earlier one."""
+    before = {"earlier": "2026-01-01", "tflops": tflops}
+    return run.model_copy(
+        update={"steps": [m.model_copy(update=before) if m.part == "hopper" else m for m in run.steps]}
+    )
+
+
+def test_of_a_part_that_a_run_leaves_out_an_earlier_one_tells_the_best():
+    assert "500 (2.00×) [linked]" in report.readme_table([without_hopper(small(), 500.0)])
+
+
 def test_the_mean_leaves_out_what_does_not_know_the_best():
     """Without the rival; without the part of the best; and what was wrong is not the best."""
     run = small()
@@ -180,6 +192,10 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
     no_part = run.model_copy(update={"steps": [m for m in run.steps if m.part != "hopper"]})
     table, factors = best_by_problem([run, no_rival, no_part], "flash_attn_4")
     assert factors == [pytest.approx((2.0, 1.6), rel=0.01)] and "3 linked: 2000 (2.00×, 1.60×)" in table
+    assert best_by_problem([run, without_hopper(run, 500.0)], "flash_attn_4")[1][1:] == [
+        pytest.approx((1.11, 0.89), rel=0.01)
+    ]
+    assert len(best_by_problem([run, without_hopper(run, 5000.0)], "flash_attn_4")[1]) == 1
     wrong = [m.model_copy(update={"correct": m.name != "linked"}) for m in run.steps]
     table, factors = best_by_problem([run.model_copy(update={"steps": wrong})], "flash_attn_4")
     assert len(factors) == 1 and "1 exp2: 1111" in table
