@@ -54,7 +54,7 @@ class Lesson:
         self.results = results
         self.on_gpu = has_gpu()
         self.guess: float | None = None  # the reader's, until the number appears
-        self.recorded = find_recorded(self.problem, [results], self.step.direction)
+        self.recorded = find_recorded(self.problem, [results], self.step.direction, name)
         if not _part(self.step).timed:  # what is recorded of other steps, on other GPUs, says nothing of it
             self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
             self.recorded = self.recorded if self._timed() else None

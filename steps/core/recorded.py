@@ -11,11 +11,21 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, Search, Survey, recorded_runs, recorded_searches
 
 
-def find_recorded(asked: Problem, folders: Sequence[Path] = (RESULTS,), direction: str = "forward") -> Run | None:
-    """The run with GPU timings of this very problem that holds most steps, the newest of several; None without one."""
+def find_recorded(
+    asked: Problem, folders: Sequence[Path] = (RESULTS,), direction: str = "forward", step: str | None = None
+) -> Run | None:
+    """The run with GPU timings of this very problem that holds most steps, the newest of several; None without one.
+
+    step: the name of one that counts before the others: runs that hold it come first.
+    """
     runs = [run for folder in dict.fromkeys(folders) for run in recorded_runs(folder, direction)]
     runs = [run for run in runs if run.the_problem() == asked]
-    return max(runs, key=lambda run: (sum(m.status == "measured" for m in run.steps), run.date), default=None)
+
+    def holds(run: Run) -> tuple:
+        measured = [m.name for m in run.steps if m.status == "measured"]
+        return step in measured, len(measured), run.date
+
+    return max(runs, key=holds, default=None)
 
 
 @cache

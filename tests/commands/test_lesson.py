@@ -9,6 +9,7 @@ import pytest
 from steps import get_step, summary
 from steps import lesson as lessons
 from steps.core.problems import few_heads
+from steps.core.recorded import find_recorded
 from steps.core.tiles import Tile
 from steps.hopper.variant import Overlap, Roles
 from steps.lesson import Lesson
@@ -118,6 +119,13 @@ def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
     assert f"recorded on other problems: {get_step('split_keys').default_problem.describe()}" in told
     told = words(Lesson("on_its_side").time())  # a record of its problem holds others
     assert told.startswith(f"Nobody has timed step 50 on_its_side on {Lesson('on_its_side').problem.describe()} yet.")
+
+
+def test_a_lesson_shows_a_record_that_holds_its_step_though_another_holds_more():
+    problem = Lesson("in_turn").problem
+    most, held = (find_recorded(problem, direction="backward", step=name) for name in (None, "in_turn"))
+    assert most.measurement("in_turn") is None and held.measurement("in_turn").tflops
+    assert held.machine["name"] in words(Lesson("in_turn").time())
 
 
 def test_a_prediction_of_what_was_never_timed_is_one_that_the_model_answers():
