@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 
 BANKS = 32
 WORD = 4  # bytes
@@ -122,11 +123,47 @@ def ldmatrix_turns(layout, columns: int) -> int:
     return max(max(words_a_bank(addresses).values()) for addresses in every)
 
 
-def triton_conflicts(register_layout, shared_layout, shape: Sequence[int]) -> int:
-    """Triton's own count of extra turns (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``."""
+def tma_address(layout, rows: int, row: int, column: int) -> int:
+    """Bytes from the start of a tile with so many rows to element [row, column], where TMA puts or expects it.
+
+    layout: a ``gl.NVMMASharedLayout``. Panels as wide as the swizzle lie one behind the other. Chunks of 16 bytes trade
+    places within their row: an exclusive or with the row's number in each 1024 bytes' pattern [PTX ISA, «Swizzling
+    modes»].
+    """
+    width, size = layout.swizzle_byte_width, layout.element_bitwidth // 8
+    panel, within = divmod(column * size, width)
+    chunk = within // 16 ^ row * width // 128 % (width // 16)
+    return (panel * rows + row) * width + chunk * 16 + within % 16
+
+
+def places_in(linear, layout, shape: Sequence[int]) -> list[int]:
+    """For a tile [row, column] that is stored by ``linear``: where TMA, by ``layout``, takes each element to be.
+
+    linear: a ``gl.SharedLinearLayout``: what each bit of an element's place adds to its indices. Both in row order.
+    """
+    rows, columns = shape
+    size = layout.element_bitwidth // 8
+    indices = [(0, 0)]  # of the element in each place
+    for base in linear.offset_bases:
+        indices += [(row ^ base[0], column ^ base[1]) for row, column in indices]
+    theirs = {
+        tma_address(layout, rows, row, column): row * columns + column
+        for row, column in product(range(rows), range(columns))
+    }
+    found = [0] * len(indices)
+    for n, (row, column) in enumerate(indices):
+        found[row * columns + column] = theirs[n * size]
+    return found
+
+
+def triton_conflicts(register_layout, shared_layout, shape: Sequence[int], bits: int = 8 * ELEMENT) -> int:
+    """Triton's own count of extra turns (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``.
+
+    bits: of an element. It is the same for stores.
+    """
     builder = _builder()
     return builder.get_shared_bank_conflicts(
-        register_layout._to_ir(builder), shared_layout._to_ir(builder), list(shape), 8 * ELEMENT
+        register_layout._to_ir(builder), shared_layout._to_ir(builder), list(shape), bits
     )
 
 

@@ -23,14 +23,18 @@ def add_to_query(
     head, i = position(work, turn, variant)
     first_row = i * variant.tile.query + (part * ROWS if variant.rows_apart else 0)
     first_column = 0 if variant.rows_apart else part * COLUMNS
-    if variant.adding == "reduction":
+    if variant.by_tma:
         place = tiles.d_query.index(part)
         tma.store_wait(0)
-        place.reshape([ROWS, COLUMNS]).store(d_query)
+        if variant.in_fours:
+            place_of_fours = place._reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
+            place_of_fours.store(fours_together(d_query, variant))
+        else:
+            place.reshape([ROWS, COLUMNS]).store(d_query)
         fence_async_shared()
         async_reduce_shared_to_global(arrays.sums, [work.batch, head, first_row, first_column], place)
     else:
-        if variant.adding == "fours":
+        if variant.in_fours:
             d_query = fours_together(d_query, variant)
             LAYOUT: gl.constexpr = variant.query_fours
         else:  # as wgmma leaves it, a lane has pairs of neighbouring columns

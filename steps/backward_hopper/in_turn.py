@@ -55,7 +55,7 @@ def blocks_before(turn, work, variant: gl.constexpr):
 @gluon.jit
 def pass_on(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
     """Count this block at a turn's tile, to which it has added."""
-    if variant.adding == "reduction":
+    if variant.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     barrier()  # one thread counts for all
     gl.atomic_add(count_of(Turns, turn, work, part, variant), 1, sem="release", scope="gpu")

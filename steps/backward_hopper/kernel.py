@@ -43,7 +43,7 @@ def fmha_backward(
     row_sum = gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers)
     d_scores = gl.allocate_shared_memory(dtype, SCORES, variant.shared_scores)
     d_query = key
-    if variant.adding == "reduction":
+    if variant.by_tma:
         d_query = gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums)
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
     barriers = Barriers(

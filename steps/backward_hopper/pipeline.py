@@ -89,8 +89,9 @@ def place_in_section(variant: gl.constexpr):
     """
     tiles, kv_heads = gl.num_programs(0), gl.num_programs(1)
     number = gl.program_id(0) + tiles * (gl.program_id(1) + kv_heads * gl.program_id(2))
-    first = number // (tiles * variant.section) * variant.section
-    width = gl.minimum(variant.section, kv_heads * gl.num_programs(2) - first)
+    section = gl.maximum(1, variant.section // tiles)
+    first = number // (tiles * section) * section
+    width = gl.minimum(section, kv_heads * gl.num_programs(2) - first)
     n = number - first * tiles
     line = first + n % width
     return n // width, line % kv_heads, line // kv_heads

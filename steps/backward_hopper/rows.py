@@ -59,8 +59,12 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, variant: gl.constexpr
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
     far = row.to(gl.int64)
     line = batch.to(gl.int64) * gl.num_programs(1) + head
-    sums = gl.load(Sums + line * padded * D + (far[:, None] * D + column[None, :]))
-    if variant.adding == "fours":  # columns back to their places: see adding.py
+    place = far[:, None] * D + column[None, :]
+    if variant.by_tma and variant.in_fours:  # in odd rows halves of 128 bytes have changed places: see shared_fours
+        place = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+        place = gl.max_contiguous(gl.multiple_of(place, [1, 8]), [1, 8])
+    sums = gl.load(Sums + line * padded * D + place)
+    if variant.in_fours:  # columns back to their places: see adding.py
         sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
         sums = gl.convert_layout(sums, variant.rows)
     rows = DQ + batch.to(gl.int64) * dq_strides[0] + head.to(gl.int64) * dq_strides[1]

@@ -26,12 +26,13 @@ class HopperGradients(GradientStep, FusedStep):
     """Kernels for sm_90 in Gluon: ``steps.backward_hopper.kernel.fmha_backward`` with these holes filled.
 
     under_way: products are under way while others are waited for.
-    adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction". At head_dim
-    256 shared memory has no room for dQ, and it is added by fours in place of a reduction.
+    adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction", and as fours
+    by TMA, "reduction_of_fours". At head_dim 256 shared memory has no room for dQ, and it is added by fours, without
+    TMA.
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
-    sections: under a causal mask, blocks begin in sections of 16 kv heads, and of a section the longest first; not with
-    grouped heads, nor at head_dim 256 or more than 4096 queries. Not for blocks in turn.
+    sections: under a causal mask, blocks begin in sections of kv heads, and of a section the longest first; not with
+    grouped heads. Not for blocks in turn.
     alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
     changes. Takes parts that are apart.
 
@@ -56,8 +57,8 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
         if self.in_turn and self.sections:
             raise ValueError("in_turn takes sections=False: blocks in turn have an order of their own")
-        if self.parts > 1 and self.adding != "reduction":
-            raise ValueError(f"parts=2 takes adding='reduction', got {self.adding!r}")
+        if self.parts > 1 and not self.adding.startswith("reduction"):
+            raise ValueError(f"parts=2 takes adding='reduction' or 'reduction_of_fours', got {self.adding!r}")
         if self.alternate and self.parts == 1:
             raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
 
@@ -220,7 +221,7 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
         strides = [stride if n > 1 else head_dim for stride, n in zip(x.stride()[:3], x.shape)]
         return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
 
-    if variant.adding == "reduction":
+    if variant.by_tma:
         sums = described(sums, variant.query_rows, variant.query_columns, variant.shared_sums)
 
     return (

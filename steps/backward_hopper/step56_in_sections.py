@@ -3,12 +3,12 @@
 Under a causal mask the block with the first keys has as many turns as there are tiles of queries, and that with the
 last keys one or two. A GPU starts blocks in the order of their numbers, head after head so far: near the end of the
 kernel long blocks begin, while other SMs have nothing left to do. The fewer blocks there are, as
-with short sequences, the more this counts. Here the blocks of 16 kv heads are a section, and of a section the longest
-begin. It is no larger, so that several blocks of a head run at a time and find the same Q and dO in L2.
+with short sequences, the more this counts. Here the kv heads are cut into sections, and of a section the longest begin.
+A section has about 264 blocks, two for each SM: 132 SMs take as long for all of them as for the longest. It is no
+larger, so that several blocks of a head run at a time and find the same Q and dO in L2.
 
-Without a mask all blocks are as long, and nothing changes. Nor with grouped heads, at head_dim 256, or with more than
-4096 queries: a trial on an H100, which is not recorded, found sections slower there. A hypothesis why: L2 does not hold
-Q, dO and dQ of 16 heads.
+Without a mask all blocks are as long, and nothing changes. Nor with grouped heads: a trial on an H100, which is not
+recorded, found sections slower there. A hypothesis why: L2 does not hold Q, dO and dQ of so many heads.
 """
 
 from steps.backward_hopper import step54_groups_apart

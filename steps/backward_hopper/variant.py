@@ -17,10 +17,9 @@ WARPS = 8  # that compute: two warp groups
 ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
-SECTION = 16  # kv heads whose blocks begin together: of each about 8 run at a time on 132 SMs
-SECTIONED = 4096  # queries up to which sections paid: see step 56
+SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
 
-Adding = Literal["pairs", "fours", "reduction"]
+Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Variant:
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
     in_turn: bool
-    section: int  # kv heads of a section, in which the longest blocks are the first; 0: one head after the other
+    section: int  # blocks of a section, about, in which the longest are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
 
     @property
@@ -61,6 +60,16 @@ class Variant:
     def writers(self) -> int:
         """Parts that write a tile of dS."""
         return 1 if self.roles_apart else self.parts
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA adds dQ."""
+        return self.adding in ("reduction", "reduction_of_fours")
+
+    @property
+    def in_fours(self) -> bool:
+        """Whether the sums for dQ have a lane's four columns side by side."""
+        return self.adding in ("fours", "reduction_of_fours")
 
     @property
     def rows_apart(self) -> bool:
@@ -153,6 +162,18 @@ class Variant:
         return gl.NVMMASharedLayout(min(128, 4 * self.query_columns), 32, rank=4)
 
     @cached_property
+    def shared_fours(self) -> gl.SharedLinearLayout:
+        """The same place for fours. TMA's swizzle alone would have neighbouring rows meet in the same banks.
+
+        A lane stores 16 bytes, and shared memory takes 8 lanes at a time: 64 bytes of two rows. In odd rows the halves
+        of every 128 bytes change places, so that these are in 32 different banks.
+        """
+        rows = [[8 << n, 0] for n in range((self.query_rows // 8).bit_length() - 1)]
+        panels = [[0, 32 << n] for n in range((self.query_columns // 32).bit_length() - 1)]
+        in_a_row = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]]
+        return gl.SharedLinearLayout([*in_a_row, [1, 4 + 16], [2, 8], [4, 16], *rows, *panels])
+
+    @cached_property
     def shared_numbers(self) -> gl.NVMMASharedLayout:
         """A number for each query [1, query]."""
         return gl.NVMMASharedLayout(0, 32, rank=2)
@@ -169,12 +190,6 @@ def rule_of(parts: int, problem: Problem) -> Rule | None:
     return rule_for("hopper_apart" if parts > 1 else "hopper_together", problem, DEFAULT_ARCH)
 
 
-def sections_pay(problem: Problem) -> bool:
-    """Whether blocks begin in sections: where L2 had to hold more, a trial found them slower: see step 56."""
-    small = problem.head_dim <= 128 and problem.group_size == 1 and problem.seq_len_q <= SECTIONED
-    return problem.causal and small
-
-
 def make_variant(
     problem: Problem,
     *,
@@ -187,7 +202,7 @@ def make_variant(
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
-    if problem.head_dim == 256 and adding == "reduction":
+    if problem.head_dim == 256 and adding.startswith("reduction"):
         adding = "fours"  # shared memory has no room for dQ
     return Variant(
         tile=tile,
@@ -199,6 +214,6 @@ def make_variant(
         adding=adding,
         parts=parts,
         in_turn=in_turn,
-        section=SECTION if sections and sections_pay(problem) else 0,
+        section=SECTION if sections and problem.causal and problem.group_size == 1 else 0,
         alternate=alternate and problem.head_dim == 128,
     )

@@ -64,11 +64,16 @@ class Memory:
         return self._view(self.data.view(tuple(shape)))
 
     def _reinterpret(self, dtype, shape, layout) -> Memory:
-        """The same bytes, in row order: where a swizzle puts them is not simulated."""
+        """The same bytes, in row order: where a swizzle puts them is not simulated.
+
+        But a linear layout of a place that TMA reads says which element comes where TMA expects which.
+        """
         new, shape = torch_dtype(dtype), own_part(shape, layout)
         offset = self.data.storage_offset() * self.data.itemsize // new.itemsize
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         data = torch.as_strided(self.buffer.bytes.view(new), tuple(shape), strides, offset)
+        if isinstance(layout, gl.SharedLinearLayout) and isinstance(self.layout, gl.NVMMASharedLayout):
+            return Reordered(self.buffer, data, layout, _places(layout, self.layout, tuple(shape)))
         return Memory(self.buffer, data, layout, halved(layout))
 
     def load(self, layout=None, tracked: bool = True) -> Tensor:
@@ -116,6 +121,27 @@ class Memory:
 
     def _keep_alive(self) -> None:
         pass
+
+
+class Reordered(Memory):
+    """A view that is written in another order than TMA reads it in. places: of its elements, in TMA's row order."""
+
+    def __init__(self, buffer: Buffer, data: torch.Tensor, layout, places: torch.Tensor):
+        super().__init__(buffer, data, layout)
+        self.places = places
+
+    def load(self, layout=None, tracked: bool = True) -> Tensor:
+        raise Unknown(at("the simulator loads nothing from a place that it has stored in an order of its own"))
+
+    def store(self, value: Tensor) -> None:
+        there = torch.empty_like(plain(value)).view(-1)
+        there[self.places] = plain(value).reshape(-1)
+        super().store(Tensor(there.view(tuple(value.shape)), value.layout))
+
+
+@cache
+def _places(layout, of_tma, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor(layouts.places_in(layout, of_tma, shape))
 
 
 @cache
