@@ -14,11 +14,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tutorial_lib import timing
+from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
 SCHEMA = 2
 MIGRATE = "python -m steps.migrate DIR"  # the command that writes the records of an older schema anew
+SHARED = 1.5  # times the fewest clocks: alone the matrix product takes up to 1.25 times, with another process 2.6
 NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begin
 
 Status = Literal["measured", "checked", "compiled", "skipped", "failed"]
@@ -254,6 +256,20 @@ class Run(_Record):
             if {m.name, other.name} <= set(r.latency_ms)
         ]
         return speedup_of(timing.speedup(*zip(*pairs)), m, other) if pairs else None
+
+    def shared_rounds(self) -> int:
+        """In how many rounds another process must have used the GPU, by the clocks that the matrix product took.
+
+        0 where that cannot be told: it was not timed, its clock is not known, or what tensor cores do in a clock.
+        """
+        arch = ARCHITECTURES.get(self.machine.get("arch"))
+        per_clock = ((arch and arch.tensor_flops) or 0) * self.machine.get("multiprocessors", 0)
+        if not per_clock or self.ceiling is None or self.ceiling.tflops is None:
+            return 0
+        most = SHARED * timing.CEILING_FLOPS / per_clock
+        name = timing.CEILING
+        known = [r for r in self.rounds if name in r.latency_ms and name in r.clock_ghz]
+        return sum(r.latency_ms[name] * 1e6 * r.clock_ghz[name] > most for r in known)
 
     @property
     def everybody(self) -> list[Measurement]:

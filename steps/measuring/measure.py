@@ -346,7 +346,7 @@ def _summarise(
         c.step.name: _timed(c, bare, operations, moved, rounds, sustained, baseline.name) for c in contenders
     }
     steps = [c.step for c in contenders]
-    return Run(
+    run = Run(
         direction=kind.name,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
@@ -372,6 +372,13 @@ def _summarise(
         sustained=[_round(sampled) for sampled in sustained],
         notes=_notes([*rounds, *sustained], machine) + notes,
     )
+    if shared := run.shared_rounds():
+        told = (
+            f"Another process must have used the GPU in {shared} of {len(run.rounds)} rounds: the matrix product took "
+            "many times the clocks that it needs. End that process and measure again: these timings mean nothing."
+        )
+        run = run.model_copy(update={"notes": [told, *run.notes]})
+    return run
 
 
 def _input_sets(kind: Pass, problem: Problem, settings: Settings, machine: dict) -> int:

@@ -13,7 +13,9 @@ from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import (
     MIGRATE,
+    Ceiling,
     ResultsError,
+    Round,
     earliest_within_noise,
     of_every_part,
     read_run,
@@ -157,6 +159,25 @@ def test_recorded_figures_follow_from_the_recorded_rounds(r):
             same = same_code(m, r.measurement(m.previous))
             assert m.speedup_vs_previous.same_code == same
             assert m.speedup_vs_previous.verdict == ("same" if same else timing.verdict(ratio))
+
+
+@pytest.mark.parametrize("r", ON_ONE_GPU, ids=lambda r: f"{r.machine['slug']}-{r.the_problem().slug}-{r.direction}")
+def test_nobody_else_used_the_gpu_while_it_was_timed(r):
+    assert r.shared_rounds() == 0
+
+
+@pytest.mark.parametrize(("clock", "shared"), [(1.5, 0), (1.9, 1), (None, 0)])
+def test_who_else_used_the_gpu_is_known_by_the_clocks_of_the_matrix_product(clock, shared):
+    """8192^3 products and additions take 132 SMs of an H100 2.03 million clocks; 2 ms at 1.9 GHz are 3.8 million."""
+    run = run_of({"sdpa": 1.0})
+    ceiling = Ceiling(what="a product", tflops=550, low=549, high=551)
+    latency = {timing.CEILING: 2.0, "sdpa": 1.0}
+    rounds = [Round(latency_ms=latency, clock_ghz={timing.CEILING: clock} if clock else {})]
+    machine = {**run.machine, "multiprocessors": 132}
+    run = run.model_copy(update={"ceiling": ceiling, "rounds": rounds, "machine": machine})
+    assert run.shared_rounds() == shared
+    assert run.model_copy(update={"ceiling": ceiling.model_copy(update={"tflops": None})}).shared_rounds() == 0
+    assert run.model_copy(update={"machine": run.machine | {"multiprocessors": 0}}).shared_rounds() == 0
 
 
 def test_a_record_keeps_what_a_new_run_leaves_out():
