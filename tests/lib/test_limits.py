@@ -139,14 +139,19 @@ def test_a_prediction_that_is_off_is_explained():
 
 
 def test_recorded_steps_are_compared_with_the_model():
-    """The kernels on the H100 at S=4096, causal: each has its least time, which nobody beats, and its counters."""
+    """The kernels on the H100 at S=4096, causal: each has its least time, which nobody beats.
+
+    Counters are of the code that was timed: a step that has changed since they were read has none.
+    """
     run = recorded()
     compared = limits.compare(run)
     assert [c.measurement.number for c in compared] == [m.number for m in run.steps if m.number >= 2]
-    assert len(compared) >= 15
+    counted = [c for c in compared if c.measurement.counters]
+    assert len(counted) >= 15
     for c in compared:
         assert c.limit.seconds < c.measured
         assert c.explanation()
+    for c in counted:
         assert set(c.measurement.counters) == set(METRICS)
         # What ran at once stays below what the resources allow, and is most of it.
         assert 0.6 < c.measurement.counters["achieved_occupancy_pct"] / c.measurement.resources["occupancy_pct"] < 1.01
