@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from steps.backward_hopper.kernel import fmha_backward
 from steps.backward_hopper.rows import prepare, scaled
-from steps.backward_hopper.variant import WARPS, Adding, Variant, make_variant, rule_of
+from steps.backward_hopper.variant import BY_TMA, WARPS, Adding, Variant, make_variant, rule_of
 from steps.core.fused import FusedStep, grid, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
@@ -57,8 +57,8 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
         if self.in_turn and self.sections:
             raise ValueError("in_turn takes sections=False: blocks in turn have an order of their own")
-        if self.parts > 1 and not self.adding.startswith("reduction"):
-            raise ValueError(f"parts=2 takes adding='reduction' or 'reduction_of_fours', got {self.adding!r}")
+        if self.parts > 1 and self.adding not in BY_TMA:
+            raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
         if self.alternate and self.parts == 1:
             raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
 

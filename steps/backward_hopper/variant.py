@@ -20,6 +20,7 @@ STAGES = 2  # places of tiles of Q, and of dO
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
 
 Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
+BY_TMA = ("reduction", "reduction_of_fours")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Variant:
     @property
     def by_tma(self) -> bool:
         """Whether TMA adds dQ."""
-        return self.adding in ("reduction", "reduction_of_fours")
+        return self.adding in BY_TMA
 
     @property
     def in_fours(self) -> bool:
@@ -202,7 +203,7 @@ def make_variant(
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
-    if problem.head_dim == 256 and adding.startswith("reduction"):
+    if problem.head_dim == 256 and adding in BY_TMA:
         adding = "fours"  # shared memory has no room for dQ
     return Variant(
         tile=tile,

@@ -454,6 +454,15 @@ def timed(failing=(), **of_settings):
     return _summarise(problem(), contenders, settings, rounds, going_on, notes)
 
 
+@pytest.mark.parametrize(("multiprocessors", "rounds"), [(132, 0), (264, 4)])
+def test_a_run_beside_another_process_says_so(monkeypatch, multiprocessors, rounds):
+    """1.4 ms at 1.5 GHz are what the product takes 132 SMs, and twice what it takes 264."""
+    machine = {"name": "A GPU", "slug": "a-gpu", "arch": "sm_90", "multiprocessors": multiprocessors}
+    monkeypatch.setattr("steps.measuring.measure.describe_machine", lambda *_: machine)
+    told = [note for note in timed().notes if note.startswith("Another process must have used the GPU")]
+    assert [f"in {rounds} of 4 rounds" in note for note in told] == [True] * bool(rounds)
+
+
 def test_every_round_holds_everybody_and_ratios_are_taken_inside_it():
     run = timed()
     assert len(run.rounds) == 4
