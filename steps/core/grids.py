@@ -70,7 +70,7 @@ def _constant() -> tuple[Problem, ...]:
 
 
 def _short() -> tuple[Problem, ...]:
-    shapes = [{"batch": batch, "seq_len_q": length} for batch, length in product((8, 16, 32), (128, 256, 384, 512))]
+    shapes = [{"batch": batch, "seq_len_q": length} for batch, length in product((8, 32), (128, 256, 384, 512))]
     return _problems(shapes, heads=32, head_dim=128)
 
 
@@ -105,8 +105,10 @@ def _decoding(**common) -> tuple[Problem, ...]:
 
 
 def _paged() -> tuple[Problem, ...]:
-    sizes = (16, 64, 256)
-    return tuple(problem for size in sizes for problem in _decoding(causal=True, page_size=size))
+    """All of decoding's with pages of 64; smaller and larger pages where eight sequences have one query each."""
+    whole = _decoding(causal=True, page_size=64)
+    same = [problem for problem in whole if (problem.batch, problem.kv_heads, problem.seq_len_q) == (8, 8, 1)]
+    return whole + tuple(replace(problem, page_size=size) for size in (16, 256) for problem in same)
 
 
 def _windows() -> tuple[Problem, ...]:
@@ -140,7 +142,7 @@ GRIDS = {
     "odd": Grid("lengths that no tile divides", _odd()),
     "wide": Grid("head_dim 512 and 1024", _wide()),
     "decode": Grid("1 to 16 queries against 8192 to 131072 keys, 64 query heads", _decoding()),
-    "paged": Grid("the same with keys and values in pages of 16, 64 and 256", _paged()),
+    "paged": Grid("the same with keys and values in pages of 64, and some in pages of 16 and 256", _paged()),
     "windows": Grid("sliding windows of 256 to 4096", _windows()),
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
