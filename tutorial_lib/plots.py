@@ -323,7 +323,11 @@ def _that_matter(steps: Sequence[Measurement], runs: Sequence[Run], room: int) -
 
 
 def latency_by_round(run: Run, names: Sequence[str]):
-    """Every round's latency, relative to the contender's median, and the SM clock. Returns a matplotlib Figure."""
+    """Every round's latency, relative to the contender's median, and the SM clock. Returns a matplotlib Figure.
+
+    names: of those that were timed in this run's rounds; a record also holds what other runs timed, which is left out.
+    """
+    names = [name for name in names if all(name in r.latency_ms for r in run.rounds)]
     figure, grid = figure_with_axes(6.6, 3.6, 2, 1, sharex=True, gridspec_kw={"height_ratios": [2, 1]})
     numbers = range(1, len(run.rounds) + 1)
     for n, name in enumerate(names):

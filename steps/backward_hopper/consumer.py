@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.pipeline import await_tile, position
-from steps.gluon.kernel import barrier
+from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
 
 
@@ -76,7 +76,7 @@ def share(d_scores, tiles, turn, variant: gl.constexpr):
     place = tiles.d_scores.index(turn % 2)
     place.store(d_scores)
     fence_async_shared()
-    barrier()
+    gl.barrier()
     return place
 
 
@@ -148,7 +148,7 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
         add_to_query(d_query, arrays, tiles, turn, work, padded, None, 0, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
-        barrier()  # dK's product began before all warps last met: the compiler takes it for over
+        gl.barrier()  # dK's product began before all warps last met: the compiler takes it for over
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
     return d_key, d_value
 
@@ -157,7 +157,7 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
 def all_parts(barriers, n: gl.constexpr, variant: gl.constexpr):
     """Wait until all parts are here, for the n-th time."""
     if variant.parts == 1:
-        barrier()
+        gl.barrier()
     else:
         mbarrier.arrive(barriers.done.index(n), count=1)
         mbarrier.wait(barriers.done.index(n), 0)

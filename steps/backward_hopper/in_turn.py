@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from steps.backward_hopper.pipeline import position
-from steps.gluon.kernel import barrier
+from steps.gluon import names  # noqa: F401
 
 # The threads poll, as a barrier of mbarrier's kind does not reach to other blocks. What TMA does next comes after the
 # load in the order of memory, as the proxy fence says. [PTX ISA: ld.acquire, fence.proxy.async]
@@ -57,7 +57,7 @@ def pass_on(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
     """Count this block at a turn's tile, to which it has added."""
     if variant.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    barrier()  # one thread counts for all
+    gl.barrier()  # one thread counts for all
     gl.atomic_add(count_of(Turns, turn, work, part, variant), 1, sem="release", scope="gpu")
 
 

@@ -16,10 +16,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import hide, softmax, store_lse, sum_own, tiles_to_visit
-
-# Where Triton 3.6 and 3.7 differ: what waits for all warps of a block.
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -114,11 +112,11 @@ def fmha(
     if variant.query_in_registers:
         async_copy.commit_group()
         async_copy.wait_group(0)
-        barrier()
+        gl.barrier()
         q = ()
         for c in gl.static_range(PANELS):
             q = q + (query[c].load(variant.left),)
-        barrier()  # all warps have read Q before K overwrites it
+        gl.barrier()  # all warps have read Q before K overwrites it
 
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
     if variant.share_keys_values:
@@ -146,13 +144,13 @@ def fmha(
             if variant.share_keys_values:
                 stage = 0
                 async_copy.wait_group(0)
-                barrier()
+                gl.barrier()
                 copy_panels(values, 0, V, row_stride, j, seq_len_kv, variant, variant.ragged)
                 async_copy.commit_group()
             else:
                 stage = j % STAGES
                 async_copy.wait_group(STAGES - 1)
-                barrier()
+                gl.barrier()
 
             # --- scores: QK product ---
             scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA)
@@ -177,7 +175,7 @@ def fmha(
             # --- output: PV product ---
             if variant.share_keys_values:
                 async_copy.wait_group(0)
-                barrier()
+                gl.barrier()
                 copy_panels(keys, 0, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant, variant.ragged)
                 async_copy.commit_group()
             updated = ()
@@ -188,7 +186,7 @@ def fmha(
 
             # --- all warps have read this tile: begin to copy a later one into its place ---
             if not variant.share_keys_values:
-                barrier()
+                gl.barrier()
                 later = gl.minimum(j + STAGES, end - 1)
                 copy_panels(keys, stage, K, row_stride, later, seq_len_kv, variant, variant.ragged)
                 copy_panels(values, stage, V, row_stride, later, seq_len_kv, variant, variant.ragged)

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from steps.core.problems import few_heads
 from steps.gluon import step26_q_registers
-from steps.gluon.kernel import barrier, copy_rows, store_rows, to_head
+from steps.gluon.kernel import copy_rows, store_rows, to_head
 from steps.gluon.softmax import hide, softmax, store_lse, tiles_to_visit
 from steps.gluon.variant import Schedule
 
@@ -72,7 +72,7 @@ def fmha_pieces(
             scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA)
             for c in gl.static_range(PIECES):
                 async_copy.wait_group(0)
-                barrier()
+                gl.barrier()
                 ahead = (c + 1) * COLUMNS
                 if c + 1 < PIECES:
                     copy_rows(queries[(c + 1) % 2], Q + ahead, q_strides[2], first_query, seq_len_q, variant, True)
@@ -102,7 +102,7 @@ def fmha_pieces(
             updated = ()
             for c in gl.static_range(PIECES):
                 async_copy.wait_group(0)
-                barrier()
+                gl.barrier()
                 if c + 1 < PIECES:
                     copy_rows(
                         keys[(PIECES + c + 1) % 2],

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.gluon.kernel import barrier
+from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2, hide, softmax, store_lse, sum_own, tiles_to_visit, with_maxima
 from steps.hopper.pipeline import (
     Place,
@@ -97,7 +97,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, part: gl.constexp
             if variant.producer:
                 release(barriers.value_free, turn, STAGES)
             else:
-                barrier()  # all warps have read this tile: fetch a later one into its place
+                gl.barrier()  # all warps have read this tile: fetch a later one into its place
                 if j + STAGES < end:
                     fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES, variant)
             turn += 1

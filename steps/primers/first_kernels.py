@@ -9,6 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from steps.gluon import names  # noqa: F401
+
 # 256 numbers: 2 neighbours a lane, 32 lanes a warp, 4 warps.
 LINE = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
 
