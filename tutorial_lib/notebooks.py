@@ -245,6 +245,8 @@ def run(options: argparse.Namespace) -> int:
     # On a GPU each sample has it alone (``hardware.gpu_turn``); what few cores there are must not hold its launches up.
     cores = os.cpu_count() or 1
     at_once = max(1, cores // 4) if has_gpu() else cores
+    # Threads that wait for each other on cores that other notebooks hold take several times as long.
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores // at_once))
     with console.status(f"executing {len(asked)} chapters"):
         right = asyncio.run(execute_all(asked, at_once, done))
     for source in known.values():
