@@ -20,7 +20,7 @@ from tutorial_lib.problem import Problem
 
 SCHEMA = 2
 MIGRATE = "python -m steps.migrate DIR"  # the command that writes the records of an older schema anew
-SHARED = 1.5  # times the fewest clocks: alone the matrix product takes 1.08 to 1.12 times, in the records
+SHARED = 1.5  # times the fewest clocks: what the matrix product never takes alone, as all records show
 NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begin
 
 Status = Literal["measured", "checked", "compiled", "skipped", "failed"]

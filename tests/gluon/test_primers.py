@@ -1,8 +1,12 @@
 """The small kernels of chapter 19: what they compute, that they are in order, and that they are code for a GPU."""
 
+import importlib
+
 import pytest
 import torch
+from triton.experimental.gluon import language as gl
 
+from steps.gluon import names
 from steps.primers import first_kernels, show
 from tutorial_lib import holders, layouts
 from tutorial_lib.simulator.run import launch
@@ -54,6 +58,14 @@ def test_a_kernel_becomes_the_instructions_that_the_chapter_names(name, expected
     found = iter(show.matching(getattr(first_kernels, name), (*read, right, *passed), first_kernels.WARPS[name], "."))
     for instruction in expected:
         assert any(instruction in line for line in found), f"no {instruction}, in this order"
+
+
+def test_triton_3_6_gets_the_name_of_its_barrier(monkeypatch):
+    older = object()
+    monkeypatch.setattr(gl, "thread_barrier", older, raising=False)
+    monkeypatch.delattr(gl, "barrier")
+    importlib.reload(names)
+    assert gl.barrier is older
 
 
 def test_holders_agree_with_the_lanes_of_a_layout():

@@ -4,6 +4,7 @@ import ast
 import base64
 import importlib
 import json
+import os
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -295,6 +296,22 @@ def test_a_cell_that_fails_is_told(tmp_path, monkeypatch, capsys):
     assert notebooks.main([]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert not (tmp_path / "00_bad.ipynb").exists()
+
+
+@pytest.mark.parametrize(("gpu", "at_once", "threads"), [(False, 8, "1"), (True, 2, "4")])
+def test_chapters_side_by_side_share_the_cores(monkeypatch, gpu, at_once, threads):
+    asked = []
+
+    async def execute_all(chapters, at_once, done):
+        asked.append((at_once, os.environ["OMP_NUM_THREADS"]))
+        return True
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: gpu)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(notebooks, "execute_all", execute_all)
+    monkeypatch.setattr(notebooks, "relink", lambda source: None)
+    assert notebooks.main(["00_start_here"]) == 0 and asked == [(at_once, threads)]
 
 
 def test_a_chapter_that_is_none_gets_one_line(capsys):
