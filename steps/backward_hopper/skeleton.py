@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from steps.backward_hopper.halves import axis_of, ready_in_halves
 from steps.backward_hopper.kernel import fmha_backward
 from steps.backward_hopper.rows import prepare, scaled
 from steps.backward_hopper.variant import BY_TMA, WARPS, Adding, Variant, make_variant, rule_of
@@ -35,6 +36,7 @@ class HopperGradients(GradientStep, FusedStep):
     grouped heads. Not for blocks in turn.
     alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
     changes. Takes parts that are apart.
+    two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
 
     Raises ValueError for values that do not go together.
     """
@@ -45,6 +47,7 @@ class HopperGradients(GradientStep, FusedStep):
     in_turn: bool = hole(default=False)
     sections: bool = hole(default=False)
     alternate: bool = hole(default=False)
+    two_streams: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -113,6 +116,18 @@ class HopperGradients(GradientStep, FusedStep):
 
     def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
+
+        def whole(problem, tensors, out):
+            return self._whole_ready(kernel, problem, tensors, out, *constants)
+
+        axis = self._cut(problem)
+        return whole(problem, tensors, out) if axis is None else ready_in_halves(whole, problem, axis, tensors, out)
+
+    def _cut(self, problem: Problem) -> int | None:
+        """The axis along which a call is cut in halves; None where it stays whole."""
+        return axis_of(problem, math.prod(own_blocks(problem, self.variant(problem)))) if self.two_streams else None
+
+    def _whole_ready(self, kernel, problem: Problem, tensors, out, *constants):
         import torch
 
         device, variant, padded = tensors[0].device, self.variant(problem), self.padded(problem)
@@ -196,7 +211,8 @@ class HopperGradients(GradientStep, FusedStep):
             compute_warps=WARPS,
         )
         blocks = math.prod(own_blocks(problem, variant))
-        return replace(compiled, blocks=blocks, kv_tiles=tiles_visited(problem, variant.tile))
+        again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
+        return replace(compiled, blocks=blocks, kv_tiles=tiles_visited(problem, variant.tile), other_kernels=again)
 
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:

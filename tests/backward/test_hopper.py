@@ -1,5 +1,6 @@
 """The backward steps for Hopper: no race under any schedule, and products that the compiler leaves under way."""
 
+import math
 import re
 import secrets
 from dataclasses import replace
@@ -11,6 +12,9 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from steps import GRADIENTS, get_step
+from steps.backward_hopper import halves
+from steps.backward_hopper.halves import BATCH, HEADS
+from steps.backward_hopper.skeleton import own_blocks
 from steps.core.problems import standard
 from steps.simulate import Examination
 from tests.shapes import problem
@@ -120,6 +124,56 @@ def test_tma_finds_the_halves_of_odd_rows_in_changed_places(head_dim):
     rows, columns = shape = [variant.query_rows, variant.query_columns]
     places = layouts.places_in(variant.shared_fours, gl.NVMMASharedLayout(128, 32, rank=2), shape)
     assert places == [row * columns + (column ^ (row & 1) * 16) for row in range(rows) for column in range(columns)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "axis"),
+    [
+        ({}, BATCH),
+        ({"batch": 1}, HEADS),
+        ({"batch": 3, "kv_heads": 8}, HEADS),
+        ({"batch": 3, "heads": 45, "kv_heads": 45}, None),
+        ({"seq_len_q": 128, "seq_len_kv": 128}, None),
+    ],
+    ids=str,
+)
+def test_a_call_is_cut_along_what_is_even_where_each_half_has_enough_blocks(changes, axis):
+    shape = replace(standard(4096), **changes)
+    step = get_step("two_streams")
+    blocks = own_blocks(shape, step.variant(shape))
+    assert halves.axis_of(shape, math.prod(blocks)) == axis
+    if axis is not None:
+        half = halves.half_of(shape, axis)
+        assert 2 * math.prod(own_blocks(half, step.variant(half))) == math.prod(blocks)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "out"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        problem(batch=2, heads=1, seq_len_q=200, seq_len_kv=150, head_dim=64),
+        problem(batch=1, heads=4, kv_heads=2, seq_len_q=100, seq_len_kv=200, head_dim=128, causal=False),
+        problem(batch=1, heads=2, seq_len_q=70, seq_len_kv=130, head_dim=256),
+    ],
+    ids=lambda p: p.slug,
+)
+def test_two_halves_are_the_whole(shape, given, monkeypatch):
+    """Bit for bit what step even_banks computes, where a half may have a single block; in the caller's tensors, too."""
+    monkeypatch.setattr(halves, "LEAST", 1)
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    out = tuple(torch.full_like(x, float("nan")) for x in inputs[:3]) if given else None
+    step, before = replace(get_step("two_streams")), get_step("even_banks")  # no launches made ready before
+    made = step.gradients(*inputs, causal=shape.causal, out=out)
+    assert not given or all(a is b for a, b in zip(made, out, strict=True))
+    for mine, its in zip(made, before.gradients(*inputs, causal=shape.causal), strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_what_runs_in_halves_is_not_taken_for_the_same_code():
+    """The kernel is that of step even_banks, but the launches are others."""
+    for shape, same in ((standard(4096), False), (standard(128), True)):
+        now, before = (get_step(name).compile(shape) for name in ("two_streams", "even_banks"))
+        assert now.sass == before.sass and now.same_code(before) is same
 
 
 IN_TURN = [

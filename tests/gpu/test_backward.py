@@ -1,9 +1,12 @@
 """The backward steps on a GPU: right on every shape, the same bits where they promise it, on any stream."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from steps import GRADIENTS, get_step
+from steps.backward_hopper import halves
 from steps.core.problems import standard
 from tests.backward.test_gradients import CUTILE, accuracy_of
 from tests.shapes import SHAPES, problem
@@ -37,8 +40,31 @@ def test_the_difference_between_calls_is_found():
     assert BACKWARD.repeat_difference(get_step("groups_apart"), standard(2048), inputs, 20) > 0
 
 
-@pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
-def test_a_step_runs_on_the_current_stream(step):
+@pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
+def test_halves_on_two_streams_are_correct(shape, monkeypatch):
+    monkeypatch.setattr(halves, "LEAST", 1)
+    accuracy = accuracy_of(dataclasses.replace(get_step("two_streams")), shape, "cuda")
+    assert accuracy.correct, accuracy.explain()
+
+
+def test_halves_on_two_streams_can_be_captured():
+    """And replayed on other numbers; the second stream comes back to the one that is captured."""
+    step, inputs = get_step("two_streams"), BACKWARD.inputs(standard(2048), 0, "cuda")
+    step.gradients(*inputs, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = step.gradients(*inputs, causal=True)
+    for x, other in zip(inputs, BACKWARD.inputs(standard(2048), 1, "cuda"), strict=True):
+        x.copy_(other)
+    graph.replay()
+    for mine, its in zip(made, get_step("even_banks").gradients(*inputs, causal=True), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("step", [*CUTILE, get_step("two_streams")], ids=lambda s: s.name)
+def test_a_step_runs_on_the_current_stream(step, monkeypatch):
+    monkeypatch.setattr(halves, "LEAST", 1)
+    step = dataclasses.replace(step)  # without launches that were made ready before
     inputs = BACKWARD.inputs(LONGER[0], 0, "cuda")
     expected = step.gradients(*inputs, causal=True)
     stream = torch.cuda.Stream()
