@@ -8,7 +8,8 @@ behind that is done [CUDA C++ Programming Guide, "Streams"].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -36,40 +37,50 @@ def half_of(problem: Problem, axis: int) -> Problem:
     return replace(problem, heads=problem.heads // 2, kv_heads=problem.kv_heads // 2)
 
 
-def ready_in_halves(make_ready: Callable, problem: Problem, axis: int, tensors: tuple, out: tuple | None) -> Callable:
-    """As ``make_ready(problem, tensors, out)``, of which the halves are made: ``launch(q, k, v, o, lse, do, out)``."""
+def ready_in_halves(make: Callable, problem: Problem, tensors: tuple, axis: int) -> Callable:
+    """``run(*tensors)`` launches both halves; ``make(problem, tensors)`` makes such a function for one of them."""
+    device = tensors[0].device
+
+    def cut(tensors):
+        return zip(*(x.chunk(2, axis) for x in tensors), strict=True)
+
+    first, second = (make(half_of(problem, axis), half) for half in cut(tensors))
+
+    def run(*tensors):
+        mine, others = cut(tensors)
+        with beside(device) as elsewhere:
+            first(*mine)
+            with elsewhere:
+                second(*others)
+
+    return run
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator:
+    """Yields what has launches go to a second stream. It waits for what the current stream was given before, and is
+    waited for at the end, so that memory of either stream is not handed out again before. On the CPU nothing changes.
+    """
+    if device.type == "cpu":
+        yield nullcontext()
+        return
     import torch
 
-    def cut(tensors, out):
-        """Of each tensor the first halves, and the second."""
-        if out is None:
-            out = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[:3]]
-        return out, *zip(*(x.chunk(2, axis) for x in (*tensors, *out)), strict=True)
-
-    half, device = half_of(problem, axis), tensors[0].device
-    first, second = (make_ready(half, mine[:6], mine[6:]) for mine in cut(tensors, out)[1:])
-
-    def launch(q, k, v, o, lse, do, out):
-        made, mine, others = cut((q, k, v, o, lse, do), out)
-        if device.type == "cpu":
-            first(*mine[:6], mine[6:])
-            second(*others[:6], others[6:])
-            return tuple(made)
-        current = torch.cuda.current_stream(device)
-        beside = _beside(device, current.cuda_stream)
-        beside.wait_stream(current)
-        first(*mine[:6], mine[6:])
-        with torch.cuda.stream(beside):
-            second(*others[:6], others[6:])
-        current.wait_stream(beside)  # also before memory of this stream is handed out again
-        return tuple(made)
-
-    return launch
+    current = torch.cuda.current_stream(device)
+    stream, begun, ended = _second(device, current.cuda_stream)
+    begun.record(current)
+    stream.wait_event(begun)
+    yield torch.cuda.stream(stream)
+    ended.record(stream)
+    current.wait_event(ended)
 
 
 @lru_cache(maxsize=64)
-def _beside(device: torch.device, stream: int) -> torch.cuda.Stream:
-    """The stream for second halves of calls in this one: one that is being captured shares it with no other."""
+def _second(device: torch.device, stream: int) -> tuple:
+    """Of a stream: the second one, and two events. One that is being captured shares them with no other stream.
+
+    Threads that share a stream share these, too: an event that another has recorded again comes later in that stream.
+    """
     import torch
 
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device), torch.cuda.Event(), torch.cuda.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from steps.backward_hopper.halves import axis_of, ready_in_halves
@@ -116,22 +117,8 @@ class HopperGradients(GradientStep, FusedStep):
 
     def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
-
-        def whole(problem, tensors, out):
-            return self._whole_ready(kernel, problem, tensors, out, *constants)
-
-        axis = self._cut(problem)
-        return whole(problem, tensors, out) if axis is None else ready_in_halves(whole, problem, axis, tensors, out)
-
-    def _cut(self, problem: Problem) -> int | None:
-        """The axis along which a call is cut in halves; None where it stays whole."""
-        return axis_of(problem, math.prod(own_blocks(problem, self.variant(problem)))) if self.two_streams else None
-
-    def _whole_ready(self, kernel, problem: Problem, tensors, out, *constants):
         import torch
 
-        device, variant, padded = tensors[0].device, self.variant(problem), self.padded(problem)
-        tiles = padded // variant.tile.query
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
 
@@ -149,6 +136,33 @@ class HopperGradients(GradientStep, FusedStep):
                 for n in range(3)
             ]
 
+        q, k, v, o, do = fitted(*tensors[:4], tensors[5])
+        make, axis = partial(self._kernels_ready, kernel, constants), self._cut(problem)
+        given = (q, k, v, o, tensors[4], do, *places(q, k, v, out))
+        run = make(problem, given) if axis is None else ready_in_halves(make, problem, given, axis)
+
+        def launch(q, k, v, o, lse, do, out):
+            q, k, v, o, do = fitted(q, k, v, o, do)
+            made = places(q, k, v, out)
+            run(q, k, v, o, lse, do, *made)
+            if out is None:
+                return tuple(made)
+            return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
+
+        return launch
+
+    def _cut(self, problem: Problem) -> int | None:
+        """The axis along which a call is cut in halves; None where it stays whole."""
+        return axis_of(problem, math.prod(own_blocks(problem, self.variant(problem)))) if self.two_streams else None
+
+    def _kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
+        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the three kernels; tensors: those of the first call."""
+        import torch
+
+        q, k, v, o, lse, do, dq, dk, dv = tensors
+        device, variant, padded = q.device, self.variant(problem), self.padded(problem)
+        tiles = padded // variant.tile.query
+
         def scratch():
             """Numbers of each query, sums for dQ, and whose turn it is where that counts."""
             heads = problem.batch * problem.heads
@@ -159,11 +173,7 @@ class HopperGradients(GradientStep, FusedStep):
                 return numbers, sums, ()
             return numbers, sums, (torch.empty(variant.parts * heads * tiles, dtype=torch.int32, device=device),)
 
-        q, k, v, o, do = fitted(*tensors[:4], tensors[5])
-        lse = tensors[4]
-        dq, dk, dv = places(q, k, v, out)
         numbers, sums, turns = scratch()
-        scale = problem.effective_scale
         rows = grid(problem, variant.tile)
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         passed = (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant)
@@ -171,21 +181,16 @@ class HopperGradients(GradientStep, FusedStep):
         blocks = own_blocks(problem, variant)
         passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
         multiplying = _launcher(kernel, blocks, passed, turns, variant.warps, device, 8)
-        passed = (sums, dq, dq.stride()[:3], scale, problem.seq_len_q, padded, variant)
+        passed = (sums, dq, dq.stride()[:3], problem.effective_scale, problem.seq_len_q, padded, variant)
         scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
 
-        def launch(q, k, v, o, lse, do, out):
-            q, k, v, o, do = fitted(q, k, v, o, do)
-            dq, dk, dv = made = places(q, k, v, out)
+        def run(q, k, v, o, lse, do, dq, dk, dv):
             numbers, sums, turns = scratch()
             preparing(o, do, lse, numbers, sums, *turns)
             multiplying(q, k, v, do, numbers, sums, dk, dv, *turns)
             scaling(sums, dq)
-            if out is None:
-                return tuple(made)
-            return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
 
-        return launch
+        return run
 
     def compile(self, problem, arch="sm_90"):
         """The kernel whose blocks own keys."""

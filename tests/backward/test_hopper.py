@@ -3,6 +3,7 @@
 import math
 import re
 import secrets
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -167,6 +168,58 @@ def test_two_halves_are_the_whole(shape, given, monkeypatch):
     assert not given or all(a is b for a, b in zip(made, out, strict=True))
     for mine, its in zip(made, before.gradients(*inputs, causal=shape.causal), strict=True):
         assert torch.equal(mine, its)
+
+
+class FakeCuda:
+    """Streams, events and what is launched where, in the order in which the host says it."""
+
+    def __init__(self):
+        self.said, self.now = [], self.Stream(self, "first")
+
+    class Stream:
+        def __init__(self, fake, name):
+            self.fake, self.name, self.cuda_stream = fake, name, hash(name)
+
+        def wait_event(self, event):
+            self.fake.said.append(f"{self.name} waits for {event.of}")
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+    def launch(self, name):
+        self.said.append(f"{name} on {self.now.name}")
+
+    def put_in_place(self, monkeypatch):
+        fake = self
+
+        class Event:
+            def record(self, stream):
+                self.of = f"{stream.name} so far"
+                fake.said.append(f"{stream.name} so far")
+
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.now)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: fake.Stream(fake, "second"))
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "stream", fake.stream)
+
+
+def test_each_stream_waits_for_the_other(monkeypatch):
+    """The second for what the first had before the call, and nothing else; the first for all of the second."""
+    fake = FakeCuda()
+    fake.put_in_place(monkeypatch)
+    halves._second.cache_clear()
+    device = torch.device("cuda", 0)
+    for _ in range(2):
+        with halves.beside(device) as elsewhere:
+            fake.launch("one half")
+            with elsewhere:
+                fake.launch("the other")
+    halves._second.cache_clear()
+    call = ["first so far", "second waits for first so far", "one half on first", "the other on second"]
+    assert fake.said == 2 * [*call, "second so far", "first waits for second so far"]
 
 
 def test_what_runs_in_halves_is_not_taken_for_the_same_code():

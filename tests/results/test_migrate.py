@@ -107,6 +107,11 @@ def test_a_fingerprint_is_taken_only_where_the_figures_are_those_recorded():
     assert told.speedup_vs_previous.same_code and told.verdict == "same code"
 
 
+def _of_its_rounds(speedup) -> bool:
+    """Whether schema 1 can hold the ratio: not one of earlier rounds, and not one of the same code."""
+    return speedup is None or not (speedup.same_code or speedup.earlier)
+
+
 @pytest.mark.parametrize("slug", [SLUG, "b4_h16_s4096_d256_fp16_causal", "b1_h8_s8192_d512_fp16_full"])
 def test_a_real_record_keeps_all_that_was_measured(slug):
     """Written as schema 1 would have held it and migrated again, it is what it was, but for fingerprints."""
