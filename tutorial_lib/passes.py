@@ -44,6 +44,10 @@ class Pass(ABC):
         """Let ``step`` compute the pass, into ``outputs`` where they are given."""
 
     @abstractmethod
+    def make_ready(self, step, problem: Problem, inputs: Tensors, outputs: Tensors) -> None:
+        """Let ``step`` compile, and make ready, what ``call`` with these then launches."""
+
+    @abstractmethod
     def reference(self, problem: Problem, inputs: Tensors) -> Tensors:
         """The outputs in float64."""
 
@@ -72,12 +76,14 @@ class Pass(ABC):
     def needed_bytes(self, problem: Problem, check: bool) -> int:
         """Memory that a measurement needs before any step runs; with ``check`` that of the reference, too."""
 
-    def check(self, step, problem: Problem, inputs: Tensors, exact: Tensors, allowed: tuple) -> accuracy.Accuracy:
+    def check(
+        self, step, problem: Problem, inputs: Tensors, exact: Tensors, allowed: tuple, outputs: Tensors | None = None
+    ) -> accuracy.Accuracy:
         """Let ``step`` write into poisoned outputs and compare; of several outputs, the one that is nearest its limit.
 
-        exact, allowed: what ``reference`` and ``yardstick`` gave for these inputs.
+        exact, allowed: what ``reference`` and ``yardstick`` gave for these inputs; outputs: poisoned, where they are.
         """
-        outputs = self.poisoned(inputs)
+        outputs = outputs or self.poisoned(inputs)
         self.call(step, problem, inputs, outputs)
         return accuracy.worst(accuracy.compare(*each) for each in zip(outputs, exact, allowed, strict=True))
 
@@ -150,6 +156,10 @@ class Forward(Pass):
             more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[3:]
         return (step.attention(*inputs[:3], causal=problem.causal, scale=problem.scale, out=out, **more),)
 
+    def make_ready(self, step, problem, inputs, outputs):
+        if problem.lengths is None:  # packed sequences are made ready when they are called
+            step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs[0], **masks(problem))
+
     def reference(self, problem, inputs):
         import torch
 
@@ -218,6 +228,9 @@ class Backward(Pass):
     def call(self, step, problem, inputs, outputs=None):
         return step.gradients(*inputs, causal=problem.causal, scale=problem.scale, out=outputs)
 
+    def make_ready(self, step, problem, inputs, outputs):
+        step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs)
+
     def reference(self, problem, inputs):
         q, k, v, _, _, do = inputs
         return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale)
@@ -281,6 +294,9 @@ class Paged(Pass):
     def call(self, step, problem, inputs, outputs=None):
         out = outputs[0] if outputs else None
         return (step.paged_attention(*inputs, causal=problem.causal, scale=problem.scale, out=out),)
+
+    def make_ready(self, step, problem, inputs, outputs):
+        step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs[0])
 
     def reference(self, problem, inputs):
         import torch

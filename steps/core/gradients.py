@@ -53,14 +53,17 @@ class GradientStep(Step):
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
+        return self.ready(q, k, v, o, lse, do, causal, scale, out)(q, k, v, o, lse, do, out)
+
+    def ready(self, q, k, v, o, lse, do, causal: bool = False, scale: float | None = None, out=None):
+        """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above."""
         causal, scale = bool(causal), None if scale is None else float(scale)
         tensors = (q, k, v, o, lse, do)
         try:
             kind = (*map(_kind, tensors), causal, scale, None if out is None else tuple(map(_kind, out)))
         except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
             kind = None
-        launch = self.launches.find(kind) or self._gradients_ready(kind, tensors, causal, scale, out)
-        return launch(*tensors, out)
+        return self.launches.find(kind) or self._gradients_ready(kind, tensors, causal, scale, out)
 
     def _gradients_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
         import torch

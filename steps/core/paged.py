@@ -51,14 +51,18 @@ class PagedStep(Step):
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
+        tensors = (q, k_pages, v_pages, page_table, lengths)
+        return self.ready(*tensors, causal, scale, out)(*tensors, out)
+
+    def ready(self, q, k_pages, v_pages, page_table, lengths, causal=False, scale: float | None = None, out=None):
+        """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for calls of this kind, made ready at the first."""
         causal, scale = bool(causal), None if scale is None else float(scale)
         tensors = (q, k_pages, v_pages, page_table, lengths)
         try:
             kind = (*map(_kind, tensors), causal, scale, None if out is None else _kind(out))
         except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
             kind = None
-        launch = self.launches.find(kind) or self._paged_ready(kind, tensors, causal, scale, out)
-        return launch(*tensors, out)
+        return self.launches.find(kind) or self._paged_ready(kind, tensors, causal, scale, out)
 
     def _paged_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out) -> Launch:
         problem = problem_of(*tensors, causal, scale)

@@ -1,5 +1,8 @@
 """Kernels compiled side by side: all of them, kept on disk, whatever becomes of one."""
 
+import dataclasses
+from contextlib import contextmanager
+
 import pytest
 
 from steps import get_step
@@ -56,3 +59,29 @@ def test_a_few_kernels_are_not_worth_a_process():
     steps = [get_step(name) for name in NAMES[: 2 * KERNELS_A_PROCESS - 1]]
     compile_ahead([(step, SMALL) for step in steps], "sm_90", 45.0, pytest.fail)
     assert cold(steps) == [step.name for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("direction", "name", "shape"),
+    [
+        ("forward", "explicit", SMALL),
+        ("backward", "on_its_side", SMALL),
+        ("paged", "paged", problem(heads=2, seq_len_q=1, seq_len_kv=64, page_size=16)),
+    ],
+)
+def test_nobody_waits_while_a_step_is_compiled(direction, name, shape, monkeypatch):
+    """It is made ready before the GPU's turn, and in the turn it only runs."""
+    held, said = [], []
+
+    @contextmanager
+    def turn(device):
+        held.append(device)
+        yield
+        held.pop()
+
+    monkeypatch.setattr("steps.measuring.bench.gpu_turn", turn)
+    step = dataclasses.replace(get_step(name))  # without launches that were made ready before
+    kept = type(step).kept
+    monkeypatch.setattr(type(step), "kept", lambda *given: said.append(bool(held)) or kept(*given))
+    assert Bench(shape, direction, "cpu", 0, check=True).check(step).correct
+    assert said == [False] and not held
