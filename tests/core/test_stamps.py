@@ -14,7 +14,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.results import recorded_traces
 from tutorial_lib.tracing import WINDOW, events_of, summarise
 
-STEPS = ["stages", "wide_block", "wgmma", "producer", "ping_pong", "overlap", "linked", "at_maxima"]
+STEPS = ["stages", "wide_block", "wgmma", "producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast"]
 GLUON = [step for step in LADDER if step.backend in ("gluon", "hopper")]
 SHAPE = problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128)
 
