@@ -39,6 +39,12 @@ sanitize: .venv/ready
 	$(PY) -m steps.races 36-39,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once group_rows,split_keys,last_merges '$(DECODING)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once paged '$(PAGES)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-47,50-59 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-47,54-59 '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-47,54-59 '$(BROAD)'
+	$(PY) -m steps.races 50-59 '$(RAGGED)'
+	$(PY) -m steps.races 54-59 '$(NARROW)'
+	$(PY) -m steps.races 54-59 '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 

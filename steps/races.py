@@ -12,6 +12,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 OPTIONS = ["--tool", "racecheck", "--racecheck-report", "hazard", "--print-limit", "100000", "--show-backtrace", "no"]
@@ -20,19 +21,26 @@ HAZARD = re.compile(r"hazard detected at (?P<where>.*)\n=+ +(?P<first>.* Thread 
 
 def hazards(output: str) -> tuple[list[str], int]:
     """(what racecheck found, a text each; how many more are roles being read)."""
-    from steps.hopper.kernel import fmha
-
-    lines, first = inspect.getsourcelines(fmha.fn)
-    file = Path(inspect.getsourcefile(fmha.fn)).name
-    definition = first + next(n for n, line in enumerate(lines) if line.startswith("def "))
+    definitions = tuple(_definitions())
     found, set_aside = [], 0
     for match in HAZARD.finditer(output):
         accesses = match["first"], match["second"]
-        if any(access.startswith("Read") and access.endswith(f"{file}:{definition}") for access in accesses):
+        if any(access.startswith("Read") and access.endswith(definitions) for access in accesses):
             set_aside += 1
         else:
             found.append("\n  ".join(["hazard at " + match["where"].rstrip(" :"), *accesses]))
     return found, set_aside
+
+
+def _definitions() -> Iterator[str]:
+    """Where the kernels with roles are defined, in racecheck's words: of the forward and of the backward pass."""
+    from steps.backward_hopper.kernel import fmha_backward
+    from steps.hopper.kernel import fmha
+
+    for kernel in (fmha, fmha_backward):
+        lines, first = inspect.getsourcelines(kernel.fn)
+        line = first + next(n for n, line in enumerate(lines) if line.startswith("def "))
+        yield f" in {Path(inspect.getsourcefile(kernel.fn)).name}:{line}"
 
 
 def main() -> int:

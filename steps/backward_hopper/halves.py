@@ -1,4 +1,4 @@
-"""A call in two halves: the small kernels of one run while the large kernel of the other does.
+"""A call in two halves: one multiplies while dQ of the other is scaled.
 
 Before and after the kernel whose blocks own keys, small kernels read and write device memory, and the tensor cores
 wait. Half of the batch, or of the heads, needs nothing of the other half. So the second half goes to a stream of its
@@ -58,8 +58,10 @@ def ready_in_halves(make: Callable, problem: Problem, tensors: tuple, axis: int)
 
 @contextmanager
 def beside(device: torch.device) -> Iterator:
-    """Yields what has launches go to a second stream. It waits for what the current stream was given before, and is
-    waited for at the end, so that memory of either stream is not handed out again before. On the CPU nothing changes.
+    """Yields a context: launches inside it go to a second stream. On the CPU it changes nothing.
+
+    That stream first waits for all that the current stream was given before. At the end the current stream waits for
+    it, so that no memory is handed out again while a kernel still needs it.
     """
     if device.type == "cpu":
         yield nullcontext()

@@ -1,4 +1,4 @@
-"""Step 59: the small kernels of one half run while the large kernel of the other does.
+"""Step 59: a call in two halves, on two streams.
 
 A backward pass is three kernels, one behind the other. ``prepare`` adds up dO times O and clears the sums for dQ, the
 large kernel multiplies, and ``scaled`` rounds the sums. The small ones take the time that device memory needs for their
@@ -6,9 +6,10 @@ bytes, and leave the tensor cores idle. Their share is larger the shorter the se
 length, and the products with its square.
 
 Here a call is cut in two halves, of the batch or of the heads, and the second half goes to a second stream. Its large
-kernel needs nothing of the first half. The blocks of both large kernels follow each other without a gap, and ``scaled``
-of the first half runs beside blocks of the second. ``prepare`` of the second half does not: it is ready before the
-first large kernel begins, and comes first. Calls with few blocks stay whole, as the host pays for twice the launches.
+kernel needs nothing of the first half. SMs that the first large kernel leaves idle at its end take blocks of the
+second, and ``scaled`` of the first half runs beside that. ``prepare`` of the second half does not run beside products:
+it is ready before the first large kernel may begin. Calls with few blocks stay whole, as the host pays for twice the
+launches.
 
 To expect, as a hypothesis: half of what ``scaled`` takes is hidden, and so is the end of the first large kernel, when
 not all SMs have a block.
@@ -20,6 +21,6 @@ STEP = step58_even_banks.STEP.evolve(
     number=59,
     name="two_streams",
     title="Two halves on two streams",
-    change="A call is cut in two halves on two streams: the small kernels of one run while the other multiplies.",
+    change="A call is cut in two halves on two streams: the second multiplies while dQ of the first is scaled.",
     two_streams=True,
 )

@@ -7,10 +7,16 @@ import sys
 import pytest
 
 from steps import races
+from steps.backward_hopper.kernel import fmha_backward
 from steps.hopper.kernel import fmha
 
-LINES, FIRST = inspect.getsourcelines(fmha.fn)
-DEFINITION = FIRST + next(n for n, line in enumerate(LINES) if line.startswith("def "))
+
+def defined(kernel) -> int:
+    lines, first = inspect.getsourcelines(kernel.fn)
+    return first + next(n for n, line in enumerate(lines) if line.startswith("def "))
+
+
+DEFINITION = defined(fmha)
 REPORT = """========= COMPUTE-SANITIZER
 ========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
 =========     Write Thread (63,0,0) at fmha+0x8d50 in kernel.py:{write}
@@ -22,9 +28,11 @@ REPORT = """========= COMPUTE-SANITIZER
 """
 
 
-def test_reads_of_roles_are_set_aside_and_nothing_else_is():
-    assert races.hazards(REPORT.format(write=DEFINITION + 30, read=DEFINITION)) == ([], 1)
-    found, set_aside = races.hazards(REPORT.format(write=DEFINITION, read=DEFINITION + 30))
+@pytest.mark.parametrize("kernel", [fmha, fmha_backward], ids=lambda kernel: kernel.fn.__name__)
+def test_reads_of_roles_are_set_aside_and_nothing_else_is(kernel):
+    definition = defined(kernel)
+    assert races.hazards(REPORT.format(write=definition + 30, read=definition)) == ([], 1)
+    found, set_aside = races.hazards(REPORT.format(write=definition, read=definition + 30))
     assert set_aside == 0 and len(found) == 1 and "0x3056e" in found[0] and "Read Thread (320,0,0)" in found[0]
 
 
