@@ -27,6 +27,7 @@ NARROW := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 400, "head_di
 BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 256, "causal": true}
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 DECODING := {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128}
+HALVES := {"batch": 2, "heads": 1024, "seq_len_q": 100, "seq_len_kv": 100, "head_dim": 64}
 PAGES := {"batch": 3, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128, "causal": true, "page_size": 16}
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
@@ -42,6 +43,7 @@ sanitize: .venv/ready
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-47,50-59 '$(RAGGED)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-47,54-59 '$(NARROW)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-47,54-59 '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once two_streams '$(HALVES)'
 	$(PY) -m steps.races 50-59 '$(RAGGED)'
 	$(PY) -m steps.races 54-59 '$(NARROW)'
 	$(PY) -m steps.races 54-59 '$(BROAD)'

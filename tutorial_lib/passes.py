@@ -45,7 +45,7 @@ class Pass(ABC):
 
     @abstractmethod
     def make_ready(self, step, problem: Problem, inputs: Tensors, outputs: Tensors) -> None:
-        """Let ``step`` compile, and make ready, what ``call`` with these then launches."""
+        """Let ``step`` make ready what ``call`` with these then launches; Gluon's steps are compiled then."""
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Tensors) -> Tensors:

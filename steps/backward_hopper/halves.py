@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 BATCH, HEADS = 0, 1  # axes of the tensors
-LEAST = 264  # blocks of a half: two for each of an H100's SMs, so that either half could fill the GPU
+LEAST = 1024  # blocks of a half; at half as many the host was seen to take longer for six launches than the GPU
 
 
 def axis_of(problem: Problem, blocks: int) -> int | None:
@@ -72,17 +72,22 @@ def beside(device: torch.device) -> Iterator:
     stream, begun, ended = _second(device, current.cuda_stream)
     begun.record(current)
     stream.wait_event(begun)
-    yield torch.cuda.stream(stream)
-    ended.record(stream)
-    current.wait_event(ended)
+    try:
+        yield torch.cuda.stream(stream)
+    finally:
+        ended.record(stream)
+        current.wait_event(ended)
 
 
 @lru_cache(maxsize=64)
 def _second(device: torch.device, stream: int) -> tuple:
-    """Of a stream: the second one, and two events. One that is being captured shares them with no other stream.
+    """Of a stream: the second one, and two events.
 
     Threads that share a stream share these, too: an event that another has recorded again comes later in that stream.
     """
     import torch
 
-    return torch.cuda.Stream(device), torch.cuda.Event(), torch.cuda.Event()
+    second = torch.cuda.Stream(device)
+    while second.cuda_stream == stream:  # PyTorch hands out the streams of a pool in turn
+        second = torch.cuda.Stream(device)
+    return second, torch.cuda.Event(), torch.cuda.Event()

@@ -6,13 +6,11 @@ bytes, and leave the tensor cores idle. Their share is larger the shorter the se
 length, and the products with its square.
 
 Here a call is cut in two halves, of the batch or of the heads, and the second half goes to a second stream. Its large
-kernel needs nothing of the first half. SMs that the first large kernel leaves idle at its end take blocks of the
-second, and ``scaled`` of the first half runs beside that. ``prepare`` of the second half does not run beside products:
-it is ready before the first large kernel may begin. Calls with few blocks stay whole, as the host pays for twice the
-launches.
+kernel needs nothing of the first half. Calls with few blocks stay whole, as the host pays for twice the launches.
 
-To expect, as a hypothesis: half of what ``scaled`` takes is hidden, and so is the end of the first large kernel, when
-not all SMs have a block.
+To expect, as a hypothesis: SMs that the first large kernel leaves idle at its end take blocks of the second, and
+``scaled`` of the first half runs beside that. ``prepare`` of the second half does not run beside products: it is ready
+before the first large kernel may begin.
 """
 
 from steps.backward_hopper import step58_even_banks

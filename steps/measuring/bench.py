@@ -70,7 +70,10 @@ class Bench:
         return None
 
     def check(self, step: Step) -> accuracy.Accuracy:
-        """Run the step once into a poisoned output and compare. Nobody waits while it is compiled."""
+        """Run the step once into a poisoned output and compare.
+
+        What a step compiles when it is made ready, as Gluon's do, it compiles before it takes its turn.
+        """
         with self.turn():
             outputs = self.kind.poisoned(self.inputs)
         self.kind.make_ready(step, self.problem, self.inputs, outputs)

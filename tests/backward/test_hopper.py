@@ -131,10 +131,10 @@ def test_tma_finds_the_halves_of_odd_rows_in_changed_places(head_dim):
     ("changes", "axis"),
     [
         ({}, BATCH),
-        ({"batch": 1}, HEADS),
-        ({"batch": 3, "kv_heads": 8}, HEADS),
+        ({"batch": 1, "heads": 64, "kv_heads": 64}, HEADS),
+        ({"batch": 3, "heads": 64, "kv_heads": 32}, HEADS),
         ({"batch": 3, "heads": 45, "kv_heads": 45}, None),
-        ({"seq_len_q": 128, "seq_len_kv": 128}, None),
+        ({"seq_len_q": 1024, "seq_len_kv": 1024}, None),
     ],
     ids=str,
 )
@@ -146,6 +146,14 @@ def test_a_call_is_cut_along_what_is_even_where_each_half_has_enough_blocks(chan
     if axis is not None:
         half = halves.half_of(shape, axis)
         assert 2 * math.prod(own_blocks(half, step.variant(half))) == math.prod(blocks)
+
+
+def cut_calls(monkeypatch) -> list:
+    """Has calls cut that have two blocks or more; the devices of those that were."""
+    cut, beside = [], halves.beside
+    monkeypatch.setattr(halves, "LEAST", 1)
+    monkeypatch.setattr(halves, "beside", lambda device: cut.append(device) or beside(device))
+    return cut
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["made", "out"])
@@ -160,12 +168,13 @@ def test_a_call_is_cut_along_what_is_even_where_each_half_has_enough_blocks(chan
 )
 def test_two_halves_are_the_whole(shape, given, monkeypatch):
     """Bit for bit what step even_banks computes, where a half may have a single block; in the caller's tensors, too."""
-    monkeypatch.setattr(halves, "LEAST", 1)
+    cut = cut_calls(monkeypatch)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     out = tuple(torch.full_like(x, float("nan")) for x in inputs[:3]) if given else None
     step, before = replace(get_step("two_streams")), get_step("even_banks")  # no launches made ready before
     made = step.gradients(*inputs, causal=shape.causal, out=out)
     assert not given or all(a is b for a, b in zip(made, out, strict=True))
+    assert cut == [torch.device("cpu")]
     for mine, its in zip(made, before.gradients(*inputs, causal=shape.causal), strict=True):
         assert torch.equal(mine, its)
 
@@ -175,6 +184,7 @@ class FakeCuda:
 
     def __init__(self):
         self.said, self.now = [], self.Stream(self, "first")
+        self.pool = [self.Stream(self, "first"), self.Stream(self, "second")]
 
     class Stream:
         def __init__(self, fake, name):
@@ -201,7 +211,7 @@ class FakeCuda:
                 fake.said.append(f"{stream.name} so far")
 
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.now)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: fake.Stream(fake, "second"))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: fake.pool.pop(0))
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "stream", fake.stream)
 
@@ -217,9 +227,11 @@ def test_each_stream_waits_for_the_other(monkeypatch):
             fake.launch("one half")
             with elsewhere:
                 fake.launch("the other")
+    with pytest.raises(KeyboardInterrupt), halves.beside(device):  # what it left running is waited for all the same
+        raise KeyboardInterrupt
     halves._second.cache_clear()
-    call = ["first so far", "second waits for first so far", "one half on first", "the other on second"]
-    assert fake.said == 2 * [*call, "second so far", "first waits for second so far"]
+    fork, join = ["first so far", "second waits for first so far"], ["second so far", "first waits for second so far"]
+    assert fake.said == 2 * [*fork, "one half on first", "the other on second", *join] + fork + join
 
 
 def test_what_runs_in_halves_is_not_taken_for_the_same_code():

@@ -19,8 +19,8 @@ def defined(kernel) -> int:
 DEFINITION = defined(fmha)
 REPORT = """========= COMPUTE-SANITIZER
 ========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
-=========     Write Thread (63,0,0) at fmha+0x8d50 in kernel.py:{write}
-=========     Read Thread (320,0,0) at fmha+0x110 in kernel.py:{read}
+=========     Write Thread (63,0,0) at {kernel}+0x8d50 in kernel.py:{write}
+=========     Read Thread (320,0,0) at {kernel}+0x110 in kernel.py:{read}
 =========     Current Value : 1
 =========
 18 producer: ran
@@ -30,16 +30,18 @@ REPORT = """========= COMPUTE-SANITIZER
 
 @pytest.mark.parametrize("kernel", [fmha, fmha_backward], ids=lambda kernel: kernel.fn.__name__)
 def test_reads_of_roles_are_set_aside_and_nothing_else_is(kernel):
-    definition = defined(kernel)
-    assert races.hazards(REPORT.format(write=definition + 30, read=definition)) == ([], 1)
-    found, set_aside = races.hazards(REPORT.format(write=definition, read=definition + 30))
+    definition, name = defined(kernel), kernel.fn.__name__
+    assert races.hazards(REPORT.format(kernel=name, write=definition + 30, read=definition)) == ([], 1)
+    other = REPORT.format(kernel="another", write=definition + 30, read=definition)  # the same line of another file
+    assert len(races.hazards(other)[0]) == 1
+    found, set_aside = races.hazards(REPORT.format(kernel=name, write=definition, read=definition + 30))
     assert set_aside == 0 and len(found) == 1 and "0x3056e" in found[0] and "Read Thread (320,0,0)" in found[0]
 
 
 @pytest.mark.parametrize(("read", "status"), [(DEFINITION, 0), (DEFINITION + 9, 1)])
 def test_the_exit_status_says_whether_there_is_a_race(tmp_path, monkeypatch, capsys, read, status):
-    fake = tmp_path / "compute-sanitizer"
-    fake.write_text(f"#!/bin/sh\ncat <<'END'\n{REPORT.format(write=DEFINITION, read=read)}END\n")
+    fake, report = tmp_path / "compute-sanitizer", REPORT.format(kernel="fmha", write=DEFINITION, read=read)
+    fake.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(sys, "argv", ["races", "18", "{}"])

@@ -9,6 +9,7 @@ from steps import GRADIENTS, get_step
 from steps.backward_hopper import halves
 from steps.core.problems import standard
 from tests.backward.test_gradients import CUTILE, accuracy_of
+from tests.backward.test_hopper import cut_calls
 from tests.shapes import SHAPES, problem
 from tutorial_lib.passes import BACKWARD
 
@@ -42,14 +43,31 @@ def test_the_difference_between_calls_is_found():
 
 @pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
 def test_halves_on_two_streams_are_correct(shape, monkeypatch):
-    monkeypatch.setattr(halves, "LEAST", 1)
+    cut = cut_calls(monkeypatch)
     accuracy = accuracy_of(dataclasses.replace(get_step("two_streams")), shape, "cuda")
     assert accuracy.correct, accuracy.explain()
+    assert len(cut) == 1
 
 
-def test_halves_on_two_streams_can_be_captured():
+def test_halves_may_have_strides_and_be_unaligned(monkeypatch):
+    """Also where TMA cannot describe the tensors, nor those that the caller gives."""
+    cut, shape = cut_calls(monkeypatch), LONGER[0]
+    inputs = BACKWARD.inputs(shape, 0, "cuda")
+    expected = get_step("even_banks").gradients(*inputs, causal=True)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x for x in inputs]
+    odd = [torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x) for x in inputs]
+    out = tuple(torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape) for x in inputs[:3])
+    for given, place in ((turned, None), (odd, None), (inputs, out)):
+        made = dataclasses.replace(get_step("two_streams")).gradients(*given, causal=True, out=place)
+        for mine, its in zip(made, expected, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+    assert len(cut) == 3
+
+
+def test_halves_on_two_streams_can_be_captured(monkeypatch):
     """And replayed on other numbers; the second stream comes back to the one that is captured."""
-    step, inputs = get_step("two_streams"), BACKWARD.inputs(standard(2048), 0, "cuda")
+    cut = cut_calls(monkeypatch)
+    step, inputs = dataclasses.replace(get_step("two_streams")), BACKWARD.inputs(standard(2048), 0, "cuda")
     step.gradients(*inputs, causal=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -57,6 +75,7 @@ def test_halves_on_two_streams_can_be_captured():
     for x, other in zip(inputs, BACKWARD.inputs(standard(2048), 1, "cuda"), strict=True):
         x.copy_(other)
     graph.replay()
+    assert len(cut) == 2
     for mine, its in zip(made, get_step("even_banks").gradients(*inputs, causal=True), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 

@@ -1,10 +1,13 @@
 """On a GPU: the log-sum-exp of every step, and gradients through the front door, in a CUDA graph, too."""
 
+import dataclasses
+
 import pytest
 import torch
 
 import steps
 from steps import STEPS, get_step
+from steps.backward_hopper import halves
 from steps.core import attention as front
 from tests.shapes import problem
 from tutorial_lib import reference
@@ -30,10 +33,12 @@ def test_a_step_gives_the_log_sum_exp(step, shape):
     torch.testing.assert_close(lse.double(), exact, rtol=1e-4, atol=1e-3)
 
 
-@pytest.fixture
-def pair(monkeypatch):
+@pytest.fixture(params=["groups_apart", "two_streams"])
+def pair(monkeypatch, request):
     monkeypatch.setattr(front, "_trains", lambda problem, target: True)
-    chosen = front.Training(get_step("at_maxima"), get_step("groups_apart"))
+    monkeypatch.setattr(halves, "LEAST", 1)
+    backward = dataclasses.replace(get_step(request.param))  # without launches that were made ready before
+    chosen = front.Training(get_step("at_maxima"), backward)
     monkeypatch.setattr(front, "training", lambda problem, target: chosen)
 
 

@@ -69,8 +69,8 @@ def test_a_few_kernels_are_not_worth_a_process():
         ("paged", "paged", problem(heads=2, seq_len_q=1, seq_len_kv=64, page_size=16)),
     ],
 )
-def test_nobody_waits_while_a_step_is_compiled(direction, name, shape, monkeypatch):
-    """It is made ready before the GPU's turn, and in the turn it only runs."""
+def test_a_step_is_made_ready_before_it_takes_its_turn(direction, name, shape, monkeypatch):
+    """So that others need not wait for a compiler; in the turn it only runs."""
     held, said = [], []
 
     @contextmanager
