@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 # What results.json calls a counter -> the metric that ncu knows it by (Nsight Compute 2025, Hopper).
 METRICS = {
@@ -51,6 +52,20 @@ def read_counters(command: list[str], kernel: str, timeout: float) -> list[dict[
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise CountersError(f"ncu failed: {lines[-1] if lines else f'exit status {done.returncode}'}")
     return parse(done.stdout)
+
+
+def together(kernels: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Counters of several kernels as those of one that ran as long as all of them: sums, and means over the time."""
+    if len(kernels) == 1:
+        return kernels[0]
+    time = sum(kernel["time_us"] for kernel in kernels)
+    found = {}
+    for name in kernels[0]:
+        if name.endswith("_pct"):
+            found[name] = sum(kernel[name] * kernel["time_us"] for kernel in kernels) / time
+        else:
+            found[name] = sum(kernel[name] for kernel in kernels)
+    return found
 
 
 def parse(output: str) -> list[dict[str, float]]:

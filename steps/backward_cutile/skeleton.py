@@ -88,6 +88,9 @@ class CuTileGradients(GradientStep, FusedStep):
         shapes = [(getattr(self, name), rule_for(name, self.in_tiles(problem), target)) for name in names]
         return tuple(f"Own_{own.tile.query}x{own.tile.key}" if own else rule.name for own, rule in shapes)
 
+    def counted_kernels(self, problem: Problem) -> int:
+        return 1 if self.adds else 2
+
     def variant(self, problem: Problem, tile: Tile) -> Variant:
         return Variant(
             weigh=self.weigh,

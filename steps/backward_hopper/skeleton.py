@@ -94,6 +94,9 @@ class HopperGradients(GradientStep, FusedStep):
         """Of the kernel whose blocks own keys."""
         return (rule_of(self.parts, problem).name,)
 
+    def counted_kernels(self, problem: Problem) -> int:
+        return 1 if self._cut(problem) is None else 2
+
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
         return make_variant(

@@ -248,6 +248,10 @@ class Step:
         """Device memory that the step needs at once besides q, k, v and o, in bytes."""
         return 0
 
+    def counted_kernels(self, problem: Problem) -> int:
+        """How many kernels of a call have fmha in their names: those whose counters are read."""
+        return 1
+
     def make_ready(
         self,
         problem: Problem,

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 from steps.core.ladder import get_step, module_file, part_of
 from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import compile_ahead
 from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
-from tutorial_lib.counters import CountersError, find_ncu, read_counters
+from tutorial_lib.counters import CountersError, find_ncu, read_counters, together
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
 from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import Problem
@@ -307,10 +308,12 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
     def read(group: list[_Contender]) -> None:
         command = [sys.executable, "-m", ONCE, ",".join(c.step.name for c in group), json.dumps(problem.as_dict())]
         kernels = read_counters(command, "fmha", len(group) * settings.timeout)
-        if len(kernels) != len(group):
-            raise CountersError(f"{len(kernels)} kernels ran, of which ncu should have read {len(group)}")
-        for contender, counters in zip(group, kernels):
-            contender.counters = counters
+        numbers = [c.step.counted_kernels(problem) for c in group]
+        if len(kernels) != sum(numbers):
+            raise CountersError(f"{len(kernels)} kernels ran, of which ncu should have read {sum(numbers)}")
+        rest = iter(kernels)
+        for contender, number in zip(group, numbers):
+            contender.counters = together(list(islice(rest, number)))
 
     notes = []
     progress.doing(f"profiling {len(measured)} steps")

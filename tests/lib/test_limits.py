@@ -10,7 +10,7 @@ from steps.layouts import DRAWN
 from tests.results.recorded import recorded
 from tutorial_lib import limits
 from tutorial_lib.architectures import ARCHITECTURES, Gpu
-from tutorial_lib.counters import METRICS, CountersError, parse, read_counters
+from tutorial_lib.counters import METRICS, CountersError, parse, read_counters, together
 from tutorial_lib.files import RESULTS
 from tutorial_lib.limits import Limit, UnknownRates, explain, floor, limit
 from tutorial_lib.passes import FORWARD
@@ -177,6 +177,13 @@ def test_counters_are_read_from_ncu_output():
     assert first == {"time_us": pytest.approx(1045.536), "l2_hit_pct": 91.47} and second == {"time_us": 2000}
     with pytest.raises(CountersError, match="read no counters"):
         parse("==PROF== Disconnected")
+
+
+def test_counters_of_several_kernels_are_those_of_all_their_time():
+    short = {"time_us": 100.0, "tensor_pct": 80.0, "dram_read_bytes": 5.0}
+    long = {"time_us": 300.0, "tensor_pct": 40.0, "dram_read_bytes": 7.0}
+    assert together([short, long]) == {"time_us": 400.0, "tensor_pct": pytest.approx(50.0), "dram_read_bytes": 12.0}
+    assert together([short]) == short
 
 
 def test_without_ncu_it_says_so(monkeypatch):
