@@ -30,10 +30,10 @@ class WithShortKeys(InKernel):
         wrong = super().judge(function, chance)
         if wrong and (found := re.search(r"of (\d+) queries are wrong, from (\d+) to", wrong)):
             keys = int(re.search(r"S=\d+x(\d+)", wrong)[1])
-            if (first := int(found[2])) == TILE:
-                return f"{wrong} The first block of queries is right, the second is not: what does it begin with?"
-            if first >= keys:
+            if (first := int(found[2])) >= keys:
                 return f"{wrong} There are {keys} keys: the queries from {keys} on see a key that is not there."
+            if first >= TILE:  # the first query of a block may lack a key that hardly counts
+                return f"{wrong} The first block of queries is right, the second is not: what does it begin with?"
         if wrong and "is added to a tile whose layout lacks" in wrong:
             wrong += (
                 "\nAn index of queries lies along axis 0 of the scores, so its layout is the one that lacks axis 1. "
