@@ -60,7 +60,7 @@ def together(kernels: Sequence[dict[str, float]]) -> dict[str, float]:
         return kernels[0]
     time = sum(kernel["time_us"] for kernel in kernels)
     found = {}
-    for name in kernels[0]:
+    for name in (name for name in kernels[0] if all(name in kernel for kernel in kernels)):
         if name.endswith("_pct"):
             found[name] = sum(kernel[name] * kernel["time_us"] for kernel in kernels) / time
         else:

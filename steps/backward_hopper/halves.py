@@ -1,9 +1,9 @@
-"""A call in two halves: one multiplies while dQ of the other is scaled.
+"""A call in two halves, so that one may multiply while dQ of the other is scaled.
 
 Before and after the kernel whose blocks own keys, small kernels read and write device memory, and the tensor cores
 wait. Half of the batch, or of the heads, needs nothing of the other half. So the second half goes to a stream of its
-own: its large kernel begins when that of the first has no more blocks to give out, and not only when the small kernel
-behind that is done [CUDA C++ Programming Guide, "Streams"].
+own: its large kernel may begin before that of the first, and the small kernel behind that, are done
+[CUDA C++ Programming Guide, "Streams"].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 BATCH, HEADS = 0, 1  # axes of the tensors
-LEAST = 1024  # blocks of a half; at half as many the host was seen to take longer for six launches than the GPU
+LEAST = 1024  # blocks of a half; with half as many, six launches may take the host longer than the GPU
 
 
 def axis_of(problem: Problem, blocks: int) -> int | None:

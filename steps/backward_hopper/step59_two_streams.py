@@ -19,6 +19,6 @@ STEP = step58_even_banks.STEP.evolve(
     number=59,
     name="two_streams",
     title="Two halves on two streams",
-    change="A call is cut in two halves on two streams: the second multiplies while dQ of the first is scaled.",
+    change="A call is cut in two halves on two streams, so that one may multiply while dQ of the other is scaled.",
     two_streams=True,
 )

@@ -184,6 +184,7 @@ def test_counters_of_several_kernels_are_those_of_all_their_time():
     long = {"time_us": 300.0, "tensor_pct": 40.0, "dram_read_bytes": 7.0}
     assert together([short, long]) == {"time_us": 400.0, "tensor_pct": pytest.approx(50.0), "dram_read_bytes": 12.0}
     assert together([short]) == short
+    assert together([short, long | {"l2_hit_pct": 1.0}]).keys() == together([long | {"l2_hit_pct": 1.0}, short]).keys()
 
 
 def test_without_ncu_it_says_so(monkeypatch):
