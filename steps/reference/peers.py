@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import ClassVar
 
@@ -37,6 +38,12 @@ class _Elsewhere:
         if problem.causal and unequal and not self.top_left:
             return "its causal mask lines up with the last key, not the first, where the lengths differ"
         return None
+
+    def make_ready(self, problem, *tensors, **asked):
+        """Imports the module now, which takes seconds: the first call, in which nobody else may measure, need not."""
+        if self.requires:
+            import_module(self.requires)
+        return super().make_ready(problem, *tensors, **asked)
 
 
 @dataclass(frozen=True, kw_only=True)
