@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from steps.core import ladder
+from steps.core.grids import GRIDS
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
 from tutorial_lib import plots, tables
@@ -143,7 +144,8 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
         "A cell holds TFLOPS, in brackets the speed relative to SDPA, and how many times as fast as its predecessor a "
         "step is, in bold where that is more than noise. Spreads, errors, what the compiler made of a step and what "
         "the counters say are in the report of each problem, `<machine>/<problem>/report.md`. A *fork* stands beside "
-        "the main path; what has no number is what the step above it was put together from.",
+        "the main path; what has no number is what the step above it was put together from. A step's table holds the "
+        "standard problems where it was measured on them; the best steps are named for all.",
         "",
         "## The best steps",
         "",
@@ -219,12 +221,16 @@ def _part(part: Part, runs: Sequence[Run], folder: Path) -> list[str]:
 
 
 def _told(step, runs: Sequence[Run]) -> list[str]:
-    """What a step changes, and a table of what it brought: a row for each family of problems, a column a length."""
+    """What a step changes, and a table of what it brought: a row for each family of problems, a column a length.
+
+    The table is of the standard problems; of a step that was measured on none of them, of all.
+    """
     against = f" Against {step.previous.label}:" if step.previous else ""
     changes = [f"- {change}" for change in step.key_changes() if change != step.change]
     parts = [f"{step.change}{against}", "", *changes, *([""] if changes else [])]
     cells = [(run, _found(m)) for run in runs if (m := run.measurement(step.name)) and m.tflops]
-    return [*parts, tables.by_problem(cells), ""] if cells else parts
+    standard = [(run, cell) for run, cell in cells if run.the_problem() in GRIDS["standard"].problems]
+    return [*parts, tables.by_problem(standard or cells), ""] if cells else parts
 
 
 def _found(m: Measurement | None) -> str:

@@ -6,12 +6,14 @@ As in ``steps.lesson``, what a machine without a GPU cannot measure is shown as 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 
 from steps import PARTS, STEPS, get_step
 from steps.chapters import chapter_of
+from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE, standard
-from steps.core.recorded import find_recorded, recorded_search, recorded_survey
+from steps.core.recorded import find_recorded, recorded_grid, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
@@ -99,6 +101,34 @@ def fastest(rival: str = "flash_attn_4") -> Page:
             ahead = f"{best.speedup_vs_baseline.median:.2f}×, {run.speedup(best, other).median:.2f}×"
             cells.append((run, f"{_with_chapter(best)}: {tables.tflops(best)} ({ahead})"))
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
+
+
+def families(rivals: tuple[str, ...] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -> Page:
+    """Of each grid's records the best steps, and how many times as fast they are as others: the mean, and the lowest.
+
+    The mean is the geometric one. Best is, in each record, the earliest step that its rounds do not tell from the
+    fastest; a record that lacks a rival says nothing of it.
+    """
+    rows = []
+    for name, grid in GRIDS.items():  # gradients have a chapter of their own
+        if grid.direction == "backward":
+            continue
+        found = [run for run in recorded_grid(name) if run.by_speed()]
+        best = [earliest_within_noise(run, run.by_speed()) for run in found]
+        cells = [", ".join(dict.fromkeys(_with_chapter(m) for m in best))]
+        for rival in rivals:
+            pairs = [(run, m, run.measurement(rival)) for run, m in zip(found, best)]
+            ahead = [run.speedup(m, other) for run, m, other in pairs if other]
+            cells.append(_mean_and_lowest([speedup.median for speedup in ahead if speedup]))
+        rows.append([name, grid.about, f"{len(found)} of {len(grid.problems)}", *cells])
+    headers = ["grid", "what it holds", "recorded", "best", *(f"vs {rival}" for rival in rivals)]
+    return Page(table(headers, rows))
+
+
+def _mean_and_lowest(factors: list[float]) -> str:
+    if not factors:
+        return tables.NOTHING
+    return f"{statistics.geometric_mean(factors):.2f}× ({min(factors):.2f}×)"
 
 
 def _with_chapter(m: Measurement) -> str:

@@ -84,15 +84,22 @@ def describe_versions() -> dict[str, str]:
 
 
 def available_bytes(device: str) -> int:
-    """Memory that a new tensor could still take on ``device``."""
+    """Memory that a new tensor could still take on ``device``; none where not even PyTorch's own share is left."""
     if device == "cpu":
         import psutil
 
         return psutil.virtual_memory().available
     import torch
 
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
+    try:
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+    except torch.OutOfMemoryError:
+        return 0
+    except torch.AcceleratorError as error:  # the first call makes a context, which takes memory, too
+        if "out of memory" not in str(error):
+            raise
+        return 0
 
 
 def _cpu_name() -> str:

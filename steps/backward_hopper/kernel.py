@@ -46,6 +46,10 @@ def fmha_backward(
     if variant.by_tma:
         d_query = gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums)
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
+    done = barrier_ring(2, PARTS)
+    turns = done
+    if variant.alternate:
+        turns = barrier_ring(2, 1)
     barriers = Barriers(
         barrier_ring(1, 1),
         barrier_ring(STAGES, 1),
@@ -54,8 +58,8 @@ def fmha_backward(
         barrier_ring(STAGES, PARTS),
         barrier_ring(2, WRITERS),
         barrier_ring(2, PARTS),
-        barrier_ring(2, PARTS),
-        barrier_ring(2, 1),
+        done,
+        turns,
     )
     if variant.roles_apart:
         WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]

@@ -12,10 +12,11 @@ from tutorial_lib.problem import DTYPES, Problem
 
 @dataclass(frozen=True)
 class Grid:
-    """about: what its problems have in common, in a few words."""
+    """about: what its problems have in common, in a few words. direction: of the pass that they are recorded for."""
 
     about: str
     problems: tuple[Problem, ...]
+    direction: str = "forward"
 
 
 def some_of(problems: Sequence[Problem], text: str | None, whose: str) -> list[Problem]:
@@ -135,14 +136,16 @@ def _few_queries() -> tuple[Problem, ...]:
 
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
-    "gradients": Grid("those of the backward pass: fp16, D=64 and 128 at all these lengths, 256 at 4096", _gradients()),
+    "gradients": Grid(
+        "those of the backward pass: fp16, D=64 and 128 at all these lengths, 256 at 4096", _gradients(), "backward"
+    ),
     "gqa": Grid("64 query heads on 64, 8 and 1 key/value heads", _grouped()),
     "constant": Grid(f"{TOKENS} tokens in sequences of 1024 to {TOKENS}, and longer ones", _constant()),
     "short": Grid("many sequences of 128 to 512 tokens", _short()),
     "odd": Grid("lengths that no tile divides", _odd()),
     "wide": Grid("head_dim 512 and 1024", _wide()),
     "decode": Grid("1 to 16 queries against 8192 to 131072 keys, 64 query heads", _decoding()),
-    "paged": Grid("the same with keys and values in pages of 64, and some in pages of 16 and 256", _paged()),
+    "paged": Grid("the same with keys and values in pages of 64, and some in pages of 16 and 256", _paged(), "paged"),
     "windows": Grid("sliding windows of 256 to 4096", _windows()),
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from steps.core.grids import GRIDS
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, Search, Survey, recorded_runs, recorded_searches
+from tutorial_lib.results import Run, Search, Survey, of_one_machine, recorded_runs, recorded_searches
 
 
 def find_recorded(
@@ -26,6 +27,13 @@ def find_recorded(
         return step in measured, len(measured), run.date
 
     return max(runs, key=holds, default=None)
+
+
+def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
+    """The runs of a grid's problems in its order, as far as they are recorded, of the machine that has most of them."""
+    runs = of_one_machine(recorded_runs(results, GRIDS[name].direction))
+    newest = {run.the_problem(): run for run in reversed(runs)}
+    return [newest[problem] for problem in GRIDS[name].problems if problem in newest]
 
 
 @cache

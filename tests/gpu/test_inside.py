@@ -13,7 +13,9 @@ from tutorial_lib.clock import Stopwatch
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("name", ["wide_block", "wgmma", "producer", "ping_pong", "linked", "at_maxima", "kv_multicast"])
+@pytest.mark.parametrize(
+    "name", ["wide_block", "wgmma", "producer", "ping_pong", "linked", "at_maxima", "kv_multicast"]
+)
 def test_stamps_tell_of_every_role_and_change_no_result(name):
     shape = problem(batch=2, heads=8, seq_len_q=1000, seq_len_kv=1000, head_dim=128)
     found = trace.measure(get_step(name), shape)  # raises where the outputs differ
