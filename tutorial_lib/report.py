@@ -296,18 +296,18 @@ def best_by_problem(
     """A table of the best step of every problem, and for each how many times as fast as SDPA and as a rival it is.
 
     A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
-    are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those without any step
-    of a part that holds the best of another run of that kind: they do not know the best, unless an earlier run of the
-    problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a little. Of
-    a kind are runs with the same head_dim, with or without a window and the like, and with bytes or operations that
-    decide. The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and
-    computes what it hides. In decoding all are near what device memory can do.
+    are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those that do not know
+    the best: without any step of a part that holds the best of the runs of that kind with most parts, unless an earlier
+    run of the problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a
+    little. Of a kind are runs with the same head_dim, with or without a window and the like, with bytes or operations
+    that decide, and with queries of a head that fill a tile or do not. The factors are of plain attention alone, where
+    operations decide. For a window SDPA has no kernel, and computes what it hides. In decoding all are near what device
+    memory can do.
     """
     known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     cells, factors = [], []
     for run, best in known:
-        parts = {other.part for at, other in known if _kind(at) == _kind(run)} - {"appendix"}
-        if parts <= {m.part for m in run.known()}:
+        if _best_parts([(at, other) for at, other in known if _kind(at) == _kind(run)]) <= _parts(run):
             ahead = best.speedup_vs_baseline.median, run.speedup(best, run.measurement(rival)).median
             cells.append((run, f"{linked(best)}: {tables.tflops(best)} ({ahead[0]:.2f}×, {ahead[1]:.2f}×)"))
             if not run.the_problem().features and not PASSES[run.direction].by_bytes(run.the_problem()):
@@ -315,10 +315,24 @@ def best_by_problem(
     return tables.by_problem(cells), factors
 
 
+def _parts(run: Run) -> set[str]:
+    """Of which parts steps were measured: in its rounds, or earlier, and slower than its fastest."""
+    return {m.part for m in run.known()}
+
+
+def _best_parts(known: Sequence[tuple[Run, Measurement]]) -> set[str]:
+    """The parts of the best steps, each given with its run, of those runs that hold most parts."""
+    most = max(len(_parts(run)) for run, _ in known)
+    return {best.part for run, best in known if len(_parts(run)) == most} - {"appendix"}
+
+
+FULL_TILE = 128  # queries, of the kernels for many of them
+
+
 def _kind(run: Run) -> tuple:
     """What decides which kernels a problem is for: see ``best_by_problem``."""
     problem = run.the_problem()
-    return problem.head_dim, problem.features, PASSES[run.direction].by_bytes(problem)
+    return problem.head_dim, problem.features, PASSES[run.direction].by_bytes(problem), problem.seq_len_q >= FULL_TILE
 
 
 def _is_timed(run: Run, rival: str) -> bool:

@@ -47,9 +47,10 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     direction: "backward" for the fastest backward step.
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
     window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
-    key/value head, and the number of heads. Records in which a kind of kernel is missing may not know the fastest. They
-    come behind all others of their head_dim, unless they hold the step that is the fastest by those others, or one that
-    goes on from it. Of several records of one problem those with every kind count before others, and then the newest.
+    key/value head, and the number of heads in all sequences. Records in which a kind of kernel is missing may not know
+    the fastest. They come behind all others of their head_dim, unless they hold the step that is the fastest by those
+    others, or one that goes on from it. Of several as near the problem's own counts, then those with every kind, and
+    then the newest.
     PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
@@ -120,6 +121,7 @@ def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
         + apart(problem.group_size, recorded.group_size)
         + apart(problem.window or 1, recorded.window or 1),
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
+        problem != recorded,  # as many heads in all, in other batches
         not _has_every_kind(run),
     )
 

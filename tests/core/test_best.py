@@ -101,6 +101,19 @@ def test_of_records_that_differ_in_the_groups_of_heads_the_nearest_answers():
     assert "H=32/4 S=8192" in best(asked, "sm_90", [alone, grouped]).why
 
 
+def test_of_problems_with_as_many_heads_in_all_a_problem_has_its_own_record():
+    """Whichever of the two is the newer."""
+    run = recorded(H100.slug)
+    own, other = H100, dataclasses.replace(H100, batch=16, heads=8, kv_heads=8)
+    for dates in (("2026-01-01", "2026-01-02"), ("2026-01-02", "2026-01-01")):
+        runs = [
+            run.model_copy(update={"problem": dataclasses.asdict(problem), "date": date})
+            for problem, date in zip((own, other), dates)
+        ]
+        for problem, mine in zip((own, other), runs):
+            assert best(problem, "sm_90", runs).record is mine
+
+
 def test_a_step_that_cannot_take_it_is_passed_over():
     wide = dataclasses.replace(H100, head_dim=512)
     assert best(wide, "sm_90", RECORDED).step.name == "fine_grained"

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from steps import INSIDE, STEPS, report
+from steps.core.grids import GRIDS
 from steps.core.ladder import part_of
 from steps.core.problems import FULL, HEADLINE
 from tests.results.made_up import measurement, run_of
 from tests.results.recorded import PATHS, RECORDED, ROOT, read, recorded
 from tutorial_lib import plots, tables
 from tutorial_lib.report import as_markdown, best_by_problem, link, main, write_report
-from tutorial_lib.results import ResultsError, of_every_part, write_run
+from tutorial_lib.results import ResultsError, of_every_part, of_one_machine, write_run
 
 LINKS = re.compile(r"\]\(([^)#]+)\)")
 PLACE = ROOT / "results" / "nvidia-h100-80gb-hbm3" / recorded().the_problem().slug
@@ -185,6 +186,15 @@ def test_of_a_part_that_a_run_leaves_out_an_earlier_one_tells_the_best():
     assert "500 (2.00×) [linked]" in report.readme_table([without_hopper(small(), 500.0)])
 
 
+def test_kernels_for_few_queries_do_not_count_where_there_are_many():
+    """Each standard problem, of which few records hold such kernels, has its place."""
+    runs = of_one_machine(RECORDED)
+    standard = [run for run in runs if run.the_problem() in GRIDS["standard"].problems]
+    assert any(m.part == "everyday" for run in runs for m in run.by_speed()[:1])
+    _, factors = best_by_problem(runs, "flash_attn_4")
+    assert len(factors) >= len(standard) >= 60
+
+
 def test_the_mean_leaves_out_what_does_not_know_the_best():
     """Without the rival; without the part of the best; and what was wrong is not the best."""
     run = small()
@@ -196,6 +206,9 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
         pytest.approx((1.11, 0.89), rel=0.01)
     ]
     assert len(best_by_problem([run, without_hopper(run, 5000.0)], "flash_attn_4")[1]) == 1
+    no_part = without_hopper(run, 5000.0)  # it does not say either that its own best is the best of the others
+    no_cutile = run.model_copy(update={"steps": [m for m in run.steps if m.part != "cutile"]})
+    assert len(best_by_problem([run, no_part, no_cutile], "flash_attn_4")[1]) == 2
     wrong = [m.model_copy(update={"correct": m.name != "linked"}) for m in run.steps]
     table, factors = best_by_problem([run.model_copy(update={"steps": wrong})], "flash_attn_4")
     assert len(factors) == 1 and "1 exp2: 1111" in table
