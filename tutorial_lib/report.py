@@ -300,9 +300,8 @@ def best_by_problem(
     the best: without any step of a part that holds the best of the runs of that kind with most parts, unless an earlier
     run of the problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a
     little. Of a kind are runs with the same head_dim, with or without a window and the like, with bytes or operations
-    that decide, and with queries of a head that fill a tile or do not. The factors are of plain attention alone, where
-    operations decide. For a window SDPA has no kernel, and computes what it hides. In decoding all are near what device
-    memory can do.
+    that decide. The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and
+    computes what it hides. In decoding all are near what device memory can do.
     """
     known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     cells, factors = [], []
@@ -326,13 +325,10 @@ def _best_parts(known: Sequence[tuple[Run, Measurement]]) -> set[str]:
     return {best.part for run, best in known if len(_parts(run)) == most} - {"appendix"}
 
 
-FULL_TILE = 128  # queries, of the kernels for many of them
-
-
 def _kind(run: Run) -> tuple:
     """What decides which kernels a problem is for: see ``best_by_problem``."""
     problem = run.the_problem()
-    return problem.head_dim, problem.features, PASSES[run.direction].by_bytes(problem), problem.seq_len_q >= FULL_TILE
+    return problem.head_dim, problem.features, PASSES[run.direction].by_bytes(problem)
 
 
 def _is_timed(run: Run, rival: str) -> bool:

@@ -18,6 +18,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2, hide, softmax, store_lse, sum_own, tiles_to_visit, with_maxima
+from steps.hopper.pieces import (
+    await_pieces,
+    await_pieces_before,
+    issue_pieces,
+    issue_scores_of_pieces,
+    no_pieces,
+    rescale_pieces,
+    store_pieces,
+)
 from steps.hopper.pipeline import (
     Place,
     await_tile,
@@ -40,7 +49,9 @@ def issue_scores(query, keys, turn, variant: gl.constexpr):
     """Begin the QK product [query, key]. K lies in shared memory, and so does Q, or what of it is not in registers."""
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
     key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    if variant.half_query:
+    if variant.in_pieces:
+        return issue_scores_of_pieces(query, key, none, variant)
+    elif variant.half_query:
         HALF: gl.constexpr = variant.head_dim // 2
         held, rest = query
         scores = warpgroup_mma(held, key.slice(0, HALF, 1).permute((1, 0)), none, use_acc=False, is_async=True)
@@ -53,7 +64,10 @@ def issue_scores(query, keys, turn, variant: gl.constexpr):
 def issue_output(weights, values, turn, accumulator, variant: gl.constexpr):
     """Begin to add the PV product to the output; V lies in shared memory."""
     value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
-    return warpgroup_mma(weights, value, accumulator, is_async=True)
+    if variant.in_pieces:
+        return issue_pieces(weights, value, accumulator, variant)
+    else:
+        return warpgroup_mma(weights, value, accumulator, is_async=True)
 
 
 @gluon.jit
@@ -177,7 +191,10 @@ def attend_overlapped(
         row_max = gl.full([variant.rows], -1e38, gl.float32, ROW)
     else:
         row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
-    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    if variant.in_pieces:
+        accumulator = no_pieces(variant)
+    else:
+        accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
     first_query = own_row(place.row, query_turn, part, variant)
     whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
     block_end = end
@@ -205,7 +222,7 @@ def attend_overlapped(
         await_tile(barriers.value_ready, turn, STAGES)
         accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
         pass_turn(barriers, part, variant)
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        scores = warpgroup_mma_wait(2 if variant.in_pieces else 1, deps=[scores])
         release(barriers.key_free, turn + 1, STAGES)
         all_scores_read(barriers, query_turn, j == end - 1, variant)
 
@@ -215,11 +232,17 @@ def attend_overlapped(
         new_max = raise_maxima(scores, row_max, scale)
         if variant.late_wait == "maxima":
             hold(barriers, turn, variant)
-            accumulator, new_max = warpgroup_mma_wait(0, deps=[accumulator, new_max])
+            if variant.in_pieces:
+                accumulator, row_max, new_max = await_pieces_before(accumulator, row_max, new_max)
+            else:
+                accumulator, new_max = warpgroup_mma_wait(0, deps=[accumulator, new_max])
         correction = exp2(row_max - new_max)
         if variant.late_wait == "correction":
             hold(barriers, turn, variant)
-            accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+            if variant.in_pieces:
+                accumulator, new_max, correction = await_pieces_before(accumulator, new_max, correction)
+            else:
+                accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
         row_max = new_max
         weights = weigh(scores, row_max, scale)
         row_sum = add_up(row_sum, correction, weights, variant)
@@ -228,9 +251,15 @@ def attend_overlapped(
             accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
         if not variant.late_wait:
             # ptxas may move this wait: nothing holds it here.
-            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            if variant.in_pieces:
+                accumulator = await_pieces(accumulator, 0)
+            else:
+                accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         release(barriers.value_free, turn, STAGES)
-        accumulator = accumulator * by_row(correction, variant)
+        if variant.in_pieces:
+            accumulator = rescale_pieces(accumulator, correction, variant)
+        else:
+            accumulator = accumulator * by_row(correction, variant)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
         turn += 1
 
@@ -263,7 +292,7 @@ def to_multiply(query, variant: gl.constexpr):
     if variant.half_query:
         HALF: gl.constexpr = variant.head_dim // 2
         held = query.slice(0, HALF, 1).load(gl.DotOperandLayout(0, variant.accumulator, 2))
-        return held, query.slice(HALF, HALF, 1)
+        return held, query.slice(HALF, variant.pieces[1] if variant.in_pieces else HALF, 1)
     else:
         return query
 
@@ -312,7 +341,10 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         if variant.own_output and not variant.early_query:
             release(barriers.query_free, query_turn, QUERY_STAGES)
         if variant.most_over > 1:
-            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            if variant.in_pieces:
+                accumulator = await_pieces(accumulator, 0)
+            else:
+                accumulator = warpgroup_mma_wait(0, deps=[accumulator])
             release(barriers.value_free, last_turn, STAGES)
             turn = pass_over_rest(barriers, place, turn, query_turn, part, variant)
         if variant.overlap:
@@ -324,9 +356,15 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
                     await_tile(barriers.key_ready, turn + 1, STAGES)
                 following = part_of(tiles.query, query_turn + 1, part, variant)
                 scores = issue_scores(following, tiles.key, turn + 1, variant)
-                accumulator = warpgroup_mma_wait(1, deps=[accumulator])
+                if variant.in_pieces:
+                    accumulator = await_pieces(accumulator, 2)
+                else:
+                    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
             elif variant.most_over <= 1:
-                accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+                if variant.in_pieces:
+                    accumulator = await_pieces(accumulator, 0)
+                else:
+                    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
             if variant.most_over <= 1:
                 release(barriers.value_free, last_turn, STAGES)
             if variant.own_end and not variant.diagonal_first and variant.most_over <= 1:  # noqa: SIM102
@@ -340,12 +378,17 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
             row_sum, row_max = row_sum
         if variant.lean_sum:
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
-        o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
+        if variant.in_pieces:
+            o = rescale_pieces(accumulator, 1.0 / row_sum, variant)
+        else:
+            o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
         row = own_row(place.row, query_turn, part, variant)
         if variant.lse:
             line = batch.to(gl.int64) * work.heads + head
             store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])
-        if variant.half_output:
+        if variant.in_pieces:
+            store_pieces(o, arrays.output, output, batch, head, row, variant)
+        elif variant.half_output:
             left, right = o.reshape([variant.rows, 2, COLUMNS]).permute((0, 2, 1)).split()
             store(left, arrays.output, output, batch, head, row, 0)
             store(right, arrays.output, output, batch, head, row, COLUMNS)

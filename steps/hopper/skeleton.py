@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from steps.core.fused import hole
@@ -11,7 +11,7 @@ from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.hopper.kernel import fmha
 from steps.hopper.launching import TmaStep
-from steps.hopper.variant import GROUP_WARPS, ROWS, Roles, Variant, make_variant, order_of
+from steps.hopper.variant import GROUP_WARPS, ROWS, Roles, Variant, make_variant, order_of, pieces_of
 from tutorial_lib import layouts
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
@@ -21,11 +21,13 @@ class HopperStep(TmaStep):
     """A fused kernel for sm_90 in Gluon: ``steps.hopper.kernel.fmha`` with this hole filled.
 
     roles: which warps do what, and all that follows from it (``steps.hopper.variant``); None: all warps do the same.
+    in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``).
     takes: of ``Problem.features`` what the kernel is asked to compute, too, where products overlap and no part visits
     the diagonal first; it is compiled in only where it is asked.
     """
 
     roles: Roles | None = hole(default=None)
+    in_pieces: bool = hole(default=False)
     takes: tuple[str, ...] = hole(told=False, default=())
 
     backend: ClassVar[str] = "hopper"
@@ -44,7 +46,8 @@ class HopperStep(TmaStep):
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with."""
-        return make_variant(self.roles, self.in_tiles(problem))
+        pieces = pieces_of(problem.head_dim) if self.in_pieces else None
+        return replace(make_variant(self.roles, self.in_tiles(problem)), pieces=pieces)
 
     @property
     def order(self) -> Order:
@@ -56,8 +59,9 @@ class HopperStep(TmaStep):
         Every ``ROWS`` queries read K and V, and Q, of which a half may stay in registers; the weights always do.
         """
         v = self.variant(problem)
-        queries = ROWS * v.head_dim // (2 if v.half_query else 1)
-        read = v.parts * v.rows // ROWS * (2 * v.tile.key * v.head_dim + queries)
+        columns = sum(v.pieces) if v.in_pieces else v.head_dim
+        queries = ROWS * (columns - v.head_dim // 2 if v.half_query else columns)
+        read = v.parts * v.rows // ROWS * (2 * v.tile.key * columns + queries)
         copied = 2 * v.tile.key * v.head_dim
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 

@@ -20,6 +20,7 @@ from steps.core.tiles import HopperShape, Tile
 from tutorial_lib.multicast import PAIR
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
+LEAST_PIECE = 16  # columns: wgmma's K
 ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
 GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
@@ -142,6 +143,21 @@ class Variant:
     window: int | None = None  # of ``Problem``
     lse: bool = False  # the log-sum-exp of every query is stored, too
     neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
+    pieces: tuple[int, int] | None = None  # columns of head_dim, where products take them in two pieces
+
+    def __post_init__(self):
+        if self.in_pieces and (not self.overlap or self.late_wait == "softmax"):
+            raise ValueError("head_dim in pieces takes products that overlap, and no wait behind the softmax")
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether products take head_dim in two pieces (``steps.hopper.pieces``)."""
+        return self.pieces is not None
+
+    @cached_property
+    def outputs(self) -> list[gl.NVMMADistributedLayout]:
+        """Outputs [query, columns of a piece], of each piece."""
+        return [gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16]) for columns in self.pieces]
 
     @property
     def parts(self) -> int:
@@ -227,6 +243,13 @@ class Variant:
     def ctas(self) -> int:
         """Blocks that work together."""
         return 1
+
+
+def pieces_of(head_dim: int) -> tuple[int, int] | None:
+    """Columns of two pieces, each a power of two, that hold head_dim; None where one tile of all is as small."""
+    first = 2 ** (head_dim.bit_length() - 1)
+    second = max(LEAST_PIECE, 2 ** (head_dim - first - 1).bit_length()) if head_dim > first else first
+    return (first, second) if second < first else None
 
 
 def make_variant(roles: Roles | None, problem: Problem) -> Variant:

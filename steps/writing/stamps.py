@@ -185,7 +185,10 @@ class _Stamping:
         return kind, f"wait for {'copies' if 'wait_group' in called else self._barrier(statement)}"
 
     def _barrier(self, statement: ast.stmt) -> str:
-        """The barrier that is waited for, by its name among the kernel's: here, where a variable got it, or inside."""
+        """The barrier that is waited for, by its name among the kernel's: here, where a variable got it, or inside.
+
+        Of a function that waits for several, its own name.
+        """
         variables = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
         assigned = [
             line
@@ -194,9 +197,11 @@ class _Stamping:
             if isinstance(line, ast.Assign) and {t.id for t in line.targets if isinstance(t, ast.Name)} & variables
         ]
         for place in (statement, *assigned, *(self.functions[name] for name in self._own(statement))):
-            for node in ast.walk(place):
-                if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "barriers":
-                    return node.attr
+            named = [n for n in ast.walk(place) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "barriers"]
+            if isinstance(place, ast.FunctionDef) and len({node.attr for node in named}) > 1:
+                return place.name  # which of them takes long it does not tell
+            if named:
+                return named[0].attr
         return ast.unparse(statement)
 
     @staticmethod

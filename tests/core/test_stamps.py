@@ -31,6 +31,14 @@ def run_with_stamps(name: str, blocks: int = 3, stamps: int = 200):
     return stamped, trace.tolist(), o, step.attention(q, k, v, SHAPE.causal)
 
 
+def test_a_wait_inside_a_function_for_one_of_several_barriers_is_told_by_its_name():
+    """The producer of a pair waits for a place of keys or of values of both blocks: which, the stamps do not tell."""
+    segments = with_stamps(write_step(get_step("kv_multicast"), SHAPE).text, 3, 200).segments
+    assert "wait for fetch_as_pair" in {segment.label for segment in segments}
+    alone = with_stamps(write_step(get_step("at_maxima"), SHAPE).text, 3, 200).segments
+    assert {"wait for key_free", "wait for value_free"} <= {segment.label for segment in alone}
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_a_kernel_with_stamps_computes_the_same_and_every_role_tells(name):
     stamped, trace, o, expected = run_with_stamps(name)

@@ -13,7 +13,7 @@ from steps.measuring.measure import Settings, measure
 from steps.reference.peers import PEERS
 from tests import faulty
 from tests.core.test_steps import CUTILE, GLUON, HOPPER, accuracy_of
-from tests.shapes import SHAPES, problem
+from tests.shapes import PADDED, SHAPES, problem
 from tutorial_lib.counters import METRICS
 from tutorial_lib.hardware import describe_machine
 from tutorial_lib.passes import FORWARD
@@ -36,6 +36,23 @@ def test_step_is_correct_on_the_gpu(step, shape):
     if step.number == 0 and shape.scale is not None and shape.scale <= 0:
         pytest.skip("PyTorch's own kernels are wrong or NaN for a scale that is not above zero")
     accuracy = accuracy_of(step, shape, "cuda")
+    assert accuracy.correct, accuracy.explain()
+
+
+BETWEEN = [
+    *PADDED,
+    *(
+        problem(head_dim=head_dim, causal=causal, seq_len_q=2049, seq_len_kv=2300)
+        for head_dim in (48, 80, 96, 144, 160, 192)
+        for causal in (True, False)
+    ),
+]
+
+
+@pytest.mark.parametrize("shape", BETWEEN, ids=lambda p: p.slug)
+@pytest.mark.parametrize("name", ["counted", "at_maxima", "kv_multicast", "pieces"])
+def test_heads_between_the_sizes_of_tiles_are_correct(name, shape):
+    accuracy = accuracy_of(get_step(name), shape, "cuda")
     assert accuracy.correct, accuracy.explain()
 
 
