@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
 from steps.backward_hopper.in_turn import pass_on
+from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.pipeline import await_tile, pass_turn, position, take_turn
 
 
@@ -92,3 +93,5 @@ def consume_apart(
             pass_on(Turns, turns - 1, work, part, variant)
 
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
+    if variant.last_scales:
+        scale_if_last(Turns, work, scale, padded, part, variant)

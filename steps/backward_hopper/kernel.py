@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.backward_hopper.apart import consume_apart
 from steps.backward_hopper.consumer import consume
+from steps.backward_hopper.last import Ending
 from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
 from steps.backward_hopper.roles import Handover, consume_gradients, consume_scores
 
@@ -22,7 +23,7 @@ from steps.backward_hopper.roles import Handover, consume_gradients, consume_sco
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
     Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
-    Turns=None,
+    Turns=None, AllSums=None, DQ=None,
 ):  # fmt: skip
     STAGES: gl.constexpr = variant.stages
     ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
@@ -72,6 +73,8 @@ def fmha_backward(
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
+    if variant.last_scales:  # of no use are turns then, and their place has what the last block needs
+        Turns = Ending(Turns, AllSums, DQ, seq_len_q)
     if variant.parts == 1:
         gl.warp_specialize(
             [

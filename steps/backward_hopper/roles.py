@@ -34,6 +34,7 @@ from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.apart import issue_part_of_d_query
 from steps.backward_hopper.consumer import issue_side, keys_of, number_of, rows_of, weigh
 from steps.backward_hopper.in_turn import pass_on
+from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.pipeline import await_tile, position
 
 
@@ -88,6 +89,8 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         if variant.in_turn:
             pass_on(Turns, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
+    if variant.last_scales:
+        scale_if_last(Turns, work, scale, padded, 0, variant)
 
 
 @gluon.jit
@@ -128,6 +131,8 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         if turns > 0:
             pass_on(Turns, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
+    if variant.last_scales:
+        scale_if_last(Turns, work, scale, padded, 1, variant)
 
 
 @gluon.jit

@@ -43,7 +43,7 @@ def prepare(
     # --- zeros ---
     none = gl.full([ROWS, D], 0.0, gl.float32, variant.rows)
     gl.store(Sums + line * padded * D + (far[:, None] * D + column[None, :]), none)
-    if variant.in_turn:
+    if variant.counts:
         PARTS: gl.constexpr = variant.parts
         for part in gl.static_range(PARTS):
             gl.store(Turns + ((line.to(gl.int32) * gl.num_programs(0) + i) * PARTS + part), 0)

@@ -38,6 +38,8 @@ class HopperGradients(GradientStep, FusedStep):
     alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
     changes. Takes parts that are apart.
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
+    last_scales: the last block of a kv head scales dQ (``last``). Takes parts that are apart and add fours by TMA, and
+    not in turn.
 
     Raises ValueError for values that do not go together.
     """
@@ -49,6 +51,7 @@ class HopperGradients(GradientStep, FusedStep):
     sections: bool = hole(default=False)
     alternate: bool = hole(default=False)
     two_streams: bool = hole(default=False)
+    last_scales: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -65,6 +68,8 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
         if self.alternate and self.parts == 1:
             raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
+        if self.last_scales and (self.in_turn or self.parts == 1 or self.adding != "reduction_of_fours"):
+            raise ValueError('last_scales takes parts=2, adding="reduction_of_fours" and in_turn=False')
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -82,7 +87,8 @@ class HopperGradients(GradientStep, FusedStep):
     def scratch_bytes(self, problem: Problem) -> int:
         """Two numbers for each query, dQ in float32 where it is added up, and whose turn it is at each of its tiles."""
         rows = problem.batch * problem.heads * self.padded(problem)
-        turns = self.parts * (rows // self.variant(problem).tile.query) if self.in_turn else 0
+        variant = self.variant(problem)
+        turns = self.parts * (rows // variant.tile.query) if variant.counts else 0
         return 4 * (rows * (2 + problem.head_dim) + turns)
 
     def padded(self, problem: Problem) -> int:
@@ -107,13 +113,17 @@ class HopperGradients(GradientStep, FusedStep):
             in_turn=self.in_turn,
             sections=self.sections,
             alternate=self.alternate,
+            last_scales=self.last_scales,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
 
     def entry(self, problem: Problem, arch: str):
-        return fmha_backward, {"variant": self.variant(problem), **({} if self.in_turn else {"Turns": None})}
+        variant = self.variant(problem)
+        missing = () if self.last_scales else ("AllSums", "DQ")
+        missing = missing if variant.counts else ("Turns", *missing)
+        return fmha_backward, {"variant": variant, **dict.fromkeys(missing)}
 
     def make_ready(self, problem, tensors, out):
         return self.make_kernel_ready(fmha_backward, problem, tensors, out, self.variant(problem))
@@ -124,6 +134,8 @@ class HopperGradients(GradientStep, FusedStep):
 
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
+        if self.last_scales and into[0]:
+            into[0] = out[0].is_contiguous()
 
         def fitted(q, k, v, o, do):
             """The tensors as TMA takes them, or copies."""
@@ -172,7 +184,7 @@ class HopperGradients(GradientStep, FusedStep):
             numbers = torch.empty((2 * heads, padded), dtype=torch.float32, device=device)
             shape = (problem.batch, problem.heads, padded, problem.head_dim)
             sums = torch.empty(shape, dtype=torch.float32, device=device)
-            if not self.in_turn:
+            if not variant.counts:
                 return numbers, sums, ()
             return numbers, sums, (torch.empty(variant.parts * heads * tiles, dtype=torch.int32, device=device),)
 
@@ -183,15 +195,19 @@ class HopperGradients(GradientStep, FusedStep):
         preparing = _launcher(prepare, rows, passed, turns, ROW_WARPS, device, 5)
         blocks = own_blocks(problem, variant)
         passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
-        multiplying = _launcher(kernel, blocks, passed, turns, variant.warps, device, 8)
+        ending = (sums, dq) if self.last_scales else ()
+        multiplying = _launcher(kernel, blocks, passed, (*turns, *ending), variant.warps, device, 8)
         passed = (sums, dq, dq.stride()[:3], problem.effective_scale, problem.seq_len_q, padded, variant)
         scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
 
         def run(q, k, v, o, lse, do, dq, dk, dv):
             numbers, sums, turns = scratch()
             preparing(o, do, lse, numbers, sums, *turns)
-            multiplying(q, k, v, do, numbers, sums, dk, dv, *turns)
-            scaling(sums, dq)
+            if self.last_scales:
+                multiplying(q, k, v, do, numbers, sums, dk, dv, *turns, sums, dq)
+            else:
+                multiplying(q, k, v, do, numbers, sums, dk, dv, *turns)
+                scaling(sums, dq)
 
         return run
 
@@ -209,10 +225,11 @@ class HopperGradients(GradientStep, FusedStep):
         q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
-        turns = (compiler.Placeholder((1,), "int32"),) if self.in_turn else ()
+        turns = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
+        ending = (sums, q) if self.last_scales else ()
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *turns),
+            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *turns, *ending),
             variant.warps,
             arch,
             variant.tile.scores,
@@ -228,10 +245,10 @@ def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     return -(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch
 
 
-def _launcher(kernel, blocks, passed: tuple, turns: tuple, warps: int, device, moving: int):
-    """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so is what follows all the others."""
-    behind = range(len(passed), len(passed) + len(turns))
-    return gluon_launcher(kernel, blocks, (*passed, *turns), warps, device, moving=(*range(moving), *behind))
+def _launcher(kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int):
+    """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so are ``more`` behind all the others."""
+    behind = range(len(passed), len(passed) + len(more))
+    return gluon_launcher(kernel, blocks, (*passed, *more), warps, device, moving=(*range(moving), *behind))
 
 
 def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:

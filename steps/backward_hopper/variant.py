@@ -41,6 +41,7 @@ class Variant:
     in_turn: bool
     section: int  # blocks of a section, about, in which the longest are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
+    last_scales: bool = False  # the last block of a kv head scales dQ, and no kernel of its own
 
     @property
     def warps(self) -> int:
@@ -71,6 +72,11 @@ class Variant:
     def in_fours(self) -> bool:
         """Whether the sums for dQ have a lane's four columns side by side."""
         return self.adding in ("fours", "reduction_of_fours")
+
+    @property
+    def counts(self) -> bool:
+        """Whether global memory holds numbers of blocks that have added to dQ."""
+        return self.in_turn or self.last_scales
 
     @property
     def rows_apart(self) -> bool:
@@ -200,6 +206,7 @@ def make_variant(
     in_turn: bool,
     sections: bool,
     alternate: bool,
+    last_scales: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
@@ -217,4 +224,5 @@ def make_variant(
         in_turn=in_turn,
         section=SECTION if sections and problem.causal and problem.group_size == 1 else 0,
         alternate=alternate and problem.head_dim == 128,
+        last_scales=last_scales,
     )

@@ -50,7 +50,12 @@ PARTS = (
         ("hopper",),
     ),
     Part("backward", "The backward pass in cuTile", range(40, 50), ("backward_cutile",)),
-    Part("backward_hopper", "The backward pass for Hopper, in Gluon", range(50, 60), ("backward_hopper",)),
+    Part(
+        "backward_hopper",
+        "The backward pass for Hopper, in Gluon",
+        (*range(50, 60), *range(130, 140)),
+        ("backward_hopper",),
+    ),
     Part(
         "blackwell",
         "Blackwell: tensor memory and tcgen05, compiled and simulated, not timed",

@@ -280,3 +280,70 @@ def test_what_a_step_adds_is_as_it_says():
         sass = str(get_step(name).compile(standard(causal=True)).sass)
         found = {one for one in ("F32x2", "F32x4", "UTMAREDG") if one in sass}
         assert found == {instruction}
+
+
+LAST = [
+    problem(batch=2, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=600, head_dim=64, causal=False),
+    problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=700, head_dim=128),
+    problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=200, head_dim=256),
+]
+
+
+def errors(shape, seeds=6) -> list[float]:
+    """The largest errors of dQ of step last_scales under random latencies, eight blocks at once."""
+    inputs, found = BACKWARD.inputs(shape, secrets.randbits(32)), []
+    exact = BACKWARD.reference(shape, inputs)[0]
+    for seed in range(seeds):
+        with watched(seed, at_once=8) as watch:
+            dq = BACKWARD.call(get_step("last_scales"), shape, inputs, BACKWARD.poisoned(inputs))[0]
+        assert not any(run.found for run in watch.runs)
+        found.append((dq.double() - exact).abs().max().item())
+    return found
+
+
+@pytest.mark.parametrize("shape", LAST, ids=lambda p: p.slug)
+def test_the_last_block_finds_all_that_the_others_have_added(shape):
+    assert all(error < 0.02 for error in errors(shape))
+
+
+def test_a_block_that_counts_before_its_sums_have_arrived_is_found_out(monkeypatch):
+    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "store_written"]
+    monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: hopper.store_wait(0))
+    assert not all(error < 0.02 for error in errors(LAST[0], 12))
+
+
+def test_the_last_block_scales_in_place_of_a_kernel(monkeypatch):
+    """Two launches, and not three; into an output that lies in memory in another way, too."""
+    from steps.backward_hopper import skeleton
+
+    launched, real = [], skeleton.gluon_launcher
+    monkeypatch.setattr(
+        skeleton, "gluon_launcher", lambda kernel, *rest, **how: _counting(launched, real, kernel, rest, how)
+    )
+    shape = problem(batch=1, heads=2, seq_len_q=100, seq_len_kv=100)
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    expected = BACKWARD.call(replace(get_step("even_banks")), shape, inputs)
+    assert launched == ["prepare", "fmha_backward", "scaled"]
+    launched.clear()
+    strided = torch.full((1, 100, 2, 64), math.nan, dtype=torch.float16).transpose(1, 2)
+    out = (strided, *(torch.full_like(x, math.nan) for x in inputs[1:3]))
+    made = BACKWARD.call(replace(get_step("last_scales")), shape, inputs, out)
+    assert launched == ["prepare", "fmha_backward"] and made[0] is strided
+    for mine, theirs in zip(made, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def _counting(launched, real, kernel, rest, how):
+    run = real(kernel, *rest, **how)
+
+    def counted(*tensors):
+        launched.append(kernel.fn.__name__)
+        run(*tensors)
+
+    return counted
+
+
+@pytest.mark.parametrize("changes", [{"in_turn": True, "sections": False}, {"adding": "reduction"}], ids=str)
+def test_what_the_last_block_cannot_scale_is_refused(changes):
+    with pytest.raises(ValueError, match="last_scales takes parts=2"):
+        replace(get_step("last_scales"), **changes)

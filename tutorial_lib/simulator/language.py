@@ -213,10 +213,10 @@ def store(pointer: Pointer, value, mask=None, **_):
 
 @operation("atomic_add")
 def atomic_add(pointer: Pointer, value, mask=None, sem=None, scope=None):
-    """Added at once. What was there before comes back for a single "relaxed" number: only that do kernels ask for."""
+    """Added at once. What was there before comes back for a single number that is "relaxed", or counts ("acq_rel")."""
     me = state.role()
     me.point()
-    asked = sem == "relaxed" and not isinstance(pointer.offset, torch.Tensor)
+    asked = sem in ("relaxed", "acq_rel") and not isinstance(pointer.offset, torch.Tensor)
     before = pointer.gather() if asked else None
     pointer.scatter(plain(value), plain(mask), add=True)
     me.time += me.block.machine.memory_latency if asked else me.block.machine.issue

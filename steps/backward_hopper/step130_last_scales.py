@@ -1,0 +1,21 @@
+"""Step 130: the last block of a head scales dQ.
+
+Behind the large kernel of step 58 comes a small one, ``scaled``. It reads the sums for dQ from device memory, scales
+and rounds them, and writes dQ, while the tensor cores have nothing to do. Here it is gone. Every block counts itself
+when it has added all that it adds to dQ. The block that finds all others of its kv head counted does what ``scaled``
+did, for this head. Step last_merges has the same idea in decoding.
+
+To expect, as a hypothesis: the sums of a head have just been added to, so L2 holds them, and the other SMs multiply
+meanwhile. Only behind the last blocks of all nothing is left to multiply.
+"""
+
+from steps.backward_hopper import step58_even_banks
+
+STEP = step58_even_banks.STEP.evolve(
+    number=130,
+    name="last_scales",
+    title="The last block scales dQ",
+    change="The last block of a kv head scales and rounds dQ, in place of a kernel of its own behind all of them.",
+    fork=True,
+    last_scales=True,
+)
