@@ -65,7 +65,12 @@ PARTS = (
     ),
     Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), NO_SUCH_GPU),
     Part("parallel", "Several GPUs: one sequence over all of them", range(80, 90), ("parallel",)),
-    Part("everyday", "Everyday problems: grouped heads, decoding, masks", range(100, 120), ("everyday",)),
+    Part(
+        "everyday",
+        "Everyday problems: grouped heads, decoding, masks",
+        (*range(100, 120), *range(140, 150)),
+        ("everyday",),
+    ),
     Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
 )
 

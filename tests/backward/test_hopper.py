@@ -3,6 +3,7 @@
 import math
 import re
 import secrets
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -289,16 +290,15 @@ LAST = [
 ]
 
 
-def errors(shape, seeds=6) -> list[float]:
-    """The largest errors of dQ of step last_scales under random latencies, eight blocks at once."""
-    inputs, found = BACKWARD.inputs(shape, secrets.randbits(32)), []
+def errors(shape, seeds=6) -> Iterator[float]:
+    """The largest error of dQ of step last_scales, each under other random latencies, eight blocks at once."""
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)[0]
     for seed in range(seeds):
         with watched(seed, at_once=8) as watch:
             dq = BACKWARD.call(get_step("last_scales"), shape, inputs, BACKWARD.poisoned(inputs))[0]
         assert not any(run.found for run in watch.runs)
-        found.append((dq.double() - exact).abs().max().item())
-    return found
+        yield (dq.double() - exact).abs().max().item()
 
 
 @pytest.mark.parametrize("shape", LAST, ids=lambda p: p.slug)
@@ -309,7 +309,8 @@ def test_the_last_block_finds_all_that_the_others_have_added(shape):
 def test_a_block_that_counts_before_its_sums_have_arrived_is_found_out(monkeypatch):
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "store_written"]
     monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: hopper.store_wait(0))
-    assert not all(error < 0.02 for error in errors(LAST[0], 12))
+    shape = problem(batch=1, heads=2, seq_len_q=128, seq_len_kv=1500, head_dim=64, causal=False)
+    assert not all(error < 0.02 for error in errors(shape, 60))  # the first that shows it ends the search
 
 
 def test_the_last_block_scales_in_place_of_a_kernel(monkeypatch):

@@ -1,4 +1,4 @@
-"""Step 116: a head_dim between powers of two is multiplied in two pieces.
+"""Step 140: a head_dim between powers of two is multiplied in two pieces.
 
 The sizes of tensors in Gluon are powers of two, and so are those of cuTile's tiles. A head of 192 columns comes to
 shared memory as one of 256, whose last 64 are zeros, and every kernel so far multiplies these zeros. Here a product
@@ -10,7 +10,7 @@ from steps.hopper import step120_kv_multicast
 from tutorial_lib.problem import Problem
 
 STEP = step120_kv_multicast.STEP.evolve(
-    number=116,
+    number=140,
     name="pieces",
     title="Two pieces of a head",
     change="Products take the columns of a head_dim between powers of two in two pieces, without those that are zeros.",
