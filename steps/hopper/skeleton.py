@@ -27,7 +27,7 @@ class HopperStep(TmaStep):
     """
 
     roles: Roles | None = hole(default=None)
-    in_pieces: bool = hole(default=False)
+    in_pieces: bool = hole(told=False, default=False)
     takes: tuple[str, ...] = hole(told=False, default=())
 
     backend: ClassVar[str] = "hopper"

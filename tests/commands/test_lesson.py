@@ -18,6 +18,7 @@ from steps.trials import get_trial, recorded_trial
 from tutorial_lib import tables
 from tutorial_lib.display import Html, difference
 from tutorial_lib.files import RESULTS
+from tutorial_lib.problem import Problem
 
 
 def words(page) -> str:
@@ -109,7 +110,8 @@ def test_a_step_that_is_recorded_without_its_predecessor_is_compared_with_sdpa()
 
 
 def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
-    lesson = Lesson("pack_gqa")
+    nobodys = Problem(batch=3, heads=10, kv_heads=5, seq_len_q=7, seq_len_kv=77, head_dim=64)
+    lesson = Lesson("pack_gqa", nobodys)
     assert lesson.recorded is None and lesson.never_timed
     for untimed in (lesson, Lesson("on_its_side")):  # of the latter's problem there is a record, which lacks it
         assert "no timing of its step on its problem is recorded" in words(untimed.machine())
