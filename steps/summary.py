@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from steps import PARTS, STEPS, get_step
@@ -103,7 +104,7 @@ def fastest(rival: str = "flash_attn_4") -> Page:
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
 
 
-def families(rivals: tuple[str, ...] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -> Page:
+def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -> Page:
     """Of each grid's records the best steps, and how many times as fast they are as others: the mean, and the lowest.
 
     The mean is the geometric one. Best is, in each record, the earliest step that its rounds do not tell from the
@@ -115,13 +116,13 @@ def families(rivals: tuple[str, ...] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -
             continue
         found = [run for run in recorded_grid(name) if run.by_speed()]
         best = [earliest_within_noise(run, run.by_speed()) for run in found]
-        cells = [", ".join(dict.fromkeys(_with_chapter(m) for m in best))]
+        cells = [", ".join(dict.fromkeys(_with_chapter(m, str(m.number)) for m in best))]
         for rival in rivals:
             pairs = [(run, m, run.measurement(rival)) for run, m in zip(found, best)]
             ahead = [run.speedup(m, other) for run, m, other in pairs if other]
             cells.append(_mean_and_lowest([speedup.median for speedup in ahead if speedup]))
         rows.append([name, grid.about, f"{len(found)} of {len(grid.problems)}", *cells])
-    headers = ["grid", "what it holds", "recorded", "best", *(f"vs {rival}" for rival in rivals)]
+    headers = ["grid", "what it holds", "recorded", "best steps", *(f"vs {rival}" for rival in rivals)]
     return Page(table(headers, rows))
 
 
@@ -131,12 +132,13 @@ def _mean_and_lowest(factors: list[float]) -> str:
     return f"{statistics.geometric_mean(factors):.2f}× ({min(factors):.2f}×)"
 
 
-def _with_chapter(m: Measurement) -> str:
-    """A step's label, with a link to its chapter if it has one."""
+def _with_chapter(m: Measurement, told: str | None = None) -> str:
+    """A step's label, or what is told in its place, with a link to its chapter if it has one."""
+    told = told or m.label
     try:
-        return f"[{m.label}]({chapter_of(m.number)}.ipynb)"
+        return f"[{told}]({chapter_of(m.number)}.ipynb)"
     except ValueError:
-        return m.label
+        return told
 
 
 def lengths(causal: bool = True) -> Page:
