@@ -1,4 +1,4 @@
-"""The last block of a kv head scales dQ, where ``scaled`` of rows.py takes a launch of its own.
+"""The last block of a head scales dQ, where ``scaled`` of rows.py takes a launch of its own.
 
 Every block counts itself when all that it has added to dQ is in global memory; a part by itself, as it adds its own
 share. Whoever finds all others counted reads the sums of all blocks, which L2 still holds as a rule.
@@ -16,10 +16,7 @@ from steps.gluon import names  # noqa: F401
 
 
 class Ending(NamedTuple):
-    """What the last block needs. counts: of blocks that have added, by kv head and part; sums, d_query: pointers.
-
-    As few numbers as will do: they are in registers through all of the loop.
-    """
+    """What the last block needs. counts: of blocks that have added, by head and part; sums, d_query: pointers."""
 
     counts: object
     sums: object
@@ -29,22 +26,20 @@ class Ending(NamedTuple):
 
 @gluon.jit
 def scale_if_last(ending, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Count this block, and scale this part's share of dQ of all query heads of its kv head, if no other will add."""
-    GROUP: gl.constexpr = variant.group_size
+    """Count this block, and scale this part's share of dQ of its head, if no other block will add to it."""
     PARTS: gl.constexpr = variant.parts
     if variant.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
-    kv_line = work.batch * (work.heads // GROUP) + work.kv_head
-    count = gl.atomic_add(ending.counts + (kv_line * PARTS + part), 1, sem="acq_rel", scope="gpu")
+    line = work.batch * work.heads + work.kv_head
+    count = gl.atomic_add(ending.counts + (line * PARTS + part), 1, sem="acq_rel", scope="gpu")
     if count == gl.cdiv(work.seq_len_kv, variant.tile.key) - 1:
-        for n in range(GROUP):
-            scale_head(ending, work.kv_head * GROUP + n, work, scale, padded, part, variant)
+        scale_head(ending, line, scale, padded, part, variant)
 
 
 @gluon.jit
-def scale_head(ending, head, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
-    """dQ of a query head, a part's rows or columns: what has been added up, times the scale, rounded.
+def scale_head(ending, line, scale, padded, part: gl.constexpr, variant: gl.constexpr):
+    """dQ of a head, a part's rows or columns: what has been added up, times the scale, rounded.
 
     The sums of the next tile are asked for before those of this one are stored.
     """
@@ -63,13 +58,12 @@ def scale_head(ending, head, work, scale, padded, part: gl.constexpr, variant: g
     if variant.by_tma:
         place = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
         place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
-    line = work.batch.to(gl.int64) * work.heads + head
-    sums_of_head = ending.sums + line * padded * D + place
+    sums_of_head = ending.sums + line.to(gl.int64) * padded * D + place
 
     # --- where dQ goes ---
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, variant.query_sums))
     column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, variant.query_sums))
-    rows = ending.d_query + line * ending.seq_len_q * D
+    rows = ending.d_query + line.to(gl.int64) * ending.seq_len_q * D
 
     tiles = padded // TILE
     sums = gl.load(sums_of_head)

@@ -38,8 +38,8 @@ class HopperGradients(GradientStep, FusedStep):
     alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
     changes. Takes parts that are apart.
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
-    last_scales: the last block of a kv head scales dQ (``last``). Takes parts that are apart and add fours by TMA, and
-    not in turn.
+    last_scales: the last block of a head scales dQ (``last``); not with grouped heads. Takes parts that are apart and
+    add fours by TMA, not in turn, and calls that stay whole.
 
     Raises ValueError for values that do not go together.
     """
@@ -68,8 +68,9 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
         if self.alternate and self.parts == 1:
             raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
-        if self.last_scales and (self.in_turn or self.parts == 1 or self.adding != "reduction_of_fours"):
-            raise ValueError('last_scales takes parts=2, adding="reduction_of_fours" and in_turn=False')
+        fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
+        if self.last_scales and not fits:
+            raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -121,7 +122,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def entry(self, problem: Problem, arch: str):
         variant = self.variant(problem)
-        missing = () if self.last_scales else ("AllSums", "DQ")
+        missing = () if variant.last_scales else ("AllSums", "DQ")
         missing = missing if variant.counts else ("Turns", *missing)
         return fmha_backward, {"variant": variant, **dict.fromkeys(missing)}
 
@@ -134,7 +135,7 @@ class HopperGradients(GradientStep, FusedStep):
 
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
-        if self.last_scales and into[0]:
+        if into[0] and self.variant(problem).last_scales:
             into[0] = out[0].is_contiguous()
 
         def fitted(q, k, v, o, do):
@@ -195,15 +196,15 @@ class HopperGradients(GradientStep, FusedStep):
         preparing = _launcher(prepare, rows, passed, turns, ROW_WARPS, device, 5)
         blocks = own_blocks(problem, variant)
         passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
-        ending = (sums, dq) if self.last_scales else ()
+        ending = (sums, dq) if variant.last_scales else ()
         multiplying = _launcher(kernel, blocks, passed, (*turns, *ending), variant.warps, device, 8)
         passed = (sums, dq, dq.stride()[:3], problem.effective_scale, problem.seq_len_q, padded, variant)
-        scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
+        scaling = None if variant.last_scales else _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
 
         def run(q, k, v, o, lse, do, dq, dk, dv):
             numbers, sums, turns = scratch()
             preparing(o, do, lse, numbers, sums, *turns)
-            if self.last_scales:
+            if scaling is None:
                 multiplying(q, k, v, do, numbers, sums, dk, dv, *turns, sums, dq)
             else:
                 multiplying(q, k, v, do, numbers, sums, dk, dv, *turns)
@@ -226,7 +227,7 @@ class HopperGradients(GradientStep, FusedStep):
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
         turns = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
-        ending = (sums, q) if self.last_scales else ()
+        ending = (sums, q) if variant.last_scales else ()
         compiled = compiler.compile_gluon(
             kernel,
             (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *turns, *ending),

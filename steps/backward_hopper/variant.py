@@ -41,7 +41,7 @@ class Variant:
     in_turn: bool
     section: int  # blocks of a section, about, in which the longest are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
-    last_scales: bool = False  # the last block of a kv head scales dQ, and no kernel of its own
+    last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
 
     @property
     def warps(self) -> int:
@@ -224,5 +224,5 @@ def make_variant(
         in_turn=in_turn,
         section=SECTION if sections and problem.causal and problem.group_size == 1 else 0,
         alternate=alternate and problem.head_dim == 128,
-        last_scales=last_scales,
+        last_scales=last_scales and problem.group_size == 1,
     )

@@ -121,7 +121,7 @@ def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
         + apart(problem.group_size, recorded.group_size)
         + apart(problem.window or 1, recorded.window or 1),
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
-        problem != recorded,  # as many heads in all, in other batches
+        (problem.batch, problem.heads) != (recorded.batch, recorded.heads),  # as many in all, in other batches
         not _has_every_kind(run),
     )
 

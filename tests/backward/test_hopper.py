@@ -284,9 +284,9 @@ def test_what_a_step_adds_is_as_it_says():
 
 
 LAST = [
-    problem(batch=2, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=600, head_dim=64, causal=False),
+    problem(batch=2, heads=2, seq_len_q=200, seq_len_kv=600, head_dim=64, causal=False),
     problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=700, head_dim=128),
-    problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=200, head_dim=256),
+    problem(batch=1, heads=2, seq_len_q=130, seq_len_kv=200, head_dim=256),
 ]
 
 
@@ -344,7 +344,17 @@ def _counting(launched, real, kernel, rest, how):
     return counted
 
 
-@pytest.mark.parametrize("changes", [{"in_turn": True, "sections": False}, {"adding": "reduction"}], ids=str)
+def test_with_grouped_heads_the_last_block_has_nothing_to_scale():
+    """It would have to scale the dQ of all query heads of its kv head."""
+    shape = problem(kv_heads=2)
+    now, before = (get_step(name) for name in ("last_scales", "even_banks"))
+    assert now.variant(shape) == before.variant(shape) and now.compile(shape).code == before.compile(shape).code
+
+
+UNFIT = [{"in_turn": True, "sections": False}, {"adding": "reduction"}, {"two_streams": True}]
+
+
+@pytest.mark.parametrize("changes", UNFIT, ids=str)
 def test_what_the_last_block_cannot_scale_is_refused(changes):
     with pytest.raises(ValueError, match="last_scales takes parts=2"):
         replace(get_step("last_scales"), **changes)

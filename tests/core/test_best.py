@@ -111,7 +111,8 @@ def test_of_problems_with_as_many_heads_in_all_a_problem_has_its_own_record():
             for problem, date in zip((own, other), dates)
         ]
         for problem, mine in zip((own, other), runs):
-            assert best(problem, "sm_90", runs).record is mine
+            for scale in (None, 0.2):
+                assert best(dataclasses.replace(problem, scale=scale), "sm_90", runs).record is mine
 
 
 def test_a_step_that_cannot_take_it_is_passed_over():

@@ -80,7 +80,26 @@ def test_halves_on_two_streams_can_be_captured(monkeypatch):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("step", [*CUTILE, get_step("two_streams")], ids=lambda s: s.name)
+def test_the_last_block_scales_in_every_call():
+    """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
+    step, shape = dataclasses.replace(get_step("last_scales")), standard(2048, causal=True)
+    inputs = BACKWARD.inputs(shape, 0, "cuda")
+    step.gradients(*inputs, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = step.gradients(*inputs, causal=True)
+    for seed in range(1, 6):
+        for x, other in zip(inputs, BACKWARD.inputs(shape, seed, "cuda"), strict=True):
+            x.copy_(other)
+        graph.replay()
+        expected = get_step("even_banks").gradients(*inputs, causal=True)
+        out = tuple(torch.full_like(x.transpose(1, 2), float("nan")).transpose(1, 2) for x in inputs[:3])
+        for found in (made, step.gradients(*inputs, causal=True, out=out)):
+            for mine, its in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("step", [*CUTILE, get_step("two_streams"), get_step("last_scales")], ids=lambda s: s.name)
 def test_a_step_runs_on_the_current_stream(step, monkeypatch):
     monkeypatch.setattr(halves, "LEAST", 1)
     step = dataclasses.replace(step)  # without launches that were made ready before
