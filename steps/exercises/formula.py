@@ -40,8 +40,8 @@ def attention(q, k, v, causal, scale, mistake=None):
             hidden = torch.ones(queries, keys, dtype=torch.bool).tril(-1)
         scores = scores.masked_fill(hidden, 0.0 if mistake == "zero" else -math.inf)
     if mistake == "no maximum":
-        weights = torch.exp(scores.float()).double()
-        return weights / weights.sum(-1, keepdim=True) @ v.double()
+        weights = torch.exp(scores.float())  # their sum may be infinite where none of them is
+        return (weights / weights.sum(-1, keepdim=True)).double() @ v.double()
     return torch.softmax(scores, 2 if mistake == "queries" else 3) @ v.double()
 
 
