@@ -1,7 +1,7 @@
 """The last block of a head scales dQ, where ``scaled`` of rows.py takes a launch of its own.
 
 Every block counts itself when all that it has added to dQ is in global memory; a part by itself, as it adds its own
-share. Whoever finds all others counted reads the sums of all blocks, which L2 still holds as a rule.
+share. Whoever finds all others counted reads the sums of all blocks. That L2 still holds them is a hypothesis.
 """
 
 from __future__ import annotations
