@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
+WAITS: list[Callable[[bool], None]] = []  # see ``gpu_turn``
 PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tilegym")
 
 
@@ -187,7 +190,8 @@ def energy_joules() -> float | None:
 def gpu_turn(device: str):
     """Hold the GPU while others on this machine who also ask for it wait: two notebooks, say, that measure at once.
 
-    Does nothing for device "cpu", and does not wait where the lock's file cannot be opened.
+    Does nothing for device "cpu", and does not wait where the lock's file cannot be opened. Not to be taken twice: who
+    has it and asks again waits for itself. ``WAITS`` are told when a wait begins (True) and when it is over (False).
     """
     if device != "cuda":
         yield
@@ -200,5 +204,12 @@ def gpu_turn(device: str):
         yield
         return
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or its process ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back when the file is closed, or its process ends
+        except BlockingIOError:
+            for told in WAITS:
+                told(True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for told in WAITS:
+                told(False)
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+
+from tutorial_lib.hardware import WAITS
+
+WHERE = signal.SIGUSR1  # the process prints what its threads are doing
 
 
 @contextmanager
@@ -48,9 +53,10 @@ class Worker:
     """Calls methods of ``factory(*args)``, an object that lives in another process.
 
     factory and everything passed must be picklable. What the process prints goes to a file; ``output()`` returns it.
-    An exception in a call, the death of the process, and silence past the timeout raise WorkerFailure. A process that
-    hangs is killed, one whose GPU no longer answers ends itself. ``on_start`` is called with the worker when a fresh
-    process has started, to bring it where the last one was.
+    An exception in a call, the death of the process, and silence past the timeout raise WorkerFailure. To wait for the
+    GPU while others have it (``hardware.gpu_turn``) is no silence. A process that hangs prints where, and is killed.
+    One whose GPU no longer answers ends itself. ``on_start`` is called with the worker when a fresh process has
+    started, to bring it where the last one was.
     """
 
     def __init__(self, factory: Callable, *args, on_start: Callable[[Worker], None] | None = None):
@@ -66,10 +72,14 @@ class Worker:
                 self._on_start(self)
         self._connection.send((method, args))
         try:
-            if not self._connection.poll(timeout):
-                self.stop()
-                raise WorkerFailure(f"hung: no answer within {timeout:g} s (see --timeout)")
-            kind, answer = self._connection.recv()
+            kind, waits = "waits", False
+            while kind == "waits":
+                if not self._connection.poll(None if waits else timeout):
+                    self._ask_where()
+                    self.stop()
+                    raise WorkerFailure(f"hung: no answer within {timeout:g} s (see --timeout)")
+                kind, answer = self._connection.recv()
+                waits = answer if kind == "waits" else False
         except (EOFError, ConnectionResetError):
             raise WorkerFailure(self._describe_death()) from None
         if kind == "result":
@@ -77,6 +87,14 @@ class Worker:
         if kind == "fatal":  # the process ends itself after this answer
             self.stop()
         raise WorkerFailure(answer)
+
+    def _ask_where(self) -> None:
+        """Let a process that does not answer print what its threads are doing, if it can do so within a second."""
+        before = len(self.output())
+        os.kill(self._process.pid, WHERE)
+        deadline = time.monotonic() + 1
+        while len(self.output()) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
@@ -170,6 +188,8 @@ def _serve(connection, output: str, factory: Callable, args: tuple) -> None:
     log = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(WHERE)
+    WAITS.append(lambda waits: connection.send(("waits", waits)))
     served = None
     while True:
         try:

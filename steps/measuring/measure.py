@@ -19,7 +19,7 @@ from steps.measuring.ahead import compile_ahead
 from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters, together
-from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions
+from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions, gpu_turn
 from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, speedup_of
@@ -307,7 +307,8 @@ def _profile(problem: Problem, contenders: list[_Contender], settings: Settings,
 
     def read(group: list[_Contender]) -> None:
         command = [sys.executable, "-m", ONCE, ",".join(c.step.name for c in group), json.dumps(problem.as_dict())]
-        kernels = read_counters(command, "fmha", len(group) * settings.timeout)
+        with gpu_turn("cuda"):  # ncu lets a kernel run many times over
+            kernels = read_counters(command, "fmha", len(group) * settings.timeout)
         numbers = [c.step.counted_kernels(problem) for c in group]
         if len(kernels) != sum(numbers):
             raise CountersError(f"{len(kernels)} kernels ran, of which ncu should have read {sum(numbers)}")

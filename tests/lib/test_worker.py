@@ -1,12 +1,16 @@
-"""The worker process: Ctrl-C finds it in any state, also while it is being started."""
+"""The worker process: Ctrl-C finds it in any state, also while it is being started; what counts as silence."""
 
 import multiprocessing.process
 import os
 import signal
+import tempfile
+import threading
+import time
 
 import pytest
 
-from tutorial_lib.worker import Worker
+from tutorial_lib.hardware import gpu_turn
+from tutorial_lib.worker import Worker, WorkerFailure
 
 
 def test_ctrl_c_while_the_process_is_being_started(monkeypatch):
@@ -39,3 +43,38 @@ def test_a_process_that_still_imports_modules_hears_nothing_of_ctrl_c(monkeypatc
     with Worker(list) as worker:
         assert worker.call("copy", timeout=300) == []
         assert worker.output() == ""
+
+
+class Busy:
+    def began(self) -> bool:
+        return True
+
+    def take_turn(self) -> str:
+        with gpu_turn("cuda"):
+            return "had it"
+
+    def hang(self) -> None:
+        threading.Event().wait()
+
+
+def test_to_wait_for_the_gpu_is_no_silence(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with Worker(Busy) as worker:
+        assert worker.call("began", timeout=300)
+        with gpu_turn("cuda"):
+            had = []
+            waiting = threading.Thread(target=lambda: had.append(worker.call("take_turn", timeout=5)))
+            waiting.start()
+            time.sleep(7)  # longer than it may be silent
+            assert not had
+        waiting.join()
+        assert had == ["had it"]
+
+
+def test_a_process_that_hangs_prints_where():
+    with Worker(Busy) as worker:
+        assert worker.call("began", timeout=300)
+        with pytest.raises(WorkerFailure, match=r"hung: no answer within 0\.5 s"):
+            worker.call("hang", timeout=0.5)
+        assert "in hang\n" in worker.output()
