@@ -64,7 +64,12 @@ PARTS = (
         untimed=NO_SUCH_GPU,
     ),
     Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), NO_SUCH_GPU),
-    Part("parallel", "Several GPUs: one sequence over all of them", range(80, 90), ("parallel",)),
+    Part(
+        "parallel",
+        "Several GPUs: one sequence over all of them",
+        (*range(80, 90), *range(150, 160)),
+        ("parallel",),
+    ),
     Part(
         "everyday",
         "Everyday problems: grouped heads, decoding, masks",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from threading import Thread
 
 from steps.core.attention import training
@@ -51,8 +51,8 @@ class Silent(Ranks):
         return pieces
 
 
-class Remembering(Ranks):
-    """Ranks that remember what they sent. calls: functions that send as much again, in the same order.
+class Remembering:
+    """Added to ``Ranks``, these remember what they sent. calls: functions that send as much again, in the same order.
 
     Each waits for its own exchange, so that they go one after another, also where a step has two on their way at once.
     They do not give way to each other as a step does: nothing is computed meanwhile.
@@ -64,26 +64,32 @@ class Remembering(Ranks):
         self._places: dict[tuple, tuple] = {}
 
     def start_passing(self, tensors, into):
-        places = self._kept("passing", tensors), self._kept("coming", tensors)
+        places = self._kept("passing", tensors), self._kept("coming", tensors, partial(self.places, count=1))
         self.calls.append(lambda: self.pass_on(*places).wait())
         return super().start_passing(tensors, into)
 
     def all_gather(self, x):
         [place] = self._kept("gathered", (x,))
-        self.calls.append(lambda: Ranks.all_gather(self, place))
+        self.calls.append(lambda: super(Remembering, self).all_gather(place))
         return super().all_gather(x)
 
     def exchange(self, pieces):
         [place] = self._kept("exchanged", (pieces,))
-        self.calls.append(lambda: Ranks.exchange(self, place))
+        self.calls.append(lambda: super(Remembering, self).exchange(place))
         return super().exchange(pieces)
 
-    def _kept(self, what: str, tensors) -> tuple:
+    def _kept(self, what: str, tensors, make: Callable = lambda tensors: [places_like(tensors)]) -> tuple:
         """Tensors of these shapes, the same for every call that sends such."""
         key = what, tuple((x.shape, x.dtype) for x in tensors)
         if key not in self._places:
-            self._places[key] = places_like(tensors)
+            [self._places[key]] = make(tensors)
         return self._places[key]
+
+
+@cache
+def remembering(kind: type[Ranks]) -> type[Ranks]:
+    """Ranks that send as ``kind`` does, and remember it."""
+    return type(f"Remembering{kind.__name__}", (Remembering, kind), {})
 
 
 class ParallelBench(Bench):
@@ -158,8 +164,8 @@ class ParallelBench(Bench):
         """What a call of a step sends."""
         made = []
 
-        def ranks(group) -> Remembering:
-            made.append(Remembering(group))
+        def ranks(group) -> Ranks:
+            made.append(remembering(step.ranks)(group))
             return made[-1]
 
         self.kind.call(

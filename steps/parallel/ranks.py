@@ -44,6 +44,10 @@ class Ranks:
 
     # --- round the ring ---
 
+    def places(self, tensors: Tensors, count: int, dtype: torch.dtype | None = None) -> list[Tensors]:
+        """So many places to receive such tensors in, or those of another dtype: ``into`` of ``start_passing``."""
+        return [places_like(tensors, dtype) for _ in range(count)]
+
     def start_passing(self, tensors: Tensors, into: Tensors) -> Passing:
         """Begin to send tensors to the next rank, and to receive those of the rank before ``into`` their places.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steps.parallel.merging import accumulator, merge
-from steps.parallel.ranks import places_like
 from steps.parallel.shares import Share
 
 
@@ -26,7 +25,7 @@ class Ring:
     def __call__(self, q, k, v, causal, ranks, parts):
         """(o, lse) of this rank's queries; shapes as in ``ParallelStep``."""
         here = k.contiguous(), v.contiguous()
-        buffers = places_like(here), places_like(here)  # one is read while the other is filled
+        buffers = ranks.places(here, 2)  # one is read while the other is filled
         for turn in range(ranks.count):
             coming = None
             if turn + 1 < ranks.count:
@@ -63,8 +62,8 @@ class RingGradients:
         import torch
 
         own = k.contiguous(), v.contiguous()
-        buffers = places_like(own), places_like(own)
-        sums_buffers = places_like(own, torch.float32), places_like(own, torch.float32)
+        buffers = ranks.places(own, 2)
+        sums_buffers = ranks.places(own, 2, torch.float32)
         dq, *sums = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own))
         sums_coming = None
         coming = ranks.start_passing(own, buffers[0]) if ranks.count > 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -144,12 +145,13 @@ class _Together:
         return self.name
 
     def source(self) -> str:
-        """What a rank does, as it is written: the step's function, or the ring with what fills its holes."""
+        """What a rank does, as it is written: the step's function, or the ring with what fills its holes, and sends."""
         if inspect.isfunction(self.function):
             return inspect.getsource(self.function)
         ring, block = type(self.function), self.share.block
         used = f"{self.name} = {ring.__name__}(share={block.__name__}, ahead={self.function.ahead})\n"
-        return "\n\n".join([inspect.getsource(block), inspect.getsource(ring), used])
+        sends = textwrap.dedent(inspect.getsource(self.ranks.pass_on))
+        return "\n\n".join([inspect.getsource(block), inspect.getsource(ring), sends, used])
 
     def computing(self, problem: Problem, target: str) -> Step:
         """The step that computes the parts of ``problem``, which is a rank's own."""

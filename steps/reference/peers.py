@@ -244,7 +244,7 @@ PEERS = (
         change="NVIDIA's tuned attention in cuTile.",
         function=tilegym,
         requires="tilegym",
-        install="see https://github.com/NVIDIA/TileGym",
+        install="pip install --no-deps tilegym",
         top_left=False,
     ),
 )

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor.experimental._attention import _cp_options
 
 from steps import PARALLEL, get_step
-from steps.measuring.parallel import ParallelBench, Remembering, Silent
+from steps.measuring.parallel import ParallelBench, Silent, remembering
 from steps.parallel.model import sent_bytes
 from steps.parallel.peers import in_context
 from steps.parallel.ranks import Ranks
@@ -158,13 +158,14 @@ def alone_and_again(rank, name: str, whole: Problem) -> tuple:
     def ranks(make, group):
         return made.setdefault(make, make(group))
 
-    for make in (Silent, Remembering):
+    sending = remembering(step.ranks)
+    for make in (Silent, sending):
         outputs = kind.call(step.on(ranks=partial(ranks, make)), whole, tensors)
         assert [x.shape for x in outputs] == [x.shape for x in kind.poisoned(tensors)]
-    first = made[Remembering].sent
-    for call in made[Remembering].calls:
+    first = made[sending].sent
+    for call in made[sending].calls:
         call()
-    return made[Silent].sent, first, made[Remembering].sent - first
+    return made[Silent].sent, first, made[sending].sent - first
 
 
 @pytest.mark.parametrize("step", PARALLEL, ids=lambda s: s.name)
@@ -373,7 +374,7 @@ def test_what_fails_before_a_call_fails_on_all_too(ranks):
 def counted_ways(rank) -> tuple:
     """On a rank: how often a call gives way to its exchanges, and how often what it sent does when sent again."""
 
-    class Counting(Remembering):
+    class Counting(remembering(Ranks)):
         given = 0
 
         def give_way(self, x):
