@@ -1,4 +1,4 @@
-"""What racecheck reports of warps with roles: reads of the roles are set aside, anything else is a race."""
+"""What racecheck reports of warps with roles: two kinds of reads are set aside, anything else is a race."""
 
 import inspect
 import stat
@@ -8,6 +8,7 @@ import pytest
 
 from steps import races
 from steps.backward_hopper.kernel import fmha_backward
+from steps.backward_hopper.roles import consume_gradients
 from steps.hopper.kernel import fmha
 
 
@@ -31,11 +32,21 @@ REPORT = """========= COMPUTE-SANITIZER
 @pytest.mark.parametrize("kernel", [fmha, fmha_backward], ids=lambda kernel: kernel.fn.__name__)
 def test_reads_of_roles_are_set_aside_and_nothing_else_is(kernel):
     definition, name = defined(kernel), kernel.fn.__name__
-    assert races.hazards(REPORT.format(kernel=name, write=definition + 30, read=definition)) == ([], 1)
+    assert races.hazards(REPORT.format(kernel=name, write=definition + 30, read=definition)) == ([], 1, 0)
     other = REPORT.format(kernel="another", write=definition + 30, read=definition)  # the same line of another file
     assert len(races.hazards(other)[0]) == 1
-    found, set_aside = races.hazards(REPORT.format(kernel=name, write=definition, read=definition + 30))
-    assert set_aside == 0 and len(found) == 1 and "0x3056e" in found[0] and "Read Thread (320,0,0)" in found[0]
+    found, *set_aside = races.hazards(REPORT.format(kernel=name, write=definition, read=definition + 30))
+    assert set_aside == [0, 0] and len(found) == 1 and "0x3056e" in found[0] and "Read Thread (320,0,0)" in found[0]
+
+
+def test_reads_of_a_handover_are_set_aside_and_no_others_of_its_function():
+    lines, first = inspect.getsourcelines(consume_gradients.fn)
+    load = first + next(n for n, line in enumerate(lines) if "= handover.weights.load(" in line)
+    report = REPORT.replace("in kernel.py:{read}", "in roles.py:{read}")
+    assert races.hazards(report.format(kernel="fmha_backward", write=1, read=load)) == ([], 0, 1)
+    for kernel, read in (("fmha_backward", load + 1), ("fmha", load)):
+        found, *set_aside = races.hazards(report.format(kernel=kernel, write=1, read=read))
+        assert len(found) == 1 and set_aside == [0, 0]
 
 
 @pytest.mark.parametrize(("read", "status"), [(DEFINITION, 0), (DEFINITION + 9, 1)])

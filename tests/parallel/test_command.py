@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steps import get_step, lesson_together, show
+from steps import PARALLEL, get_step, lesson_together, show
 from steps.core.problems import LONG
 from steps.measuring.measure import Settings, _Contender, _summarise
 from steps.measuring.parallel import one_gpu
@@ -23,6 +23,7 @@ from tutorial_lib.results import read_run, recorded_runs, write_run
 from tutorial_lib.timing import Sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+ASKED = [step.name for step in PARALLEL if step.direction == "forward"]  # in the order of their numbers
 SMALL = ["--seq-len", "64", "--head-dim", "64"]
 
 
@@ -72,7 +73,7 @@ def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
     [
         ([], "torchrun started 4 processes for one measurement: say --parallel"),
         (["--parallel", "warp"], "argument --parallel: step must be a number or name"),
-        (["--parallel", "exp2"], "must be all or some of gather, ring, two_buffers, zigzag, ulysses, got 3 exp2"),
+        (["--parallel", "exp2"], f"must be all or some of {', '.join(ASKED)}, got 3 exp2"),
         (["--parallel", "--sustained"], "argument --parallel: goes without --sustained"),
         (["--parallel", "--steps", "ring"], "argument --parallel: goes without --steps"),
         (["--parallel", "ring", "--page-size", "16"], "argument --parallel: goes without --page-size"),
@@ -139,7 +140,7 @@ def test_a_lesson_over_several_gpus_tells_of_a_step_that_has_none_before_it(tmp_
 
     assert "Recorded, not measured here" in told("gather") and "Times as fast" not in told("gather")
     gradients = told("zigzag_gradients")
-    assert "--parallel gather,ring,two_buffers,zigzag,ulysses " in gradients and "--direction backward" in gradients
+    assert f"--parallel {','.join(ASKED)} " in gradients and "--direction backward" in gradients
 
 
 def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):

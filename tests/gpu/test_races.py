@@ -1,0 +1,75 @@
+"""What compute-sanitizer's racecheck takes for a race and is none: why ``steps.races`` sets some reads aside."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+TURNS = 8
+LAYOUT = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def places(layout: gl.constexpr):
+    rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    return rows[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, layout))[None, :]
+
+
+@gluon.jit
+def give(X, place, ready, free, layout: gl.constexpr, turns):
+    for turn in range(turns):
+        x = gl.load(X + places(layout)) + turn
+        mbarrier.wait(free, turn & 1 ^ 1)
+        place.store(x)
+        mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def take(Y, place, ready, free, layout: gl.constexpr, turns):
+    total = gl.zeros([64, 64], gl.float32, layout)
+    for turn in range(turns):
+        mbarrier.wait(ready, turn & 1)
+        total += place.load(layout)
+        mbarrier.arrive(free, count=1)
+    gl.store(Y + places(layout), total)
+
+
+@gluon.jit
+def handover(X, Y, turns, layout: gl.constexpr):
+    shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    place = gl.allocate_shared_memory(gl.float32, [64, 64], shared)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    mbarrier.init(free, count=1)
+    gl.warp_specialize(
+        [
+            (give, (X, place, ready, free, layout, turns)),
+            (take, (Y, place, ready, free, layout, turns)),
+        ],
+        [4],
+        [128],
+    )
+
+
+def main() -> None:
+    x, y = torch.randn(64, 64, device="cuda"), torch.zeros(64, 64, device="cuda")
+    handover[(1,)](x, y, TURNS, LAYOUT, num_warps=4)
+    print("right" if torch.allclose(y, TURNS * x + sum(range(TURNS)), atol=1e-4) else "wrong")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer is not installed")
+def test_racecheck_does_not_follow_a_handover():
+    """The least kernel in which one warp group hands something to another by an mbarrier, and it is right."""
+    root = Path(__file__).resolve().parent.parent.parent
+    tool = ["compute-sanitizer", "--tool", "racecheck", "--racecheck-report", "hazard", "--print-limit", "1"]
+    command = [*tool, sys.executable, "-c", "from tests.gpu.test_races import main; main()"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert "right" in done.stdout and "hazard" in done.stdout, done.stdout + done.stderr
