@@ -207,9 +207,11 @@ def gpu_turn(device: str):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back when the file is closed, or its process ends
         except BlockingIOError:
-            for told in WAITS:
-                told(True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for told in WAITS:
-                told(False)
+            try:
+                for told in WAITS:
+                    told(True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            finally:
+                for told in WAITS:
+                    told(False)
         yield

@@ -54,8 +54,8 @@ class Worker:
 
     factory and everything passed must be picklable. What the process prints goes to a file; ``output()`` returns it.
     An exception in a call, the death of the process, and silence past the timeout raise WorkerFailure. To wait for the
-    GPU while others have it (``hardware.gpu_turn``) is no silence. A process that hangs prints where, and is killed.
-    One whose GPU no longer answers ends itself. ``on_start`` is called with the worker when a fresh process has
+    GPU while others have it (``hardware.gpu_turn``) is no silence. A process that hangs prints where, if it can, and is
+    killed. One whose GPU no longer answers ends itself. ``on_start`` is called with the worker when a fresh process has
     started, to bring it where the last one was.
     """
 
@@ -89,12 +89,15 @@ class Worker:
         raise WorkerFailure(answer)
 
     def _ask_where(self) -> None:
-        """Let a process that does not answer print what its threads are doing, if it can do so within a second."""
-        before = len(self.output())
+        """Let a process that does not answer print what its threads are doing, if it does so within a second."""
         os.kill(self._process.pid, WHERE)
-        deadline = time.monotonic() + 1
-        while len(self.output()) == before and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline, seen, printed = time.monotonic() + 1, len(self.output()), False
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if len(self.output()) > seen:
+                seen, printed = len(self.output()), True
+            elif printed:  # all of it
+                return
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""

@@ -58,7 +58,7 @@ class RingGradients:
     ahead: bool
 
     def __call__(self, q, k, v, o, lse, do, causal, ranks, parts):
-        """(dq, dk, dv) of this rank's tokens, in float32."""
+        """(dq, dk, dv) of this rank's tokens, in float32. dk and dv may lie in places that the next call uses again."""
         import torch
 
         own = k.contiguous(), v.contiguous()

@@ -77,7 +77,7 @@ class _Together:
     kernel: Step | None = field(default=None, repr=False)
     ranks: Callable[..., Ranks] = field(default=Ranks, repr=False)
 
-    backend: ClassVar[str] = "torch"  # its own code calls PyTorch alone
+    backend: ClassVar[str] = "torch"  # no kernel of its own
     several: ClassVar[bool] = True
 
     def on(self, group=None, **others):

@@ -53,23 +53,35 @@ class Busy:
         with gpu_turn("cuda"):
             return "had it"
 
+    def take_turn_and_hang(self) -> None:
+        with gpu_turn("cuda"):
+            self.hang()
+
     def hang(self) -> None:
         threading.Event().wait()
 
 
-def test_to_wait_for_the_gpu_is_no_silence(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("method", "heard"), [("take_turn", "had it"), ("take_turn_and_hang", "hung: no answer")])
+def test_to_wait_for_the_gpu_is_no_silence_but_to_hang_then_is(monkeypatch, tmp_path, method, heard):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     with Worker(Busy) as worker:
         assert worker.call("began", timeout=300)
+        had = []
+
+        def ask():
+            try:
+                had.append(worker.call(method, timeout=5))
+            except WorkerFailure as failure:
+                had.append(str(failure))
+
         with gpu_turn("cuda"):
-            had = []
-            waiting = threading.Thread(target=lambda: had.append(worker.call("take_turn", timeout=5)))
+            waiting = threading.Thread(target=ask)
             waiting.start()
-            time.sleep(7)  # longer than it may be silent
+            time.sleep(6)  # longer than it may be silent
             assert not had
         waiting.join()
-        assert had == ["had it"]
+        assert had[0].startswith(heard)
 
 
 def test_a_process_that_hangs_prints_where():

@@ -1,6 +1,6 @@
 """Copy engines: whatever order the streams of all ranks run in, nobody reads what is not there yet or not any more.
 
-There is no GPU. Each rank runs the real ring with the real ``CopyEngines``, and every stream writes down what it is
+There is no GPU. Each rank runs the real rings with the real ``CopyEngines``, and every stream writes down what it is
 asked to do. Then the streams of all ranks run, in random orders.
 """
 
@@ -20,17 +20,28 @@ CALLS = 4
 
 
 class Tensor:
-    """What lies in it is a word. A view is the tensor itself."""
+    """What lies in it is a word, and for sums also who has added to them. A view is the tensor itself."""
 
     shape, dtype, is_cuda, device = (1, 1, 8, 16), torch.float16, True, "a GPU"
 
-    def __init__(self, holds=None):
-        self.holds = holds
+    def __init__(self, holds=None, added=frozenset()):
+        self.holds, self.added = holds, added
 
     def contiguous(self):
         return self
 
     def __getitem__(self, _):
+        return self
+
+    def __setitem__(self, _, x):
+        assert x is self
+
+    def __iadd__(self, x):
+        def run():
+            assert self.holds in (None, x.holds), "added to the sums of another part"
+            self.holds, self.added = x.holds, self.added | x.added
+
+        Stream.now[-1].ask(run=run)
         return self
 
     def numel(self):
@@ -44,9 +55,9 @@ class Tensor:
 
     def copy_(self, source, non_blocking):
         def run():
-            self.holds = source.holds
+            self.holds, self.added = source.holds, source.added
 
-        Stream.now[-1].asked.append((lambda: True, run))
+        Stream.now[-1].ask(run=run)
 
 
 class Stream:
@@ -75,73 +86,111 @@ class Stream:
 STREAMS: list[Stream] = []
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """Ranks on fake GPUs: a function that makes so many, each with a stream that its kernels are in."""
-    numbers: dict[object, int] = {}
-    pools: dict[tuple, list] = {}
+class FakeEngines(CopyEngines):
+    """Of a rank that nobody has told of the others."""
 
-    @contextmanager
-    def inside(stream):
-        Stream.now.append(stream)
+    def __init__(self, own: int, count: int, pools: dict):
+        self.own, self.count, self.group, self.sent = own, count, None, 0
+        self._made, self._streams, self._pools = {}, {}, pools
+
+    def _check_reach(self):
+        pass
+
+
+@contextmanager
+def inside(stream):
+    Stream.now.append(stream)
+    try:
         yield
+    finally:
         Stream.now.pop()
 
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Ranks on fake GPUs: a function that makes so many, each with two streams that its kernels are in."""
+    numbers: dict[object, int] = {}
+
     def place(self, tensors, dtype):
-        made = pools.setdefault(("made", self.own), [])
-        which = len(made)
-        made.append(None)
-        mine, theirs = (
-            pools.setdefault((rank, which), tuple(Tensor() for _ in tensors))
-            for rank in (self.own, (self.own + 1) % self.count)
-        )
+        """As the real one, of fake tensors, whose number is that of the place; see the test of the real one."""
+        which = sum(map(len, self._made.values()))
+        while (self.own, which) in self._pools and self._pools[self.own, which][1]:
+            which += 1
+        for rank in range(self.count):
+            self._pools.setdefault((rank, which), [tuple(Tensor() for _ in tensors), False])
+        self._pools[self.own, which][1] = True  # made here
         after, before = (self.own + 1) % self.count, (self.own - 1) % self.count
+        mine, theirs = self._pools[self.own, which][0], self._pools[after, which][0]
         words = [(self.own, which, "filled"), (self.own, which, "free")]
         return Place(mine, theirs, *words, (after, which, "filled"), (before, which, "free"), None)
 
-    monkeypatch.setattr(CopyEngines, "_place", place)
-    monkeypatch.setattr(CopyEngines, "__init__", lambda self, own, count: vars(self).update(own=own, count=count))
+    monkeypatch.setattr(FakeEngines, "_place", place, raising=False)
     monkeypatch.setattr(copying, "write", lambda stream, at, n: stream.ask(run=lambda: numbers.__setitem__(at, n)))
     monkeypatch.setattr(
         copying, "await_number", lambda stream, at, n: stream.ask(ready=lambda: numbers.get(at, 0) >= n)
     )
     monkeypatch.setattr(ring, "merge", lambda *_: None)
     monkeypatch.setattr(ring, "accumulator", lambda o, parts: o)
+    monkeypatch.setattr(torch, "zeros_like", lambda x, dtype: Tensor())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream.now[-1])
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def ranks(count):
-        for what in (STREAMS, numbers, pools):
-            what.clear()
-        found = []
-        for own in range(count):
-            rank = CopyEngines(own, count)
-            rank.sent, rank.group, rank._made, rank._stream = 0, None, {}, None
-            found.append((rank, Stream(), inside))
-        return found
+        STREAMS.clear()
+        numbers.clear()
+        pools = {}
+        return [(FakeEngines(own, count, pools), (Stream(), Stream())) for own in range(count)]
 
     return ranks
 
 
-def record(rank, stream, inside, wrong: list) -> None:
-    """Some calls of the ring on a rank, each with keys of its own; what a kernel finds is compared when it runs."""
+def forward(rank, stream, own: tuple, call: int, wrong: list) -> None:
+    turn = iter(range(rank.count))
+
+    def attention(q, k, v, causal):
+        look(stream, (k, v), (call, (rank.own - next(turn)) % rank.count), wrong)
+        return Tensor(), Tensor()
+
+    ring.Ring(IN_ORDER, ahead=True)(Tensor(), *own, False, rank, SimpleNamespace(attention=attention))
+
+
+def backward(rank, stream, own: tuple, call: int, wrong: list) -> None:
+    turn = iter(range(1, rank.count + 1))
+
+    def gradients(q, k, v, *_):
+        part = call, (rank.own - next(turn)) % rank.count
+        look(stream, (k, v), part, wrong)
+        return Tensor(), *(Tensor(part, frozenset([rank.own])) for _ in range(2))
+
+    parts = SimpleNamespace(gradients=gradients)
+    found = ring.RingGradients(IN_ORDER, ahead=True)(Tensor(), *own, Tensor(), Tensor(), Tensor(), False, rank, parts)
+    everybody = frozenset(range(rank.count))
+
+    def run():
+        if any((x.holds, x.added) != ((call, rank.own), everybody) for x in found[1:]):
+            wrong.append((rank.own, call, "sums", [(x.holds, x.added) for x in found[1:]]))
+
+    stream.ask(run=run)
+
+
+def look(stream, tensors: tuple, wanted, wrong: list) -> None:
+    """When the stream comes to this: are these the tensors that a kernel should find?"""
+
+    def run():
+        if any(x.holds != wanted for x in tensors):
+            wrong.append((wanted, [x.holds for x in tensors]))
+
+    stream.ask(run=run)
+
+
+def record(rank, streams, way, wrong: list) -> None:
+    """Some calls of a ring on a rank, in two streams that know nothing of each other, each with keys of its own."""
     for call in range(CALLS):
-        own = Tensor((call, rank.own)), Tensor((call, rank.own))
-        turn = iter(range(rank.count))
-
-        def attention(q, k, v, causal, call=call, turn=turn):
-            wanted = call, (rank.own - next(turn)) % rank.count
-
-            def run():
-                if (k.holds, v.holds) != (wanted, wanted):
-                    wrong.append((rank.own, wanted, k.holds, v.holds))
-
-            stream.ask(run=run)
-            return Tensor(), Tensor()
-
+        stream, own = streams[call % 2], (Tensor((call, rank.own)), Tensor((call, rank.own)))
         with inside(stream):
-            ring.Ring(IN_ORDER, ahead=True)(Tensor(), *own, False, rank, SimpleNamespace(attention=attention))
+            way(rank, stream, own, call, wrong)
             for x in own:  # the caller needs them no longer
                 x.copy_(Tensor("something else"), non_blocking=True)
 
@@ -156,30 +205,71 @@ def run_all(order: random.Random) -> None:
         stream.done += 1
 
 
+@pytest.mark.parametrize("way", [forward, backward])
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(20))
-def test_every_kernel_finds_its_part(machine, count, seed):
+def test_every_kernel_finds_its_part(machine, way, count, seed):
     wrong = []
-    for rank in machine(count):
-        record(*rank, wrong)
+    for rank, streams in machine(count):
+        record(rank, streams, way, wrong)
     run_all(random.Random(seed))
     assert not wrong
     assert all(stream.done for stream in STREAMS)
 
 
-@pytest.mark.parametrize("left_out", ["write", "await_number", "wait_stream", "wait_event"])
-def test_it_would_be_seen_if_somebody_did_not_wait(machine, monkeypatch, left_out):
-    """Without any one kind of waiting a kernel finds what is not its part, or nobody can go on, in some order."""
-    where = copying if left_out in ("write", "await_number") else Stream
-    monkeypatch.setattr(where, left_out, lambda *_: None)
-    for seed in range(50):
+def leave_out(monkeypatch, what: str) -> None:
+    """Of ``what``: a function of streams, or the number that is neither written nor waited for."""
+    if what in ("wait_stream", "wait_event"):
+        monkeypatch.setattr(Stream, what, lambda *_: None)
+        return
+    for name in ("write", "await_number"):
+        real = getattr(copying, name)
+        monkeypatch.setattr(copying, name, lambda s, at, n, real=real: None if at[2] == what else real(s, at, n))
+
+
+# In the backward pass the sums come back only when all have read what was sent, so the other two say nothing new.
+LEFT_OUT = [(forward, what) for what in ("free", "filled", "wait_stream", "wait_event")]
+LEFT_OUT += [(backward, what) for what in ("filled", "wait_stream")]
+
+
+@pytest.mark.parametrize(("way", "left_out"), LEFT_OUT)
+def test_it_would_be_seen_if_somebody_did_not_wait(machine, monkeypatch, way, left_out):
+    """Without any one kind of waiting a kernel finds what is not its part, in some order."""
+    leave_out(monkeypatch, left_out)
+    for seed in range(200):
         wrong = []
-        for rank in machine(2 + seed % 2):
-            record(*rank, wrong)
+        for rank, streams in machine(2 + seed % 2):
+            record(rank, streams, way, wrong)
         try:
             run_all(random.Random(seed))
-        except AssertionError:
+        except AssertionError as error:
+            assert "another part" in str(error)
             return
         if wrong:
             return
     pytest.fail(f"without {left_out} all went well")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_place_is_the_next_ranks_place_and_its_numbers(monkeypatch, count):
+    """Of the real places, in memory of the CPU: who writes where."""
+    memory = {}
+
+    def shared(self, size, device, ranks):
+        for rank in range(count):
+            memory.setdefault((rank, size), torch.zeros(size, dtype=torch.uint8))
+        return {rank: memory[rank, size] for rank in ranks}, None
+
+    monkeypatch.setattr(FakeEngines, "_shared", shared, raising=False)
+    tensors = torch.empty(1, 2, 3, 5, dtype=torch.float16), torch.empty(1, 2, 3, 7, dtype=torch.float16)
+    places = [FakeEngines(own, count, {})._place(tensors, torch.float32) for own in range(count)]
+    for own, place in enumerate(places):
+        after, before = places[(own + 1) % count], places[own - 1]
+        assert [x.data_ptr() for x in place.theirs] == [x.data_ptr() for x in after.mine]
+        assert place.their_filled == after.filled and place.their_free == before.free
+        assert [x.shape for x in place.mine] == [x.shape for x in tensors]
+        assert {x.dtype for x in place.mine} == {torch.float32}
+        spans = [(at, at + 4) for at in (place.filled, place.free)]
+        spans += [(x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in place.mine]
+        assert all(one[1] <= two[0] for one, two in zip(sorted(spans), sorted(spans)[1:]))
+    assert len({place.filled for place in places}) == count
