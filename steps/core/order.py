@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from steps.core.fused import tiles_seen
 from steps.core.tiles import Tile
@@ -20,6 +21,7 @@ from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 SECTION_BYTES = 8 * 2**20  # K and V of heads that run together; chosen in a short trial on an H100, not recorded
+WORTH = 0.01  # how much sooner the end must come, as a share, for another last section
 START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
 
 
@@ -30,7 +32,8 @@ class Order:
     section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
     head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
     computes every n-th tile. one_loop: a block goes through the tiles of keys of all its tiles of queries in one loop.
-    taken: blocks have no lists, but take the next tile when they are ready for one.
+    taken: blocks have no lists, but take the next tile when they are ready for one. even_end: the last section has more
+    heads, where blocks would else end at different times (``deal``).
 
     Raises ValueError for values that do not go together.
     """
@@ -40,6 +43,7 @@ class Order:
     counted: bool = False
     one_loop: bool = False
     taken: bool = False
+    even_end: bool = False
 
     def __post_init__(self):
         kinds = self.counted + self.one_loop + self.taken
@@ -54,7 +58,7 @@ class Order:
         if self.one_loop:
             return "dealt to blocks that stay, all in one loop"
         if self.persistent:
-            return "dealt to blocks that stay"
+            return "dealt to blocks that stay" + (", that end together" if self.even_end else "")
         return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
 
     def counts(self, problem: Problem) -> bool:
@@ -102,15 +106,16 @@ class Order:
         if self.counts(problem):
             return min(number, places), _nothing(device)
         if self.taken:
-            order, _, turns = _on_device(problem, tile, 1, self.section_bytes, device)
+            order, _, turns = _on_device(problem, tile, 1, self.section_bytes, False, device)
             return min(number, places), (order, _taken(number, device), turns)
-        tensors = _on_device(problem, tile, places, self.section_bytes, device)
+        tensors = _on_device(problem, tile, places, self.section_bytes, self.even_end, device)
         return len(tensors[2]), tensors
 
 
 NATURAL = Order(persistent=False, section_bytes=None)
 SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
 DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
+DEALT_EVENLY = Order(persistent=True, section_bytes=SECTION_BYTES, even_end=True)
 COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
 TAKEN = Order(persistent=True, section_bytes=SECTION_BYTES, taken=True)
 IN_ONE_LOOP = Order(persistent=True, section_bytes=SECTION_BYTES, one_loop=True)
@@ -132,26 +137,48 @@ def length(problem: Problem, tile: Tile, i: int) -> int:
     return START + tiles_seen(problem, tile, i)
 
 
-def deal(problem: Problem, tile: Tile, processors: int, section_bytes: int | None = SECTION_BYTES) -> list[list[int]]:
+def deal(
+    problem: Problem,
+    tile: Tile,
+    processors: int,
+    section_bytes: int | None = SECTION_BYTES,
+    even_end: bool = False,
+) -> list[list[int]]:
     """The tiles of queries of every block, in order: each goes to the block that is free first, long ones early.
 
     Heads come in sections whose K and V fit in L2 together; inside a section the longest tiles come first, those of
-    the same length head by head.
+    the same length head by head. even_end: where a long tile of the last section would begin too late, that section
+    has so many heads that their tiles keep all blocks busy for as long as the longest of them takes.
     """
-    a_head = tiles_a_head(problem, tile)
     heads = problem.batch * problem.heads
     section = section_heads(problem, section_bytes)
-    lengths = [length(problem, tile, i) for i in range(a_head)]
+    lengths = [length(problem, tile, i) for i in range(tiles_a_head(problem, tile))]
+    dealt, ends = _deal(lengths, heads, section, 0, processors)
+    if even_end and max(ends) * len(ends) > (1 + WORTH) * sum(ends):
+        last = min(heads, -(-processors * max(lengths) // sum(lengths)))
+        other, its_ends = _deal(lengths, heads, section, last, processors)
+        if max(ends) > (1 + WORTH) * max(its_ends):
+            return other
+    return dealt
+
+
+def _deal(
+    lengths: list[int], heads: int, section: int, last: int, processors: int
+) -> tuple[list[list[int]], list[int]]:
+    """(The tiles of every block, when each block ends), with so many heads at least in the last section."""
+    a_head = len(lengths)
     longest_first = sorted(range(a_head), key=lambda i: -lengths[i])
     free = [(0, block) for block in range(min(processors, a_head * heads))]  # (when, which)
     dealt: list[list[int]] = [[] for _ in free]
-    for first in range(0, heads, section):
+    before = max(0, heads - last) // section * section if last > section else heads
+    firsts = [*range(0, before, section), before, heads] if before < heads else [*range(0, heads, section), heads]
+    for first, end in pairwise(firsts):
         for i in longest_first:
-            for head in range(first, min(first + section, heads)):
+            for head in range(first, end):
                 when, block = heapq.heappop(free)
                 dealt[block].append(head * a_head + i)
                 heapq.heappush(free, (when + lengths[i], block))
-    return dealt
+    return dealt, [when for when, _ in free]
 
 
 def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]]:
@@ -195,10 +222,10 @@ def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -
 
 
 @lru_cache(maxsize=32)
-def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, device):
+def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, even_end: bool, device):
     import torch
 
-    dealt = deal(problem, tile, processors, section_bytes)
+    dealt = deal(problem, tile, processors, section_bytes, even_end)
     starts = [0]
     for tiles in dealt:
         starts.append(starts[-1] + len(tiles))

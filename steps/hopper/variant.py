@@ -13,7 +13,7 @@ from typing import Literal
 from triton.experimental.gluon import language as gl
 
 from steps.core.fused import Choices
-from steps.core.order import DEALT, NATURAL, TAKEN, Order
+from steps.core.order import DEALT, DEALT_EVENLY, NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import HopperShape, Tile
@@ -56,7 +56,8 @@ class Stay(Choices):
     room for both. ends: where a part stops under a causal mask: at the last tile of keys that the block sees, or at its
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
     the first. room: what is done at head_dim 256 to make room; None: nothing. pairs: two blocks on neighbouring SMs
-    share what TMA brings of keys and values (``steps.hopper.pairs``).
+    share what TMA brings of keys and values (``steps.hopper.pairs``). even_end: the lists are dealt so that blocks end
+    together (``steps.core.order.deal``).
 
     Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles.
     """
@@ -67,6 +68,7 @@ class Stay(Choices):
     # What steps without them are recorded to change stays as it reads:
     taken: bool = field(default=False, repr=False)
     pairs: bool = field(default=False, repr=False)
+    even_end: bool = field(default=False, repr=False)
 
     def __post_init__(self):
         if self.pairs and (self.ends != "own" or self.taken):
@@ -111,7 +113,9 @@ class Roles(Choices):
 def order_of(roles: Roles | None) -> Order:
     """Which block computes which tiles of queries."""
     stay = roles.loop.stay if roles and isinstance(roles.loop, Overlap) else None
-    return NATURAL if stay is None else TAKEN if stay.taken else DEALT
+    if stay is None:
+        return NATURAL
+    return TAKEN if stay.taken else DEALT_EVENLY if stay.even_end else DEALT
 
 
 @dataclass(frozen=True)

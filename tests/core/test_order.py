@@ -39,6 +39,53 @@ def test_nobody_has_more_than_one_tile_too_many(problem):
     assert max(shares) <= sum(shares) / 132 + longest
 
 
+WIDE = dataclasses.replace(CAUSAL, heads=16, kv_heads=16, head_dim=256)
+LATE = [
+    dataclasses.replace(WIDE, batch=batch, seq_len_q=n, seq_len_kv=n)
+    for batch, n in ((4, 1024), (4, 2048), (4, 4096), (2, 8192))
+]
+
+
+def ends(problem, tile, blocks, **how) -> list[int]:
+    """What each block has to do, in tiles of keys."""
+    a_head = order.tiles_a_head(problem, tile)
+    return [
+        sum(order.length(problem, tile, n % a_head) for n in tiles)
+        for tiles in order.deal(problem, tile, blocks, **how)
+    ]
+
+
+@pytest.mark.parametrize(("query", "blocks"), [(128, 132), (256, 66)], ids=["blocks", "pairs"])
+@pytest.mark.parametrize("problem", LATE, ids=lambda p: p.slug)
+def test_with_an_even_end_the_last_block_ends_sooner(problem, query, blocks):
+    tile = Tile(query, 64)
+    before, now = ends(problem, tile, blocks), ends(problem, tile, blocks, even_end=True)
+    assert sum(before) == sum(now) and max(now) < 0.98 * max(before)
+    numbers = sorted(number for tiles in order.deal(problem, tile, blocks, even_end=True) for number in tiles)
+    assert numbers == list(range(order.tiles_a_head(problem, tile) * problem.heads * problem.batch))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
+def test_an_even_end_changes_the_lists_only_where_it_is_worth_it(problem):
+    before, now = order.deal(problem, TILE, 132), order.deal(problem, TILE, 132, even_end=True)
+    loads = ends(problem, TILE, 132), ends(problem, TILE, 132, even_end=True)
+    assert before == now or max(loads[1]) * (1 + order.WORTH) < max(loads[0])
+    assert problem != CAUSAL or before == now
+
+
+def test_only_the_last_section_has_more_heads():
+    """What comes before it is dealt as ever, so that L2 holds it."""
+    problem, tile = LATE[2], Tile(128, 64)
+    a_head, heads = order.tiles_a_head(problem, tile), problem.batch * problem.heads
+    lengths = [order.length(problem, tile, i) for i in range(a_head)]
+    larger = -(-132 * max(lengths) // sum(lengths)) + order.section_heads(problem)  # at most, as sections are whole
+    before, now = order.deal(problem, tile, 132), order.deal(problem, tile, 132, even_end=True)
+    assert before != now
+    for one, other in zip(before, now):
+        early = [n for n in one if n // a_head < heads - larger]
+        assert early and other[: len(early)] == early
+
+
 def test_dealing_is_fairer_than_taking_turns_where_lengths_differ():
     shares = order.shares(CAUSAL, TILE, 132)
     assert sum(shares["dealt"]) == sum(shares["by number, in turn"])
