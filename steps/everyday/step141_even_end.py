@@ -1,4 +1,4 @@
-"""Step 121: blocks end together also where the last tiles of queries are long.
+"""Step 141: blocks end together also where the last tiles of queries are long.
 
 Heads are dealt in sections whose keys and values fit into a part of L2, the longest tiles of a section first. So the
 last section's longest tiles begin late. At head_dim 256 a section has few heads, and its tiles keep the blocks busy for
@@ -16,7 +16,7 @@ from tutorial_lib.problem import Problem
 STAY = dataclasses.replace(step120_kv_multicast.STAY, even_end=True)
 
 STEP = step120_kv_multicast.STEP.evolve(
-    number=121,
+    number=141,
     name="even_end",
     title="All end together",
     change="The last section of heads is larger where long tiles would else begin too late, at head_dim 256 above all.",
