@@ -1,25 +1,26 @@
 """Step 141: blocks end together also where the last tiles of queries are long.
 
 Heads are dealt in sections whose keys and values fit into a part of L2, the longest tiles of a section first. So the
-last section's longest tiles begin late. At head_dim 256 a section has few heads, and its tiles keep the blocks busy for
-a shorter time than its longest tile takes: most blocks are done while a few still work on long tiles. Here the last
+last section's longest tiles begin late. Beyond head_dim 128 a section has few heads, and its tiles keep the blocks busy
+for a shorter time than its longest tile takes: most blocks are done while a few still work on long tiles. Here the last
 section has as many heads as it takes to keep all blocks busy for that long. Their keys and values may need more of L2
-than a section should. Where blocks end together anyway, the lists are those of step 120.
+than a section should. Where blocks end together anyway, the lists are those of step 140.
 """
 
 import dataclasses
 
+from steps.everyday import step140_pieces
 from steps.hopper import step120_kv_multicast
 from steps.hopper.variant import Overlap, Roles
 from tutorial_lib.problem import Problem
 
 STAY = dataclasses.replace(step120_kv_multicast.STAY, even_end=True)
 
-STEP = step120_kv_multicast.STEP.evolve(
+STEP = step140_pieces.STEP.evolve(
     number=141,
     name="even_end",
     title="All end together",
-    change="The last section of heads is larger where long tiles would else begin too late, at head_dim 256 above all.",
+    change="The last section of heads is larger where its long tiles would else begin too late: beyond head_dim 128.",
     fork=True,
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
     roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the maxima", lean_sum=True)),
