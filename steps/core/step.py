@@ -236,6 +236,13 @@ class Step:
             return problem
         return dataclasses.replace(problem, head_dim=wide, scale=problem.effective_scale)
 
+    def taking_tiles(self) -> Step:
+        """This step, with blocks that take the next tile of queries when they are ready for one.
+
+        The step itself where its blocks have no lists of tiles.
+        """
+        return self
+
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """By which launch rules its kernels are launched for ``problem`` on ``target``, a name each."""
         return ()

@@ -11,7 +11,7 @@ from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.hopper.kernel import fmha
 from steps.hopper.launching import TmaStep
-from steps.hopper.variant import GROUP_WARPS, ROWS, Roles, Variant, make_variant, order_of, pieces_of
+from steps.hopper.variant import GROUP_WARPS, ROWS, Overlap, Roles, Variant, make_variant, order_of, pieces_of
 from tutorial_lib import layouts
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
@@ -52,6 +52,13 @@ class HopperStep(TmaStep):
     @property
     def order(self) -> Order:
         return order_of(self.roles)
+
+    def taking_tiles(self):
+        if not (self.roles and isinstance(self.roles.loop, Overlap) and self.roles.loop.stay):
+            return self
+        # Pairs of blocks go through the same list, and what is taken needs no list that ends evenly.
+        stay = replace(self.roles.loop.stay, taken=True, pairs=False, even_end=False)
+        return replace(self, roles=replace(self.roles, loop=replace(self.roles.loop, stay=stay)))
 
     def shared_clocks(self, problem: Problem) -> float:
         """Clocks a K/V tile that shared memory is busy at least, at 128 bytes a clock: operands of wgmma, and copies.

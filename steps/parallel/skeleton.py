@@ -67,7 +67,8 @@ class _Together:
     function: computes this rank's outputs, from its inputs, whether the mask is causal, ``Ranks`` and ``Parts``.
     share: which tokens a rank holds. by_heads: ranks exchange heads, so that they must divide them.
     group: a process group, None for the default one. kernel: the step that computes the parts, None for the fastest
-    recorded one, and for PyTorch's on the CPU. ranks: what makes ``Ranks`` of a group. ``on`` gives a step with others.
+    recorded one, and for PyTorch's on the CPU. taking: its blocks take their tiles one by one (``Step.taking_tiles``).
+    ranks: what makes ``Ranks`` of a group. ``on`` gives a step with others.
     """
 
     function: Callable
@@ -75,6 +76,7 @@ class _Together:
     by_heads: bool = False
     group: object = field(default=None, repr=False, compare=False)
     kernel: Step | None = field(default=None, repr=False)
+    taking: bool = field(default=False, repr=False)
     ranks: Callable[..., Ranks] = field(default=Ranks, repr=False)
 
     backend: ClassVar[str] = "torch"  # no kernel of its own
@@ -151,12 +153,15 @@ class _Together:
         ring, block = type(self.function), self.share.block
         used = f"{self.name} = {ring.__name__}(share={block.__name__}, ahead={self.function.ahead})\n"
         sends = textwrap.dedent(inspect.getsource(self.ranks.pass_on))
-        return "\n\n".join([inspect.getsource(block), inspect.getsource(ring), sends, used])
+        computes = [textwrap.dedent(inspect.getsource(_Together.computing))] if self.taking else []
+        return "\n\n".join([inspect.getsource(block), inspect.getsource(ring), sends, *computes, used])
 
     def computing(self, problem: Problem, target: str) -> Step:
         """The step that computes the parts of ``problem``, which is a rank's own."""
-        if self.kernel is not None:
-            return self.kernel
+        step = self.kernel or self._fastest(problem, target)
+        return step.taking_tiles() if self.taking else step
+
+    def _fastest(self, problem: Problem, target: str) -> Step:
         if target == "cpu":
             return get_step(ON_CPU[self.direction])
         from steps.core.attention import training  # imports torch

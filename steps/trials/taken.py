@@ -24,9 +24,7 @@ class Taken(Trial):
 
     def version(self, value, problem, **named):
         step = get_step(self.base)
-        stay = dataclasses.replace(step.roles.loop.stay, taken=value == "on")
-        loop = dataclasses.replace(step.roles.loop, stay=stay)
-        return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop), **named)
+        return dataclasses.replace(step.taking_tiles() if value == "on" else step, **named)
 
 
 TRIAL = Taken(

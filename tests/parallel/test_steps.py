@@ -80,7 +80,13 @@ def test_right_against_float64(ranks, step, in_pairs):
 
 
 # cuTile's kernels in the interpreter, Gluon's on the simulator.
-KERNELS = [("zigzag", "mma"), ("zigzag", "linked"), ("zigzag_gradients", "two_kernels"), ("gather", "stages")]
+KERNELS = [
+    ("zigzag", "mma"),
+    ("zigzag", "linked"),
+    ("zigzag_gradients", "two_kernels"),
+    ("gather", "stages"),
+    ("tiles_taken", "linked"),
+]
 
 
 @pytest.mark.parametrize(("name", "kernel"), KERNELS)
