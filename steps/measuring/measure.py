@@ -190,14 +190,14 @@ def _qualify(
         if reason := call("missing", step) if runs else step.unsupported(problem, arch):
             contender.reason = reason
             return notes
+        if settings.ranks > 1 and step.several and step.backend != "peer":
+            contender.sent_bytes = call("sent", step)
         if settings.check and runs:
             contender.accuracy = call("check", step)
             if not contender.accuracy.correct:
                 contender.fail(contender.accuracy.explain())
                 return notes
             contender.status, contender.reason = "checked", None
-            if settings.ranks > 1 and step.several and step.backend != "peer":
-                contender.sent_bytes = call("sent", step)
             if step.direction == "backward" and settings.device == "cuda":
                 contender.repeat_difference = call("repeat", step)
                 if reason := _unsteady(step, contender.repeat_difference):
