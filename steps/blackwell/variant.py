@@ -127,6 +127,11 @@ class Variant:
         return 1
 
     @property
+    def packed(self) -> bool:
+        """Whether sequences are packed into one tensor."""
+        return False
+
+    @property
     def products(self) -> int:
         """Of a cluster, how many QK products must end before a CTA goes on, and how many PV products.
 

@@ -11,11 +11,12 @@ they take them one after the other from a counter.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from steps.core.fused import tiles_seen
+from steps.core.fused import grid, tiles_seen
 from steps.core.tiles import Tile
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
@@ -83,7 +84,7 @@ class Order:
 
     def number(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1, together: int = 1) -> int:
         """How many blocks are launched on the reference GPU of ``arch``; see ``blocks``."""
-        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
+        number = math.prod(grid(problem, tile))
         gpu = REFERENCE_GPUS.get(arch)
         return min(number, a_processor * gpu.multiprocessors // together) if self.persistent and gpu else number
 
@@ -99,13 +100,15 @@ class Order:
         and how many there are. Two launches that run at the same time must not have the same: every call makes a new
         one.
         """
-        number = tiles_a_head(problem, tile) * problem.heads * problem.batch
+        number = math.prod(grid(problem, tile))
         if not self.persistent:
             return number, _nothing(device)
         places = max(1, a_processor * processors(device) // together)
         if self.counts(problem):
             return min(number, places), _nothing(device)
         if self.taken:
+            if problem.lengths is not None:  # which the GPU alone knows
+                return min(number, places), (_nothing(device)[0], _taken(number, device))
             order, _, turns = _on_device(problem, tile, 1, self.section_bytes, False, device)
             return min(number, places), (order, _taken(number, device), turns)
         tensors = _on_device(problem, tile, places, self.section_bytes, self.even_end, device)

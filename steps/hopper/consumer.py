@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2, hide, softmax, store_lse, sum_own, tiles_to_visit, with_maxima
+from steps.hopper.packed import anything, corner, hear_task
 from steps.hopper.pieces import (
     await_pieces,
     await_pieces_before,
@@ -298,12 +299,12 @@ def to_multiply(query, variant: gl.constexpr):
 
 
 @gluon.jit
-def store(o, array, place, batch, head, row, column):
+def store(o, array, place, batch, head, row, column, variant: gl.constexpr):
     """Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free."""
     tma.store_wait(0)
     place.reshape(o.shape).store(o)
     fence_async_shared()
-    tma.async_copy_shared_to_global(array, [batch, head, row, column], place)
+    tma.async_copy_shared_to_global(array, corner(batch, head, row, column, variant), place)
 
 
 @gluon.jit
@@ -316,13 +317,19 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     turn = 0  # tiles of keys so far
     query_turn = 0
     n, last = own_tiles(work, variant)
+    if variant.packed:
+        n, task = hear_task(0, work)
     if variant.linked:
-        await_tile(barriers.query_ready, 0, QUERY_STAGES)
-        await_tile(barriers.key_ready, 0, STAGES)
+        await_tile(barriers.query_ready, 0, QUERY_STAGES, anything(n, last, variant))
+        await_tile(barriers.key_ready, 0, STAGES, anything(n, last, variant))
         scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
     while n < last:
-        head, batch, i = position(numbered(work, n, variant), work)
-        place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+        if variant.packed:
+            head, row, batch, batch_kv = task
+            place = Place(row, head // variant.group_size, batch_kv, batch_kv.length)
+        else:
+            head, batch, i = position(numbered(work, n, variant), work)
+            place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
         query = part_of(tiles.query, query_turn, part, variant)
         if not variant.linked:
             await_tile(barriers.query_ready, query_turn, QUERY_STAGES)
@@ -337,7 +344,10 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
             )
         else:
             accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)
-        n = hear_next(n, query_turn, work, variant)
+        if variant.packed:
+            n, task = hear_task(query_turn + 1, work)
+        else:
+            n = hear_next(n, query_turn, work, variant)
         if variant.own_output and not variant.early_query:
             release(barriers.query_free, query_turn, QUERY_STAGES)
         if variant.most_over > 1:
@@ -384,16 +394,20 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
             o = (accumulator * by_row(1.0 / row_sum, variant)).to(tiles.query.dtype)
         row = own_row(place.row, query_turn, part, variant)
         if variant.lse:
-            line = batch.to(gl.int64) * work.heads + head
-            store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])
+            if variant.packed:
+                line = head.to(gl.int64) * gl.load(work.packed.queries + work.packed.count) + batch.begin
+                store_lse(LSE + line, row_max, row_sum, 0, row, batch.length)
+            else:
+                line = batch.to(gl.int64) * work.heads + head
+                store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])
         if variant.in_pieces:
             store_pieces(o, arrays.output, output, batch, head, row, variant)
         elif variant.half_output:
             left, right = o.reshape([variant.rows, 2, COLUMNS]).permute((0, 2, 1)).split()
-            store(left, arrays.output, output, batch, head, row, 0)
-            store(right, arrays.output, output, batch, head, row, COLUMNS)
+            store(left, arrays.output, output, batch, head, row, 0, variant)
+            store(right, arrays.output, output, batch, head, row, COLUMNS, variant)
         else:
-            store(o, arrays.output, output, batch, head, row, 0)
+            store(o, arrays.output, output, batch, head, row, 0, variant)
         if not variant.own_output:
             tma.store_wait(0)
             if variant.producer:

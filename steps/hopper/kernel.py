@@ -17,25 +17,39 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.hopper.consumer import consume
+from steps.hopper.packed import Packed
 from steps.hopper.pairs import meet
 from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, begin, produce, room_for_number
 
 
-@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
-def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head", "sequences"])
+def fmha(
+    Q,
+    K,
+    V,
+    Out,
+    order,
+    starts,
+    scale,
+    seq_len_kv,
+    heads,
+    tiles_a_head,
+    variant: gl.constexpr,
+    LSE=None,
+    begins_q=None,
+    begins_k=None,
+    sequences=None,
+):
     PARTS: gl.constexpr = variant.parts
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
-    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS, 1, 1, variant.rows, variant.head_dim]
-    KEYS: gl.constexpr = [STAGES, 1, 1, variant.tile.key, variant.head_dim]
-    OUTPUTS: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.output_columns]
     dtype: gl.constexpr = Q.dtype
 
     # --- shared memory ---
-    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
-    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
-    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
-    outputs = gl.allocate_shared_memory(dtype, OUTPUTS, variant.shared) if variant.own_output else queries
+    queries = gl.allocate_shared_memory(dtype, variant.query_places, variant.shared)
+    keys = gl.allocate_shared_memory(dtype, variant.key_places, variant.shared)
+    values = gl.allocate_shared_memory(dtype, variant.key_places, variant.shared)
+    outputs = gl.allocate_shared_memory(dtype, variant.output_places, variant.shared) if variant.own_output else queries
     tiles = Tiles(queries, keys, values, outputs)
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
@@ -48,7 +62,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
     )
     taken = room_for_number(variant) if variant.taken else None
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
+    packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken, packed)
     fence_async_shared()  # TMA sees the barriers
     if variant.neighbours > 1:
         meet()

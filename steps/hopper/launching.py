@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from steps.core.fused import FusedStep, tiles_visited, too_long_to_simulate
+from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
 from steps.core.launch import empty_lse, gluon_launcher
 from steps.core.order import NATURAL, Order
 from steps.gluon.tensors import contiguous_copy, shapes
+from steps.hopper import packed
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
 
@@ -30,6 +31,10 @@ class TmaStep(FusedStep):
         """Which block computes which tiles of queries."""
         return NATURAL
 
+    def order_for(self, problem: Problem) -> Order:
+        """The order for ``problem``: of packed sequences, whose lengths the GPU alone knows, nothing is dealt."""
+        return self.order
+
     def kernel(self, problem: Problem):
         """The function that is launched."""
         raise NotImplementedError
@@ -49,14 +54,20 @@ class TmaStep(FusedStep):
         return self.kernel(problem), {"variant": self.variant(problem), "LSE": None}
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        variant = replace(self.variant(problem), lse=return_lse)
         lse = empty_lse(q) if return_lse else None
-        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse=lse)
+        constants = self.constants(problem, return_lse)
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, *constants, lse=lse)
+
+    def constants(self, problem: Problem, return_lse: bool = False) -> tuple:
+        """What ``kernel`` takes behind what all of them take: the variant; where more is to come, no LSE, too."""
+        variant = replace(self.variant(problem), lse=return_lse)
+        return (variant, None) if problem.lengths is not None and not return_lse else (variant,)
 
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
 
         lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
+        Of packed sequences a kernel takes behind all of this where they begin, and how many there are.
         """
         import torch
 
@@ -71,24 +82,28 @@ class TmaStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        blocks, order = self.order.blocks(problem, variant.tile, q.device, together=variant.neighbours)
+        blocks, order = self.order_for(problem).blocks(problem, variant.tile, q.device, together=variant.neighbours)
         passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
         passed = (*passed, *constants)
         moving, with_lse = (0, 1, 2, 3), lse is not None
         if with_lse:
             moving, passed = (*moving, len(passed)), (*passed, lse)
-        grid, how = (variant.neighbours * blocks, 1, 1), {"ctas": variant.ctas, "neighbours": variant.neighbours}
-        run = gluon_launcher(kernel, grid, passed, variant.warps, q.device, moving, self.made_for, **how)
+        if problem.lengths is not None:
+            begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
+            passed = (*passed, *begins, len(problem.lengths))
+            moving = (*moving, len(passed) - 3, len(passed) - 2)
+        launched, how = (variant.neighbours * blocks, 1, 1), {"ctas": variant.ctas, "neighbours": variant.neighbours}
+        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **how)
 
-        def launch(q, k, v, out):
+        def launch(q, k, v, out, *begins):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
             o = out if into_out else empty()
             if not with_lse:
-                run(q, k, v, o)
+                run(q, k, v, o, *begins)
                 return o if out is None or o is out else out.copy_(o)
             lse = empty_lse(q)
-            run(q, k, v, o, lse)
+            run(q, k, v, o, lse, *begins)
             return (o if out is None or o is out else out.copy_(o)), lse
 
         return launch
@@ -96,7 +111,7 @@ class TmaStep(FusedStep):
     def compile(self, problem, arch=None):
         arch = arch or self.made_for
         self.refuse(problem, arch)
-        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
+        return self.compile_kernel(self.kernel(problem), problem, arch, *self.constants(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
@@ -104,9 +119,10 @@ class TmaStep(FusedStep):
         variant = self.variant(problem)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
         order = [compiler.Placeholder((1,), "int32")] * 2
+        begins = () if problem.lengths is None else (*order, len(problem.lengths))
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants),
+            (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants, *begins),
             variant.warps,
             arch,
             variant.tile.scores // (variant.ctas * variant.neighbours),
@@ -117,7 +133,7 @@ class TmaStep(FusedStep):
         together = variant.ctas * variant.neighbours
         return replace(
             compiled,
-            blocks=together * self.order.number(problem, variant.tile, arch, together=variant.neighbours),
+            blocks=together * self.order_for(problem).number(problem, variant.tile, arch, together=variant.neighbours),
             kv_tiles=together * tiles_visited(problem, variant.tile),
             compute_groups=variant.parts,
             shared_clocks=self.shared_clocks(problem),
@@ -138,6 +154,8 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tup
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     def described(x, rows: int, layout, columns: int = variant.head_dim):
+        if problem.lengths is not None:
+            return packed.described(x, rows, columns, layout)
         # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
         strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
         box = [1, 1, rows, columns]
@@ -153,5 +171,5 @@ def arguments(q, k, v, o, problem: Problem, scale: float, order, variant) -> tup
         scale / math.log(2),
         problem.seq_len_kv,
         problem.heads,
-        -(-problem.seq_len_q // variant.tile.query),
+        grid(problem, variant.tile)[0],
     )

@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from steps.gluon.softmax import tiles_to_visit
+from steps.hopper.packed import corner, find, room_for_task, tell_task
 from steps.hopper.pairs import fetch_as_pair
 
 
@@ -55,7 +56,10 @@ class Taken(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be computed. order, starts: see ``steps.core.order``. taken: how it is told which tile is next."""
+    """What is to be computed. order, starts: see ``steps.core.order``. taken: how it is told which tile is next.
+
+    packed: of packed sequences, where they begin.
+    """
 
     order: object
     starts: object
@@ -63,6 +67,7 @@ class Work(NamedTuple):
     tiles_a_head: object
     seq_len_kv: object
     taken: object = None
+    packed: object = None
 
 
 class Place(NamedTuple):
@@ -136,22 +141,31 @@ def numbered(work, n, variant: gl.constexpr):
 def room_for_number(variant: gl.constexpr):
     """What the role that takes tiles tells the others by which is next."""
     LISTENERS: gl.constexpr = variant.listeners
-    place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if variant.packed:
+        place = room_for_task()
+    else:
+        place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
 
 
 @gluon.jit
-def take_next(n, last, turn, work, variant: gl.constexpr):
-    """Behind the turn-th tile of queries, take the next, and tell the other roles.
+def take_number(last, work):
+    """The number of the next tile of queries that no block has.
 
     A counter in global memory says how many tiles were taken beyond the first of every block. Each block takes one
     that is not there, and ends; the last to do so sets the counter back, for the next launch.
     """
+    count = gl.atomic_add(work.starts, 1, sem="relaxed", scope="gpu")
+    if count == last - 1:
+        gl.store(work.starts, 0)
+    return gl.num_programs(0) + count
+
+
+@gluon.jit
+def take_next(n, last, turn, work, variant: gl.constexpr):
+    """Behind the turn-th tile of queries, take the next, and tell the other roles."""
     if variant.taken:
-        count = gl.atomic_add(work.starts, 1, sem="relaxed", scope="gpu")
-        if count == last - 1:
-            gl.store(work.starts, 0)
-        n = gl.num_programs(0) + count
+        n = take_number(last, work)
         ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
         mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
         work.taken.number.store(gl.full([1], n, gl.int32, ONE))
@@ -175,9 +189,20 @@ def hear_next(n, turn, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+def take_task(n, last, turn, work, variant: gl.constexpr):
+    """Of packed sequences: (n, task) of the first number from n on that means queries, which the other roles hear."""
+    task = find(n, work, variant)
+    while (n < last) & (task.row < 0):
+        n = take_number(last, work)
+        task = find(n, work, variant)
+    tell_task(n, task, turn, work)
+    return n, task
+
+
+@gluon.jit
+def await_tile(ready, turn, stages: gl.constexpr, pred=True):
+    """Wait until TMA has brought the turn-th tile of a ring; only where ``pred`` is true."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1, pred)
 
 
 @gluon.jit
@@ -224,7 +249,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
     QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
     mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(PARTS):
-        at = [batch, head, own_row(row, turn, part, variant), 0]
+        at = corner(batch, head, own_row(row, turn, part, variant), 0, variant)
         tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
 
 
@@ -232,7 +257,8 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
 def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
     mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
-    tma.async_copy_global_to_shared(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+    at = corner(batch, head, row, 0, variant)
+    tma.async_copy_global_to_shared(array, at, ready.index(stage), ring.index(stage))
 
 
 @gluon.jit
@@ -250,14 +276,20 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
     turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
     query_turn = 0
     n, last = own_tiles(work, variant)
+    if variant.packed:
+        n, task = take_task(n, last, 0, work, variant)
     while n < last:
-        head, batch, i = position(numbered(work, n, variant), work)
-        row = i * variant.tile.query
+        if variant.packed:
+            head, row, batch, batch_kv = task
+            seq_len_kv = batch_kv.length
+        else:
+            head, batch, i = position(numbered(work, n, variant), work)
+            row, batch_kv, seq_len_kv = i * variant.tile.query, batch, work.seq_len_kv
         if variant.window:
             before = keys_before(row, variant)
-            _, end = tiles_to_visit(row - before, work.seq_len_kv - before, variant)
+            _, end = tiles_to_visit(row - before, seq_len_kv - before, variant)
         else:
-            _, end = tiles_to_visit(row, work.seq_len_kv, variant)
+            _, end = tiles_to_visit(row, seq_len_kv, variant)
         free = barriers.query_free.index(query_turn % variant.query_stages)
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
@@ -267,16 +299,19 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             if variant.window:
                 key += before
             if variant.neighbours > 1:
-                fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
+                fetch_as_pair(arrays, tiles, barriers, [batch_kv, kv_head, key, 0], turn, variant)
             else:
                 stage = turn % variant.stages
                 used = turn // variant.stages & 1 ^ 1
                 mbarrier.wait(barriers.key_free.index(stage), used)
-                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
+                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch_kv, key, stage, variant)
                 mbarrier.wait(barriers.value_free.index(stage), used)
-                fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
+                fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch_kv, key, stage, variant)
             turn += 1
-        n = take_next(n, last, query_turn, work, variant)
+        if variant.packed:
+            n, task = take_task(take_number(last, work), last, query_turn + 1, work, variant)
+        else:
+            n = take_next(n, last, query_turn, work, variant)
         query_turn += 1
 
 

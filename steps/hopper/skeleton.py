@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from steps.core.fused import hole
-from steps.core.order import Order
+from steps.core.order import TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.hopper.kernel import fmha
@@ -53,6 +53,9 @@ class HopperStep(TmaStep):
     def order(self) -> Order:
         return order_of(self.roles)
 
+    def order_for(self, problem: Problem) -> Order:
+        return TAKEN if problem.lengths is not None else self.order
+
     def taking_tiles(self):
         if not (self.roles and isinstance(self.roles.loop, Overlap) and self.roles.loop.stay):
             return self
@@ -74,6 +77,11 @@ class HopperStep(TmaStep):
 
     def kernel(self, problem: Problem):
         return fmha
+
+    def entry(self, problem: Problem, arch: str):
+        kernel, constants = super().entry(problem, arch)
+        absent = ("begins_q", "begins_k", "sequences") if problem.lengths is None else ()
+        return kernel, constants | dict.fromkeys(absent)
 
     def compute_warps(self, variant: Variant) -> int:
         return GROUP_WARPS * variant.groups

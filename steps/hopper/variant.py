@@ -17,6 +17,7 @@ from steps.core.order import DEALT, DEALT_EVENLY, NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import HopperShape, Tile
+from steps.hopper.packed import AXES
 from tutorial_lib.multicast import PAIR
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
@@ -148,6 +149,7 @@ class Variant:
     lse: bool = False  # the log-sum-exp of every query is stored, too
     neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
     pieces: tuple[int, int] | None = None  # columns of head_dim, where products take them in two pieces
+    packed: bool = False  # sequences are packed into one tensor
 
     def __post_init__(self):
         if self.in_pieces and (not self.overlap or self.late_wait == "softmax"):
@@ -231,7 +233,28 @@ class Variant:
     @cached_property
     def shared(self) -> gl.NVMMASharedLayout:
         """Tiles in shared memory, swizzled as TMA writes and wgmma reads them."""
-        return gl.NVMMASharedLayout(min(128, self.head_dim * BYTES_PER_ELEMENT), 8 * BYTES_PER_ELEMENT, rank=4)
+        swizzle = min(128, self.head_dim * BYTES_PER_ELEMENT)
+        return gl.NVMMASharedLayout(swizzle, 8 * BYTES_PER_ELEMENT, rank=len(self.outer) + 2)
+
+    @property
+    def outer(self) -> list[int]:
+        """How much of the axes in front of rows and columns is in a tile, as TMA knows a tensor."""
+        return [1] * ((AXES if self.packed else 4) - 2)
+
+    @property
+    def query_places(self) -> list[int]:
+        """The shape of the places for queries in shared memory: the parts of one tile or two."""
+        return [self.query_stages * self.parts, *self.outer, self.rows, self.head_dim]
+
+    @property
+    def key_places(self) -> list[int]:
+        """That of the ring of keys, and of values."""
+        return [self.stages, *self.outer, self.tile.key, self.head_dim]
+
+    @property
+    def output_places(self) -> list[int]:
+        """That of the parts of the output."""
+        return [self.parts, *self.outer, self.rows, self.output_columns]
 
     @property
     def shared_key(self) -> gl.NVMMASharedLayout:
@@ -275,7 +298,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         head_dim=problem.head_dim,
         group_size=problem.group_size,
         causal=problem.causal,
-        ragged=problem.seq_len_kv % tile.key != 0,
+        ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
         groups=groups,
         stages=2,
         producer=roles is not None,
@@ -283,7 +306,8 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         in_turn=overlap.third_group == "in turn" and three if overlap else loop.in_turn,
         overlap=overlap is not None,
         persistent=stay is not None,
-        taken=bool(stay) and stay.taken,
+        taken=bool(stay) and (stay.taken or problem.lengths is not None),
+        packed=problem.lengths is not None,
         linked=bool(stay) and stay.linked and shape.two_queries,
         own_output=bool(stay) and (shape.two_queries or room is not None),
         half_output=room is not None,

@@ -81,7 +81,11 @@ def test_who_takes_a_mask_is_right(step, shape):
 
 
 def test_every_kind_is_taken_by_a_kernel():
-    for shapes, names in ((WINDOWS, {"window", "hopper_window"}), (CAPS, {"soft_cap"}), (PACKED, {"varlen"})):
+    for shapes, names in (
+        (WINDOWS, {"window", "hopper_window"}),
+        (CAPS, {"soft_cap"}),
+        (PACKED, {"varlen", "hopper_varlen"}),
+    ):
         for shape in shapes:
             assert {step.name for step in takers(shape)} & names
 
@@ -216,12 +220,26 @@ def test_packed_sequences_have_blocks_enough():
 
 def test_a_launch_does_not_depend_on_what_cu_seqlens_holds():
     """The kernel reads it: other sequences, as many with as many tokens, are computed by what was ready."""
-    for name in ("varlen", "pack_gqa", "sdpa"):
+    for name in ("varlen", "pack_gqa", "hopper_varlen", "sdpa"):
         step = replace(get_step(name))
         for lengths in ((100, 3, 77), (1, 178, 1), (60, 60, 60)):
             accuracy = accuracy_of(step, packed(lengths))
             assert accuracy.correct, accuracy.explain()
         assert len(step.launches) == (3 if step.reads_lengths else 1)
+
+
+@pytest.mark.parametrize("name", ["varlen", "hopper_varlen"])
+def test_nothing_of_a_sequence_comes_to_another(name):
+    """Behind the end of a sequence stands the next: not a number there must not become one here, even times zero."""
+    shape = packed((100, 30, 77))
+    q, k, v, begins, _ = FORWARD.inputs(shape, secrets.randbits(32))
+    for x in (q, k, v):
+        x[100:130] = float("nan")
+    o = get_step(name).attention(q, k, v, True, cu_seqlens_q=begins)
+    assert o[100:130].isnan().all()
+    [exact] = FORWARD.reference(shape, (q, k, v, begins, begins))
+    for a, b in ((0, 100), (130, 207)):
+        torch.testing.assert_close(o[a:b].double(), exact[a:b], atol=4e-3, rtol=4e-3)
 
 
 def test_cu_seqlens_that_make_no_sense_are_named():
@@ -290,6 +308,7 @@ def test_no_mask_is_kept_beyond_a_launch():
 SEEN = [
     *(("pack_gqa", shape) for shape in (WINDOWS[3], CAPS[-1], PACKED[0], GROUPS[-1])),
     *(("hopper_window", shape) for shape in (WINDOWS[3], WINDOWS[6])),
+    *(("hopper_varlen", shape) for shape in (PACKED[0], PACKED[4])),
 ]
 
 

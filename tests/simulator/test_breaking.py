@@ -17,6 +17,7 @@ from steps.writing.written import write_step
 from tests.shapes import problem
 from tutorial_lib.accuracy import compare
 from tutorial_lib.passes import FORWARD
+from tutorial_lib.problem import Problem
 from tutorial_lib.simulator.block import Deadlock, KernelError
 from tutorial_lib.simulator.breaking import broken, without
 from tutorial_lib.simulator.run import watched
@@ -43,6 +44,7 @@ BY_ITSELF = "the compiler sets a barrier by itself: see the tests of the machine
 NOTHING_LEFT = "nothing is under way there any more: every copy was waited for in the loop"
 ANOTHER_WAIT = "another wait for all stores stands behind the store, or in front of the next, and does the same"
 NOBODY_WAITS = "the block has one tile of queries, and fills this place no other time"
+HEARD_BEFORE = "the producer tells the parts first, and they heard of the tile before when they had read these queries"
 ONLY_SPEED = "it decides who goes first, which changes no number"
 AGAIN = "this tile was waited for before: the wait holds the compiler's order"
 VALUES_FIRST = "the producer asks for the values before it first, and waits there until the other part has come as far"
@@ -88,6 +90,7 @@ HARMLESS = [
         lambda v: isinstance(v, Hopper) and v.persistent and not v.own_output,
     ),
     *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.persistent) for its in OF_THE_ONLY_QUERIES),
+    Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: isinstance(v, Hopper) and v.packed),
     Harmless(ONLY_SPEED, TURNS),
     Harmless(ONLY_SPEED, TURNS, (OTHER_PARITY,), kernels=lambda v: v.parts == 2),  # of three, nobody would begin
     Harmless(AGAIN, VALUE_READY, number=1, kernels=lambda v: v.late_wait),
@@ -114,6 +117,7 @@ ELSEWHERE = {
     "kv_multicast": [(64, True), (128, True)],
     "lean_sum": [(64, True), (128, True)],
     "hopper_window": [],  # without a window its kernel is that of at_maxima
+    "hopper_varlen": [],  # see PACKED
     "diagonal_first": [(256, True)],
     "tensor_memory": [(64, True)],
     "warp_roles": [(64, True)],
@@ -139,6 +143,12 @@ LENGTHS = {
 }
 
 
+# Sequences that share tiles with others, numbers that mean nothing, and keys of which some sequences have one tile.
+PACKED = [
+    Problem.packed((500, 130, 90, 300), keys, heads=2, head_dim=128, causal=True) for keys in (None, (20, 500, 90, 10))
+]
+
+
 class Examination:
     """Problems with inputs, and what is right for them."""
 
@@ -160,7 +170,7 @@ class Examination:
         [out] = FORWARD.poisoned(inputs)
         try:
             with watched(seed, until_found=True) as watch:
-                step.attention(*inputs, shape.causal, out=out)
+                FORWARD.call(step, shape, inputs, (out,))
         except Deadlock:
             return "deadlock"
         except KernelError:
@@ -175,6 +185,14 @@ def test_every_synchronisation_is_missed(step, head_dim, causal):
         problem(batch=1, heads=2, seq_len_q=queries, seq_len_kv=keys, head_dim=head_dim, causal=causal)
         for queries, keys in LENGTHS[step.backend]
     ]
+    check_that_all_is_missed(step, shapes)
+
+
+def test_every_synchronisation_is_missed_with_packed_sequences():
+    check_that_all_is_missed(get_step("hopper_varlen"), PACKED)
+
+
+def check_that_all_is_missed(step, shapes):
     examination, whole = Examination(shapes), write_step(step, shapes[0])
     assert examination.of(whole) is None
     there, not_seen = Counter(), Counter()

@@ -93,6 +93,10 @@ def cdiv(x, div):
     return Int(-(-x // div))
 
 
+def _number(x: torch.Tensor):
+    return Int(x.item()) if not x.is_floating_point() else x.item()
+
+
 def _reduction(function):
     def reduce(x, axis=None, keep_dims=False):
         data = plain(x)
@@ -101,12 +105,12 @@ def _reduction(function):
             raise Unknown(at("the simulator has no reduction over the CTAs of a cluster"))
         if axis is None:
             state.spend("alu", data.numel())
-            return function(data.reshape(-1), 0).item()
+            return _number(function(data.reshape(-1), 0))
         axis %= data.ndim
         result = function(data, axis)
         state.spend("alu", data.numel() + SHUFFLES * 32 * state.role().warps)
         if result.ndim == 0:
-            return result.item()
+            return _number(result)
         return Tensor(result, None if x.layout is None else gl.SliceLayout(axis, x.layout))
 
     return reduce

@@ -235,13 +235,16 @@ class Pointer:
             raise KernelError(at(f"elements {low} to {high} of a tensor that has {len(self.flat)}"))
 
 
+ADDRESSES = 2**64  # TMA counts addresses modulo this
+
+
 class Descriptor:
     """What TMA knows of a tensor: shape, strides, and the box that it moves."""
 
     def __init__(self, host):
         self.shape, self.block_shape, self.layout = list(host.shape), list(host.block_shape), host.layout
         self.dtype = GLUON_DTYPES[host.base.dtype]
-        self.tensor = torch.as_strided(host.base, self.shape, list(host.strides))
+        self.base, self.strides = host.base, list(host.strides)
 
     @property
     def box(self) -> list[int]:
@@ -250,7 +253,7 @@ class Descriptor:
 
     @property
     def nbytes_per_cta(self) -> int:
-        return math.prod(self.box) * self.tensor.itemsize
+        return math.prod(self.box) * self.base.itemsize
 
     def own(self, coordinates) -> list[int]:
         """Where the part of this CTA begins, in a block that begins there."""
@@ -260,12 +263,21 @@ class Descriptor:
         return begin
 
     def _window(self, begin: list[int]):
-        inside, there = [], []
-        for start, size, length in zip(begin, self.box, self.shape, strict=True):
+        lengths, there, first = [], [], 0
+        for start, size, length, stride in zip(begin, self.box, self.shape, self.strides, strict=True):
             low, high = max(start, 0), max(min(start + size, length), max(start, 0))
-            inside.append(slice(low, high))
+            lengths.append(high - low)
             there.append(slice(low - start, high - start))
-        return self.tensor[tuple(inside)], tuple(there)
+            first += low * stride
+        if 0 in lengths:
+            return self.base.new_empty(lengths), tuple(there)
+        elements = ADDRESSES // self.base.itemsize
+        first = (first + self.base.storage_offset() + elements // 2) % elements - elements // 2
+        strides = [stride if length > 1 else 1 for length, stride in zip(lengths, self.strides)]
+        last = first + sum((length - 1) * stride for length, stride in zip(lengths, strides))
+        if first < 0 or last >= self.base.untyped_storage().size() // self.base.itemsize:
+            raise KernelError(at(f"TMA moves elements {first} to {last}, which are not the tensor's"))
+        return torch.as_strided(self.base, lengths, strides, first), tuple(there)
 
     def load(self, begin: list[int]) -> torch.Tensor:
         """A box; zeros where it is outside of the tensor."""
