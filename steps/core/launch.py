@@ -142,6 +142,30 @@ def empty_lse(q):
     return torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
 
 
+def each_stream(make: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
+    """``get()`` gives what ``make()`` made for this stream: counts that a kernel leaves as it found them when it ends.
+
+    In a stream one kernel ends before the next begins, so that both may have the same. A CUDA graph may be replayed
+    beside anything: it has its own, and makes them anew at every replay.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return make
+    kept: dict[int, torch.Tensor] = {}
+    stream_of, capturing = torch._C._cuda_getCurrentRawStream, torch.cuda.is_current_stream_capturing
+
+    def get() -> torch.Tensor:
+        if capturing():
+            return make()
+        stream = stream_of(device.index)
+        if stream not in kept:
+            kept[stream] = make()
+        return kept[stream]
+
+    return get
+
+
 def gluon_launcher(
     kernel,
     blocks: tuple[int, int, int],

@@ -97,8 +97,7 @@ class Order:
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
         a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where
         blocks take tiles, order has all of them, and starts says how many were taken beyond the first of every block,
-        and how many there are. Two launches that run at the same time must not have the same: every call makes a new
-        one.
+        and how many there are. Kernels count in a copy of it: two that run at the same time must not have the same.
         """
         number = math.prod(grid(problem, tile))
         if not self.persistent:

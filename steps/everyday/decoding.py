@@ -12,7 +12,7 @@ import cuda.tile as ct
 from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
 
 from steps.core.fused import FusedStep, hole
-from steps.core.launch import empty_lse
+from steps.core.launch import each_stream, empty_lse
 from steps.core.order import processors
 from steps.core.step import Unsupported, target_of
 from steps.core.tiles import BlockShape, Tile
@@ -162,7 +162,8 @@ class DecodeStep(FusedStep):
         sign, scale = positive(problem.effective_scale)
         kept = (splits, self.rows(problem))
         empty = partial(torch.empty, dtype=torch.float32, device=device)
-        arrived = counts(problem.batch * self.groups(problem), device)
+        zeros = partial(torch.zeros, problem.batch * self.groups(problem), dtype=torch.int32, device=device)
+        arrived = each_stream(zeros, device)
         if self.merges_apart:
             blocks = (problem.seq_len_q, problem.heads, problem.batch)
             merge = runner(blocks, _merging(variant, splits, return_lse), MERGING, device)
@@ -259,31 +260,6 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
         return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START)
 
     return min(range(1, tiles + 1), key=lambda splits: (tiles_in_turn(splits), splits))
-
-
-def counts(number: int, device) -> Callable:
-    """``get()`` gives so many int32 zeros, which a kernel leaves as zeros when it ends.
-
-    So they are made once for every stream, in which one kernel ends before the next begins; for a CUDA graph, which may
-    be replayed beside anything, they are its own, and it sets them to zero itself.
-    """
-    import torch
-
-    kept: dict[int, torch.Tensor] = {}
-    make = partial(torch.zeros, number, dtype=torch.int32, device=device)
-    if device.type == "cpu":
-        return make
-    stream_of, capturing = torch._C._cuda_getCurrentRawStream, torch.cuda.is_current_stream_capturing
-
-    def get() -> torch.Tensor:
-        if capturing():
-            return make()
-        stream = stream_of(device.index)
-        if stream not in kept:
-            kept[stream] = make()
-        return kept[stream]
-
-    return get
 
 
 def at_once(splits: int) -> int:

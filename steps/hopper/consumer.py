@@ -325,8 +325,8 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
     while n < last:
         if variant.packed:
-            head, row, batch, batch_kv = task
-            place = Place(row, head // variant.group_size, batch_kv, batch_kv.length)
+            head, row, batch = task
+            place = Place(row, head // variant.group_size, batch, batch.length_kv)
         else:
             head, batch, i = position(numbered(work, n, variant), work)
             place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
-from steps.core.launch import empty_lse, gluon_launcher
+from steps.core.launch import each_stream, empty_lse, gluon_launcher
 from steps.core.order import NATURAL, Order
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import packed
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
+
+COUNTER = 5  # the place among the arguments of what says how many tiles were taken (``steps.core.order``)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,28 +84,36 @@ class TmaStep(FusedStep):
 
         fitted = fit(q, k, v)
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
-        blocks, order = self.order_for(problem).blocks(problem, variant.tile, q.device, together=variant.neighbours)
+        how = self.order_for(problem)
+        blocks, order = how.blocks(problem, variant.tile, q.device, together=variant.neighbours)
         passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
         passed = (*passed, *constants)
         moving, with_lse = (0, 1, 2, 3), lse is not None
+        own = tuple  # what a launch brings along besides the tensors: nothing
+        if how.taken:
+            moving, counter = (*moving, COUNTER), each_stream(order[1].clone, q.device)
+
+            def own():
+                return (counter(),)
+
         if with_lse:
             moving, passed = (*moving, len(passed)), (*passed, lse)
         if problem.lengths is not None:
             begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
             passed = (*passed, *begins, len(problem.lengths))
             moving = (*moving, len(passed) - 3, len(passed) - 2)
-        launched, how = (variant.neighbours * blocks, 1, 1), {"ctas": variant.ctas, "neighbours": variant.neighbours}
-        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **how)
+        launched, clusters = (variant.neighbours * blocks, 1, 1), (variant.ctas, variant.neighbours)
+        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, *clusters)
 
         def launch(q, k, v, out, *begins):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
             o = out if into_out else empty()
             if not with_lse:
-                run(q, k, v, o, *begins)
+                run(q, k, v, o, *own(), *begins)
                 return o if out is None or o is out else out.copy_(o)
             lse = empty_lse(q)
-            run(q, k, v, o, lse, *begins)
+            run(q, k, v, o, *own(), lse, *begins)
             return (o if out is None or o is out else out.copy_(o)), lse
 
         return launch

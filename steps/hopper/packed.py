@@ -26,20 +26,21 @@ class Packed(NamedTuple):
     count: object
 
 
-class Span(NamedTuple):
-    """A sequence among all tokens."""
+class Sequence(NamedTuple):
+    """Where a sequence stands among all queries, and among all keys. It takes the place of the number of a batch."""
 
     begin: object
     length: object
+    begin_kv: object
+    length_kv: object
 
 
 class Task(NamedTuple):
-    """A tile of queries: head, first row in its sequence, and this as a ``Span`` of the queries and of the keys."""
+    """A tile of queries: head, first row in its sequence, and the sequence."""
 
     head: object
     row: object
-    queries: object
-    keys: object
+    batch: object
 
 
 def described(x, rows: int, columns: int, layout):
@@ -63,12 +64,36 @@ def described(x, rows: int, columns: int, layout):
 
 
 @gluon.jit
+def in_sequence(begin, length, head, row, column):
+    """Where a tile begins, as TMA takes it; ``row``: in the sequence."""
+    return [MOST_ROWS, begin + length, head, MOST_ROWS - length + row, column]
+
+
+@gluon.jit
 def corner(batch, head, row, column, variant: gl.constexpr):
-    """Where a tile begins, as TMA takes it. Of packed sequences ``batch`` is a span, and ``row`` counted in it."""
+    """Where a tile of queries or of the output begins, as TMA takes it."""
     if variant.packed:
-        return [MOST_ROWS, batch.begin + batch.length, head, MOST_ROWS - batch.length + row, column]
+        return in_sequence(batch.begin, batch.length, head, row, column)
     else:
         return [batch, head, row, column]
+
+
+@gluon.jit
+def corner_kv(batch, head, row, variant: gl.constexpr):
+    """Where a tile of keys or of values begins, as TMA takes it."""
+    if variant.packed:
+        return in_sequence(batch.begin_kv, batch.length_kv, head, row, 0)
+    else:
+        return [batch, head, row, 0]
+
+
+@gluon.jit
+def keys_of(batch, work, variant: gl.constexpr):
+    """How many keys there are."""
+    if variant.packed:
+        return batch.length_kv
+    else:
+        return work.seq_len_kv
 
 
 @gluon.jit
@@ -88,13 +113,13 @@ def find(number, work, variant: gl.constexpr):
             which = middle
         else:
             behind = middle
-    query = gl.load(work.packed.queries + which)
-    key = gl.load(work.packed.keys + which)
-    queries = Span(query, gl.load(work.packed.queries + which + 1) - query)
-    keys = Span(key, gl.load(work.packed.keys + which + 1) - key)
-    i = within - (query // TILE_QUERY + which)
-    row = (gl.cdiv(queries.length, TILE_QUERY) - 1 - i) * TILE_QUERY
-    return Task(number // work.tiles_a_head, row, queries, keys)
+    begin = gl.load(work.packed.queries + which)
+    length = gl.load(work.packed.queries + which + 1) - begin
+    begin_kv = gl.load(work.packed.keys + which)
+    length_kv = gl.load(work.packed.keys + which + 1) - begin_kv
+    i = within - (begin // TILE_QUERY + which)
+    row = (gl.cdiv(length, TILE_QUERY) - 1 - i) * TILE_QUERY
+    return Task(number // work.tiles_a_head, row, Sequence(begin, length, begin_kv, length_kv))
 
 
 @gluon.jit
@@ -117,7 +142,8 @@ def tell_task(n, task, turn, work):
     """Tell the other roles the turn-th tile of queries of this block; n: its number."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
-    told = (n, task.head, task.row, task.queries.begin, task.queries.length, task.keys.begin, task.keys.length)
+    batch = task.batch
+    told = (n, task.head, task.row, batch.begin, batch.length, batch.begin_kv, batch.length_kv)
     for k in gl.static_range(TOLD):
         work.taken.number.index(k).store(gl.full([1], told[k], gl.int32, ONE))
     mbarrier.arrive(work.taken.ready.index(0), count=1)
@@ -135,8 +161,7 @@ def hear_task(turn, work):
     """(n, task): what the producer tells of the turn-th tile of queries."""
     mbarrier.wait(work.taken.ready.index(0), turn & 1)
     n = heard(0, work)
-    task = Task(
-        heard(1, work), heard(2, work), Span(heard(3, work), heard(4, work)), Span(heard(5, work), heard(6, work))
-    )
+    batch = Sequence(heard(3, work), heard(4, work), heard(5, work), heard(6, work))
+    task = Task(heard(1, work), heard(2, work), batch)
     mbarrier.arrive(work.taken.free.index(0), count=1)
     return n, task

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from steps.gluon.softmax import tiles_to_visit
-from steps.hopper.packed import corner, find, room_for_task, tell_task
+from steps.hopper.packed import corner, corner_kv, find, keys_of, room_for_task, tell_task
 from steps.hopper.pairs import fetch_as_pair
 
 
@@ -257,7 +257,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
 def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
     mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
-    at = corner(batch, head, row, 0, variant)
+    at = corner_kv(batch, head, row, variant)
     tma.async_copy_global_to_shared(array, at, ready.index(stage), ring.index(stage))
 
 
@@ -280,16 +280,15 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
         n, task = take_task(n, last, 0, work, variant)
     while n < last:
         if variant.packed:
-            head, row, batch, batch_kv = task
-            seq_len_kv = batch_kv.length
+            head, row, batch = task
         else:
             head, batch, i = position(numbered(work, n, variant), work)
-            row, batch_kv, seq_len_kv = i * variant.tile.query, batch, work.seq_len_kv
+            row = i * variant.tile.query
         if variant.window:
             before = keys_before(row, variant)
-            _, end = tiles_to_visit(row - before, seq_len_kv - before, variant)
+            _, end = tiles_to_visit(row - before, keys_of(batch, work, variant) - before, variant)
         else:
-            _, end = tiles_to_visit(row, seq_len_kv, variant)
+            _, end = tiles_to_visit(row, keys_of(batch, work, variant), variant)
         free = barriers.query_free.index(query_turn % variant.query_stages)
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
@@ -299,14 +298,14 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             if variant.window:
                 key += before
             if variant.neighbours > 1:
-                fetch_as_pair(arrays, tiles, barriers, [batch_kv, kv_head, key, 0], turn, variant)
+                fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
             else:
                 stage = turn % variant.stages
                 used = turn // variant.stages & 1 ^ 1
                 mbarrier.wait(barriers.key_free.index(stage), used)
-                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch_kv, key, stage, variant)
+                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
                 mbarrier.wait(barriers.value_free.index(stage), used)
-                fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch_kv, key, stage, variant)
+                fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
             turn += 1
         if variant.packed:
             n, task = take_task(take_number(last, work), last, query_turn + 1, work, variant)

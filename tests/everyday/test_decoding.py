@@ -103,7 +103,7 @@ def test_the_count_is_zero_again_behind_every_launch(monkeypatch):
     """So the same place serves the next launch, which merges at its own last block, and no other."""
     monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 3)
     kept = torch.zeros(4, dtype=torch.int32)
-    monkeypatch.setattr(decoding, "counts", lambda number, device: lambda: kept)
+    monkeypatch.setattr(decoding, "each_stream", lambda make, device: lambda: kept)
     step, shape = dataclasses.replace(get_step("last_merges")), decoding_of(seq_len_kv=290)
     for _ in range(2):
         inputs = FORWARD.inputs(shape, secrets.randbits(32))

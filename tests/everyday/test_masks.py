@@ -17,6 +17,7 @@ from steps.core.fused import grid, tiles_seen, tiles_visited
 from steps.core.launch import Launches
 from steps.core.order import deal, tiles_a_head
 from steps.core.step import Unsupported
+from steps.hopper import launching
 from steps.reference import peers
 from steps.run import make_parser, make_problems
 from tests.core.test_steps import accuracy_of
@@ -240,6 +241,18 @@ def test_nothing_of_a_sequence_comes_to_another(name):
     [exact] = FORWARD.reference(shape, (q, k, v, begins, begins))
     for a, b in ((0, 100), (130, 207)):
         torch.testing.assert_close(o[a:b].double(), exact[a:b], atol=4e-3, rtol=4e-3)
+
+
+def test_the_count_of_tiles_is_as_before_behind_every_launch(monkeypatch):
+    """So the next launch in a stream may count in the same place, whatever its lengths."""
+    kept = []
+    monkeypatch.setattr(launching, "each_stream", lambda make, device: lambda: kept.append(make()) or kept[0])
+    step = replace(get_step("hopper_varlen"))
+    for lengths in ((100, 3, 277), (1, 378, 1)):
+        accuracy = accuracy_of(step, packed(lengths))
+        assert accuracy.correct, accuracy.explain()
+        assert all(torch.equal(kept[0], fresh) for fresh in kept[1:]) and kept[0][0] == 0
+    assert len(kept) > 1
 
 
 def test_cu_seqlens_that_make_no_sense_are_named():

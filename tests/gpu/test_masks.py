@@ -58,7 +58,7 @@ def test_peers_are_told_the_mask(peer, shape):
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("name", ["varlen", "pack_gqa"])
+@pytest.mark.parametrize("name", ["varlen", "pack_gqa", "hopper_varlen"])
 def test_one_launch_serves_all_lengths_on_the_gpu(name):
     step = replace(get_step(name))
     for lengths in ((1000, 3, 77), (1, 1078, 1), (360, 360, 360)):
@@ -67,8 +67,9 @@ def test_one_launch_serves_all_lengths_on_the_gpu(name):
     assert len(step.launches) == 1
 
 
-def test_a_cuda_graph_reads_where_sequences_begin_when_it_is_replayed():
-    step, shape = get_step("varlen"), packed((1000, 3, 77), head_dim=128)
+@pytest.mark.parametrize("name", ["varlen", "hopper_varlen"])
+def test_a_cuda_graph_reads_where_sequences_begin_when_it_is_replayed(name):
+    step, shape = get_step(name), packed((1000, 3, 77), head_dim=128)
     q, k, v, begins, _ = FORWARD.inputs(shape, secrets.randbits(32), "cuda")
     out = torch.empty_like(q)
     step.attention(q, k, v, True, out=out, cu_seqlens_q=begins)
@@ -76,22 +77,41 @@ def test_a_cuda_graph_reads_where_sequences_begin_when_it_is_replayed():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.attention(q, k, v, True, out=out, cu_seqlens_q=begins)
-    other = packed((80, 500, 500), head_dim=128)
-    begins.copy_(packing.cu_seqlens(other.lengths, "cuda"))
-    out.fill_(float("nan"))
-    graph.replay()
+    for lengths in ((80, 500, 500), (1, 2, 1077)):
+        other = packed(lengths, head_dim=128)
+        begins.copy_(packing.cu_seqlens(other.lengths, "cuda"))
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        [exact] = FORWARD.reference(other, (q, k, v, begins, begins))
+        torch.testing.assert_close(out.double(), exact, atol=5e-3, rtol=1e-2)
+
+
+def test_blocks_in_two_streams_do_not_take_each_others_tiles():
+    """Launches of one kind that run at the same time count in places of their own."""
+    step, shape = get_step("hopper_varlen"), packed((3000, 1, 129, 777, 2048), heads=8, head_dim=128)
+    inputs = FORWARD.inputs(shape, secrets.randbits(32), "cuda")
+    [exact] = FORWARD.reference(shape, inputs)
+    q, k, v, begins, _ = inputs
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs = [torch.full_like(q, float("nan")) for _ in range(30)]
     torch.cuda.synchronize()
-    [exact] = FORWARD.reference(other, (q, k, v, begins, begins))
-    torch.testing.assert_close(out.double(), exact, atol=5e-3, rtol=1e-2)
+    for n, out in enumerate(outs):
+        with torch.cuda.stream(streams[n % len(streams)]):
+            step.attention(q, k, v, True, out=out, cu_seqlens_q=begins)
+    torch.cuda.synchronize()
+    for out in outs:
+        torch.testing.assert_close(out.double(), exact, atol=5e-3, rtol=1e-2)
 
 
-def test_packed_sequences_leave_their_neighbours_alone():
+@pytest.mark.parametrize("name", ["varlen", "hopper_varlen"])
+def test_packed_sequences_leave_their_neighbours_alone(name):
     """A tile of queries that is not full writes nothing behind its sequence, and reads no NaN from there."""
     shape = packed((100, 200, 50), head_dim=128, causal=False)
     q, k, v, begins, _ = FORWARD.inputs(shape, secrets.randbits(32), "cuda")
     [exact] = FORWARD.reference(shape, (q, k, v, begins, begins))
     k[100:300], v[100:300] = float("nan"), float("nan")  # of the sequence in the middle
-    o = get_step("varlen").attention(q, k, v, cu_seqlens_q=begins)
+    o = get_step(name).attention(q, k, v, cu_seqlens_q=begins)
     for part in (slice(0, 100), slice(300, 350)):
         torch.testing.assert_close(o[part].double(), exact[part], atol=5e-3, rtol=1e-2)
 
