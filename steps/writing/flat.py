@@ -66,7 +66,8 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     if program.jit and constants:
         wrapper = program.dotted(sys.modules["triton.experimental.gluon.language"].constexpr)
         used[wrapper.split(".")[0]] += 1
-        constants = [(f"{name}: {wrapper}", f"{wrapper}({definition})") for name, definition in constants]
+        wrapped = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
+        constants = [(f"{name}: {wrapper}", its) for name, its in wrapped]
     _check(program, text, used)
     yield _imports({name: line for name, line in program.imports.items() if used[name]})
     yield "\n".join(f"{name} = {definition}" for name, definition in reversed(constants))
