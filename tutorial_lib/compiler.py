@@ -197,7 +197,9 @@ class Compiled:
         if self.assembly:
             exponentials = sum(i.opcode.startswith("v_exp_f32") for i in body)
         else:
-            exponentials = sum(i.opcode == "MUFU" and i.operands.startswith(".EX2") for i in body)
+            special = [i.operands for i in body if i.opcode == "MUFU"]
+            exponentials = sum(of.startswith(".EX2") for of in special)
+            exponentials -= sum(of.startswith(".RCP") for of in special)  # a hyperbolic tangent's has one behind it
         return max(1, round(exponentials * self.compute_threads / self.scores_per_tile))
 
     @property

@@ -42,7 +42,7 @@ from steps.hopper.pipeline import (
     seen,
     take_turn,
 )
-from steps.hopper.softmax import add_up, by_row, hide_in_part, own_tiles_to_visit, raise_maxima, weigh
+from steps.hopper.softmax import add_up, by_row, cap, factor, hide_in_part, own_tiles_to_visit, raise_maxima, weigh
 
 
 @gluon.jit
@@ -206,12 +206,13 @@ def attend_overlapped(
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_free, turn, STAGES)
     all_scores_read(barriers, query_turn, end <= 1, variant)
+    scores = cap(scores, scale, variant)
     if variant.diagonal_first:
         scores = hide(scores, first_query, (end - 1) * variant.tile.key, place.seq_len_kv, variant)
     else:
         scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
-    row_max = raise_maxima(scores, row_max, scale)
-    weights = weigh(scores, row_max, scale)
+    row_max = raise_maxima(scores, row_max, factor(scale, variant))
+    weights = weigh(scores, row_max, factor(scale, variant))
     row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
     weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
@@ -228,9 +229,10 @@ def attend_overlapped(
         all_scores_read(barriers, query_turn, j == end - 1, variant)
 
         # --- online softmax, while the output is computed ---
+        scores = cap(scores, scale, variant)
         if not variant.diagonal_first:
             scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
-        new_max = raise_maxima(scores, row_max, scale)
+        new_max = raise_maxima(scores, row_max, factor(scale, variant))
         if variant.late_wait == "maxima":
             hold(barriers, turn, variant)
             if variant.in_pieces:
@@ -245,7 +247,7 @@ def attend_overlapped(
             else:
                 accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
         row_max = new_max
-        weights = weigh(scores, row_max, scale)
+        weights = weigh(scores, row_max, factor(scale, variant))
         row_sum = add_up(row_sum, correction, weights, variant)
         if variant.late_wait == "softmax":
             hold(barriers, turn, variant)

@@ -15,6 +15,36 @@ def by_row(x, variant: gl.constexpr):
 
 
 @gluon.jit
+def cap(scores, scale, variant: gl.constexpr):
+    """Scores under a soft cap, as parts of it; without one they stay as they are.
+
+    tanh(x) = 1 - 2 / (1 + e^2x) takes two instructions of MUFU. The one of its own, tanh.approx, is coarser: its error
+    is up to 2^-11 of a score, which the exponential would turn into one of the weight.
+    """
+    if variant.softcap is not None:
+        above = 1.0 + exp2(scores * (2.0 * scale / variant.softcap))  # the scale is in base 2, and so is this
+        return 1.0 - 2.0 * reciprocal(above)
+    else:
+        return scores
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x: MUFU.RCP and nothing around it."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def factor(scale, variant: gl.constexpr):
+    """What the softmax multiplies scores by, in base 2: the scale, or the soft cap that they are parts of."""
+    if variant.softcap is not None:
+        LOG2E: gl.constexpr = 1.4426950408889634
+        return variant.softcap * LOG2E
+    else:
+        return scale
+
+
+@gluon.jit
 def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexpr):
     """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
 

@@ -145,7 +145,8 @@ class Variant:
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
     diagonal_first: bool
-    window: int | None = None  # of ``Problem``
+    window: int | None = None  # of ``Problem``, as softcap
+    softcap: float | None = None
     lse: bool = False  # the log-sum-exp of every query is stored, too
     neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
     pieces: tuple[int, int] | None = None  # columns of head_dim, where products take them in two pieces
@@ -317,6 +318,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         early_query=room is not None and room.early_query,
         late_wait=_wait(overlap, shape),
         window=problem.window,
+        softcap=problem.softcap,
         diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
         neighbours=neighbours,
     )

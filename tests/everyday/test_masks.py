@@ -84,7 +84,7 @@ def test_who_takes_a_mask_is_right(step, shape):
 def test_every_kind_is_taken_by_a_kernel():
     for shapes, names in (
         (WINDOWS, {"window", "hopper_window"}),
-        (CAPS, {"soft_cap"}),
+        (CAPS, {"soft_cap", "hopper_soft_cap"}),
         (PACKED, {"varlen", "hopper_varlen"}),
     ):
         for shape in shapes:
@@ -255,6 +255,15 @@ def test_the_count_of_tiles_is_as_before_behind_every_launch(monkeypatch):
     assert len(kept) > 1
 
 
+def test_a_soft_cap_costs_an_exponential_and_a_reciprocal_for_every_score():
+    """In machine code: and a turn of the loop is still one tile of keys."""
+    step, shape = get_step("hopper_soft_cap"), problem(head_dim=128, seq_len_q=1024, seq_len_kv=1024)
+    without, capped = (step.compile(replace(shape, softcap=cap), "sm_90") for cap in (None, 50.0))
+    scores = capped.scores_per_tile / capped.compute_threads  # of a thread
+    assert capped.hot_loop["MUFU"] == without.hot_loop["MUFU"] + 2 * scores
+    assert capped.hot_loop["tensor core"] == without.hot_loop["tensor core"]
+
+
 def test_cu_seqlens_that_make_no_sense_are_named():
     step = get_step("varlen")
     q, k, v, begins, _ = FORWARD.inputs(packed((40, 60)), 0)
@@ -322,6 +331,7 @@ SEEN = [
     *(("pack_gqa", shape) for shape in (WINDOWS[3], CAPS[-1], PACKED[0], GROUPS[-1])),
     *(("hopper_window", shape) for shape in (WINDOWS[3], WINDOWS[6])),
     *(("hopper_varlen", shape) for shape in (PACKED[0], PACKED[4])),
+    ("hopper_soft_cap", CAPS[-1]),
 ]
 
 

@@ -118,6 +118,7 @@ ELSEWHERE = {
     "lean_sum": [(64, True), (128, True)],
     "hopper_window": [],  # without a window its kernel is that of at_maxima
     "hopper_varlen": [],  # see PACKED
+    "hopper_soft_cap": [],  # a soft cap synchronises nothing
     "diagonal_first": [(256, True)],
     "tensor_memory": [(64, True)],
     "warp_roles": [(64, True)],
