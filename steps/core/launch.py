@@ -145,20 +145,21 @@ def empty_lse(q):
 def each_stream(make: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
     """``get()`` gives what ``make()`` made for this stream: counts that a kernel leaves as it found them when it ends.
 
-    In a stream one kernel ends before the next begins, so that both may have the same. A CUDA graph may be replayed
-    beside anything: it has its own, and makes them anew at every replay.
+    In a stream (on the CPU, in a thread) one kernel ends before the next begins, so that both may have the same. A CUDA
+    graph may be replayed beside anything: it has its own, and makes them anew at every replay. A stream is known by its
+    handle: whoever makes streams outside of PyTorch must not destroy one whose kernels still run.
     """
     import torch
 
-    if device.type == "cpu":
-        return make
     kept: dict[int, torch.Tensor] = {}
-    stream_of, capturing = torch._C._cuda_getCurrentRawStream, torch.cuda.is_current_stream_capturing
+    on_gpu, stream_of, capturing = device.type == "cuda", threading.get_ident, torch.cuda.is_current_stream_capturing
+    if on_gpu:
+        stream_of = partial(torch._C._cuda_getCurrentRawStream, device.index)
 
     def get() -> torch.Tensor:
-        if capturing():
+        if on_gpu and capturing():
             return make()
-        stream = stream_of(device.index)
+        stream = stream_of()
         if stream not in kept:
             kept[stream] = make()
         return kept[stream]

@@ -96,8 +96,9 @@ class Order:
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
         a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where
-        blocks take tiles, order has all of them, and starts says how many were taken beyond the first of every block,
-        and how many there are. Kernels count in a copy of it: two that run at the same time must not have the same.
+        blocks take tiles, order has all of them (of packed sequences none), and starts says how many were taken beyond
+        the first of every block, and how many there are. Kernels count in a copy of it: two that run at the same time
+        must not have the same.
         """
         number = math.prod(grid(problem, tile))
         if not self.persistent:
@@ -107,7 +108,8 @@ class Order:
             return min(number, places), _nothing(device)
         if self.taken:
             if problem.lengths is not None:  # which the GPU alone knows
-                return min(number, places), (_nothing(device)[0], _taken(number, device))
+                nothing, _, turns = _nothing(device)
+                return min(number, places), (nothing, _taken(number, device), turns)
             order, _, turns = _on_device(problem, tile, 1, self.section_bytes, False, device)
             return min(number, places), (order, _taken(number, device), turns)
         tensors = _on_device(problem, tile, places, self.section_bytes, self.even_end, device)

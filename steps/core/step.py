@@ -99,7 +99,8 @@ class Step:
         With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
         D]``, k and v ``[tokens, Hkv, D]``, lse ``[Hq, tokens]``. ``cu_seqlens_k`` says where those of the keys begin,
         None: as those of the queries. What both hold is checked at the first call of a kind, and read by the kernel:
-        later calls that hold something else must also rise from 0 to the number of tokens, or o is not defined.
+        later calls that hold something else must also rise from 0 to the number of tokens, and a window must leave
+        every query a key, or o is not defined.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -237,9 +238,9 @@ class Step:
         return dataclasses.replace(problem, head_dim=wide, scale=problem.effective_scale)
 
     def taking_tiles(self) -> Step:
-        """This step, with blocks that take the next tile of queries when they are ready for one.
+        """This step, with blocks that take the next tile of queries when they are ready for one, and have no lists.
 
-        The step itself where its blocks have no lists of tiles.
+        The step itself where it has no such form.
         """
         return self
 

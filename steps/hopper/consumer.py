@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2, hide, softmax, store_lse, sum_own, tiles_to_visit, with_maxima
-from steps.hopper.packed import anything, corner, hear_task
+from steps.hopper.packed import corner, hear_task
 from steps.hopper.pieces import (
     await_pieces,
     await_pieces_before,
@@ -322,8 +322,13 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     if variant.packed:
         n, task = hear_task(0, work)
     if variant.linked:
-        await_tile(barriers.query_ready, 0, QUERY_STAGES, anything(n, last, variant))
-        await_tile(barriers.key_ready, 0, STAGES, anything(n, last, variant))
+        if variant.packed:
+            if n < last:  # numbers may mean nothing, and then a block has nothing to do
+                await_tile(barriers.query_ready, 0, QUERY_STAGES)
+                await_tile(barriers.key_ready, 0, STAGES)
+        else:
+            await_tile(barriers.query_ready, 0, QUERY_STAGES)
+            await_tile(barriers.key_ready, 0, STAGES)
         scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
     while n < last:
         if variant.packed:
@@ -397,7 +402,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         row = own_row(place.row, query_turn, part, variant)
         if variant.lse:
             if variant.packed:
-                line = head.to(gl.int64) * gl.load(work.packed.queries + work.packed.count) + batch.begin
+                line = head.to(gl.int64) * (arrays.query.shape[1] - 1) + batch.begin  # that axis has tokens + 1
                 store_lse(LSE + line, row_max, row_sum, 0, row, batch.length)
             else:
                 line = batch.to(gl.int64) * work.heads + head

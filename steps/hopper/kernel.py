@@ -43,13 +43,16 @@ def fmha(
     PARTS: gl.constexpr = variant.parts
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
+    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
+    KEYS: gl.constexpr = [STAGES] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
+    OUTPUTS: gl.constexpr = [PARTS] + variant.outer + [variant.rows, variant.output_columns]  # noqa: RUF005
     dtype: gl.constexpr = Q.dtype
 
     # --- shared memory ---
-    queries = gl.allocate_shared_memory(dtype, variant.query_places, variant.shared)
-    keys = gl.allocate_shared_memory(dtype, variant.key_places, variant.shared)
-    values = gl.allocate_shared_memory(dtype, variant.key_places, variant.shared)
-    outputs = gl.allocate_shared_memory(dtype, variant.output_places, variant.shared) if variant.own_output else queries
+    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
+    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    outputs = gl.allocate_shared_memory(dtype, OUTPUTS, variant.shared) if variant.own_output else queries
     tiles = Tiles(queries, keys, values, outputs)
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),

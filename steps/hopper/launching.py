@@ -34,7 +34,7 @@ class TmaStep(FusedStep):
         return NATURAL
 
     def order_for(self, problem: Problem) -> Order:
-        """The order for ``problem``: of packed sequences, whose lengths the GPU alone knows, nothing is dealt."""
+        """The order for ``problem``."""
         return self.order
 
     def kernel(self, problem: Problem):

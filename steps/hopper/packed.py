@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 AXES = 5  # of a tensor of packed sequences, as TMA knows it
 MOST_ROWS = gl.constexpr(2**30)  # of every sequence, as TMA knows it: more than there are tokens
-TOLD = gl.constexpr(7)  # numbers that the producer tells
+TOLD = gl.constexpr(6)  # numbers that the producer tells
 
 
 class Packed(NamedTuple):
@@ -123,15 +123,6 @@ def find(number, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def anything(n, last, variant: gl.constexpr):
-    """Whether a block has any tile of queries: always, but where numbers may mean none."""
-    if variant.packed:
-        return n < last
-    else:
-        return True
-
-
-@gluon.jit
 def room_for_task():
     """What the producer tells the others."""
     return gl.allocate_shared_memory(gl.int32, [TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -143,7 +134,7 @@ def tell_task(n, task, turn, work):
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
     batch = task.batch
-    told = (n, task.head, task.row, batch.begin, batch.length, batch.begin_kv, batch.length_kv)
+    told = (n, task.head, task.row, batch.begin, batch.length, batch.length_kv)
     for k in gl.static_range(TOLD):
         work.taken.number.index(k).store(gl.full([1], told[k], gl.int32, ONE))
     mbarrier.arrive(work.taken.ready.index(0), count=1)
@@ -161,7 +152,7 @@ def hear_task(turn, work):
     """(n, task): what the producer tells of the turn-th tile of queries."""
     mbarrier.wait(work.taken.ready.index(0), turn & 1)
     n = heard(0, work)
-    batch = Sequence(heard(3, work), heard(4, work), heard(5, work), heard(6, work))
+    batch = Sequence(heard(3, work), heard(4, work), None, heard(5, work))  # nobody but the producer fetches keys
     task = Task(heard(1, work), heard(2, work), batch)
     mbarrier.arrive(work.taken.free.index(0), count=1)
     return n, task

@@ -48,7 +48,10 @@ class Barriers(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Where the role that takes tiles of queries tells the others which is next: a number, and its mbarriers."""
+    """Where the role that takes tiles of queries tells the others which is next, and mbarriers.
+
+    number: of the tile, or several numbers (``steps.hopper.packed.Task``).
+    """
 
     number: object
     ready: object
@@ -200,9 +203,9 @@ def take_task(n, last, turn, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr, pred=True):
-    """Wait until TMA has brought the turn-th tile of a ring; only where ``pred`` is true."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1, pred)
+def await_tile(ready, turn, stages: gl.constexpr):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
 
 
 @gluon.jit
@@ -289,6 +292,9 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             _, end = tiles_to_visit(row - before, keys_of(batch, work, variant) - before, variant)
         else:
             _, end = tiles_to_visit(row, keys_of(batch, work, variant), variant)
+        if variant.packed:
+            end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key, and the parts wait for one tile
+            following = take_number(last, work)  # which takes long, and is not needed before the keys are asked for
         free = barriers.query_free.index(query_turn % variant.query_stages)
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
@@ -308,7 +314,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
                 fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
             turn += 1
         if variant.packed:
-            n, task = take_task(take_number(last, work), last, query_turn + 1, work, variant)
+            n, task = take_task(following, last, query_turn + 1, work, variant)
         else:
             n = take_next(n, last, query_turn, work, variant)
         query_turn += 1

@@ -23,7 +23,8 @@ class HopperStep(TmaStep):
     roles: which warps do what, and all that follows from it (``steps.hopper.variant``); None: all warps do the same.
     in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``).
     takes: of ``Problem.features`` what the kernel is asked to compute, too, where products overlap and no part visits
-    the diagonal first; it is compiled in only where it is asked.
+    the diagonal first; it is compiled in only where it is asked. Packed sequences ("lengths") also take blocks that
+    stay, without pairs.
     """
 
     roles: Roles | None = hole(default=None)
@@ -54,6 +55,7 @@ class HopperStep(TmaStep):
         return order_of(self.roles)
 
     def order_for(self, problem: Problem) -> Order:
+        """Of packed sequences, whose lengths the GPU alone knows, nothing is dealt."""
         return TAKEN if problem.lengths is not None else self.order
 
     def taking_tiles(self):

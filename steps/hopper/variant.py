@@ -155,6 +155,8 @@ class Variant:
     def __post_init__(self):
         if self.in_pieces and (not self.overlap or self.late_wait == "softmax"):
             raise ValueError("head_dim in pieces takes products that overlap, and no wait behind the softmax")
+        if self.packed and not (self.producer and self.taken and self.neighbours == 1 and not self.in_pieces):
+            raise ValueError("packed sequences take blocks that stay, each for itself, and head_dim in one piece")
 
     @property
     def in_pieces(self) -> bool:
@@ -241,21 +243,6 @@ class Variant:
     def outer(self) -> list[int]:
         """How much of the axes in front of rows and columns is in a tile, as TMA knows a tensor."""
         return [1] * ((AXES if self.packed else 4) - 2)
-
-    @property
-    def query_places(self) -> list[int]:
-        """The shape of the places for queries in shared memory: the parts of one tile or two."""
-        return [self.query_stages * self.parts, *self.outer, self.rows, self.head_dim]
-
-    @property
-    def key_places(self) -> list[int]:
-        """That of the ring of keys, and of values."""
-        return [self.stages, *self.outer, self.tile.key, self.head_dim]
-
-    @property
-    def output_places(self) -> list[int]:
-        """That of the parts of the output."""
-        return [self.parts, *self.outer, self.rows, self.output_columns]
 
     @property
     def shared_key(self) -> gl.NVMMASharedLayout:

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from steps import STEPS
+from steps import STEPS, get_step
 from steps.core import driver
 from tests.shapes import problem
 from tutorial_lib import compiler
+from tutorial_lib.problem import Problem
 
 PLACES = (0x1000, 0x2000, 0x3000, 0x4000)
 
@@ -95,6 +96,32 @@ def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, cuda):
     if step.backend != "gluon":  # [batch, heads, seq_len, head_dim], turned round: the last axis first
         _, dtype, *lengths = struct.unpack("7q", found[places[1]][:56])
         assert dtype == 9 and lengths[:4] == [64, 333, 2, 3] and lengths[4] == 2 * 64
+
+
+def test_the_parameters_of_packed_sequences_are_packed_as_the_code_takes_them(cuda):
+    """Where sequences begin moves, too, and so does the count of tiles that are taken."""
+    from steps.gluon.tensors import shapes
+    from steps.hopper.launching import COUNTER, arguments
+
+    step = get_step("hopper_varlen")
+    shape = Problem.packed((100, 3, 230), heads=4, kv_heads=2, head_dim=64, causal=True, dtype="bfloat16")
+    tensors = [compiler.Placeholder(x, shape.dtype) for x in shapes(shape)]
+    begins = [compiler.Placeholder((4,), "int32")] * 2
+    variant = step.variant(shape)
+    given = arguments(*tensors, shape, shape.effective_scale, [compiler.Placeholder((1,), "int32")] * 2, variant)
+    given = (*given, *step.constants(shape), *begins, 3)
+    source, how = compiler.gluon_source(step.kernel(shape), given, variant.warps, step.made_for)
+    compiled = triton.compile(source, **how)
+    moving = (0, 1, 2, 3, COUNTER, len(given) - 3, len(given) - 2)
+    parameters = driver.Parameters(compiled, given, moving)
+    sizes = driver.parameter_sizes(compiled.asm["ptx"])
+    moved = (*PLACES, 7 * 2**20, 8 * 2**20, 9 * 2**20)
+    found = words(parameters.packed(moved), sizes)
+    again = words(parameters.packed((*moved[1:], moved[0])), sizes)
+    places = [i for i, (x, y) in enumerate(zip(found, again)) if x != y]
+    assert {struct.unpack("q", found[i][:8])[0] for i in places} == set(moved)
+    _, dtype, *lengths = struct.unpack("7q", found[places[1]][:56])
+    assert dtype == 9 and lengths == [64, 2**30, 2, 334, 2**30 + 1]
 
 
 def test_a_kernel_with_other_parameters_is_left_to_triton(cuda):

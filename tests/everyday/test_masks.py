@@ -255,6 +255,18 @@ def test_the_count_of_tiles_is_as_before_behind_every_launch(monkeypatch):
     assert len(kept) > 1
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_what_leaves_a_tile_no_key_hangs_nothing(head_dim):
+    """At a later call nobody checks the lengths: o is not defined then, but the kernel ends."""
+    step, window = replace(get_step("hopper_varlen")), 32
+    q, k, v, begins, _ = FORWARD.inputs(packed((100, 300), head_dim=head_dim), 0)
+    step.attention(q, k, v, True, window=window, cu_seqlens_q=begins)
+    others = [torch.tensor(begins, dtype=torch.int32) for begins in ([0, 350, 400], [0, 50, 400], [0, 0, 400])]
+    for begins_q, begins_k in itertools.permutations(others, 2):
+        step.attention(q, k, v, True, window=window, cu_seqlens_q=begins_q, cu_seqlens_k=begins_k)
+    assert len(step.launches) == 1
+
+
 def test_a_soft_cap_costs_an_exponential_and_a_reciprocal_for_every_score():
     """In machine code: and a turn of the loop is still one tile of keys."""
     step, shape = get_step("hopper_soft_cap"), problem(head_dim=128, seq_len_q=1024, seq_len_kv=1024)

@@ -90,7 +90,7 @@ HARMLESS = [
         lambda v: isinstance(v, Hopper) and v.persistent and not v.own_output,
     ),
     *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.persistent) for its in OF_THE_ONLY_QUERIES),
-    Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: isinstance(v, Hopper) and v.packed),
+    Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: isinstance(v, Hopper) and v.packed and v.linked),
     Harmless(ONLY_SPEED, TURNS),
     Harmless(ONLY_SPEED, TURNS, (OTHER_PARITY,), kernels=lambda v: v.parts == 2),  # of three, nobody would begin
     Harmless(AGAIN, VALUE_READY, number=1, kernels=lambda v: v.late_wait),

@@ -245,6 +245,10 @@ class Descriptor:
         self.shape, self.block_shape, self.layout = list(host.shape), list(host.block_shape), host.layout
         self.dtype = GLUON_DTYPES[host.base.dtype]
         self.base, self.strides = host.base, list(host.strides)
+        bytes_of = [stride * self.base.itemsize for stride in self.strides[:-1]]
+        if max(self.shape) > 2**32 or max(self.block_shape) > 256 or any(n >= 2**40 or n % 16 for n in bytes_of):
+            told = f"of shape {self.shape}, strides of {bytes_of} bytes, in boxes {self.block_shape}"
+            raise KernelError(f"TMA takes no tensor {told}")
 
     @property
     def box(self) -> list[int]:
@@ -275,7 +279,8 @@ class Descriptor:
         first = (first + self.base.storage_offset() + elements // 2) % elements - elements // 2
         strides = [stride if length > 1 else 1 for length, stride in zip(lengths, self.strides)]
         last = first + sum((length - 1) * stride for length, stride in zip(lengths, strides))
-        if first < 0 or last >= self.base.untyped_storage().size() // self.base.itemsize:
+        end = sum((n - 1) * stride for n, stride in zip(self.base.shape, self.base.stride()))
+        if first < self.base.storage_offset() or last > self.base.storage_offset() + end:
             raise KernelError(at(f"TMA moves elements {first} to {last}, which are not the tensor's"))
         return torch.as_strided(self.base, lengths, strides, first), tuple(there)
 
