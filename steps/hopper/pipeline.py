@@ -260,8 +260,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
 def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
     mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
-    at = corner_kv(batch, head, row, variant)
-    tma.async_copy_global_to_shared(array, at, ready.index(stage), ring.index(stage))
+    tma.async_copy_global_to_shared(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
 
 
 @gluon.jit

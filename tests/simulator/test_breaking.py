@@ -117,6 +117,7 @@ ELSEWHERE = {
     "kv_multicast": [(64, True), (128, True)],
     "lean_sum": [(64, True), (128, True)],
     "hopper_window": [],  # without a window its kernel is that of at_maxima
+    "even_end": [],  # its kernel is that of pieces: only the lists differ
     "hopper_varlen": [],  # see PACKED
     "hopper_soft_cap": [],  # a soft cap synchronises nothing
     "diagonal_first": [(256, True)],
