@@ -152,7 +152,7 @@ def hear_task(turn, work):
     """(n, task): what the producer tells of the turn-th tile of queries."""
     mbarrier.wait(work.taken.ready.index(0), turn & 1)
     n = heard(0, work)
-    batch = Sequence(heard(3, work), heard(4, work), None, heard(5, work))  # nobody but the producer fetches keys
+    batch = Sequence(heard(3, work), heard(4, work), 0, heard(5, work))  # nobody but the producer asks where keys begin
     task = Task(heard(1, work), heard(2, work), batch)
     mbarrier.arrive(work.taken.free.index(0), count=1)
     return n, task
