@@ -20,6 +20,7 @@ from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, n
 from steps.backward_hopper.in_turn import pass_on
 from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.pipeline import await_tile, pass_turn, position, take_turn
+from steps.backward_hopper.spare import tell_added
 
 
 @gluon.jit
@@ -95,3 +96,5 @@ def consume_apart(
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, part, variant)
+    if variant.spare:
+        tell_added(Turns, work, variant)

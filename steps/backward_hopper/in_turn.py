@@ -16,19 +16,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from steps.backward_hopper.instruction import AWAIT, WRITTEN
 from steps.backward_hopper.pipeline import position
 from steps.gluon import names  # noqa: F401
-
-# The threads poll, as a barrier of mbarrier's kind does not reach to other blocks. What TMA does next comes after the
-# load in the order of memory, as the proxy fence says. [PTX ISA: ld.acquire, fence.proxy.async]
-AWAIT = gl.constexpr(
-    "{ .reg .pred wrong; .reg .b32 seen;"
-    " again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2; @wrong bra again;"
-    " fence.proxy.async.global; mov.b32 $0, seen; }"
-)
-# Gluon's store_wait waits until TMA has read shared memory; this, until it has written global memory, too.
-# [PTX ISA: cp.async.bulk.wait_group]
-WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
 
 
 @gluon.jit

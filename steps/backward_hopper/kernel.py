@@ -18,12 +18,13 @@ from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.last import Ending
 from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
 from steps.backward_hopper.roles import Handover, consume_gradients, consume_scores
+from steps.backward_hopper.spare import Spare, prepare_ahead, scale_behind
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
     Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
-    Turns=None, AllSums=None, DQ=None,
+    Turns=None, AllSums=None, DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None,
 ):  # fmt: skip
     STAGES: gl.constexpr = variant.stages
     ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
@@ -75,11 +76,25 @@ def fmha_backward(
     BUDGETS: gl.constexpr = variant.budgets
     if variant.last_scales:  # of no use are turns then, and their place has what the last block needs
         Turns = Ending(Turns, AllSums, DQ, seq_len_q)
+    elif variant.spare:  # or what the spare warps need
+        Turns = Spare(Turns, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, seq_len_q, padded)
     if variant.parts == 1:
         gl.warp_specialize(
             [
                 (consume, (arrays, tiles, barriers, work, scale, padded, variant)),
-                (produce, (arrays, tiles, barriers, work, variant)),
+                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    elif variant.roles_apart and variant.spare:
+        gl.warp_specialize(
+            [
+                (consume_scores, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
+                (consume_gradients, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (prepare_ahead, (Turns, work, variant)),
+                (scale_behind, (Turns, work, scale, variant)),
             ],
             WORKERS,
             BUDGETS,
@@ -89,7 +104,19 @@ def fmha_backward(
             [
                 (consume_scores, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
                 (consume_gradients, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
-                (produce, (arrays, tiles, barriers, work, variant)),
+                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    elif variant.spare:
+        gl.warp_specialize(
+            [
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (prepare_ahead, (Turns, work, variant)),
+                (scale_behind, (Turns, work, scale, variant)),
             ],
             WORKERS,
             BUDGETS,
@@ -99,7 +126,7 @@ def fmha_backward(
             [
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
-                (produce, (arrays, tiles, barriers, work, variant)),
+                (produce, (arrays, tiles, barriers, work, Turns, variant)),
             ],
             WORKERS,
             BUDGETS,

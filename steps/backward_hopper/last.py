@@ -11,7 +11,7 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.in_turn import WRITTEN
+from steps.backward_hopper.instruction import WRITTEN
 from steps.gluon import names  # noqa: F401
 
 

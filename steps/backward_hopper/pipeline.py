@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from steps.backward_hopper.spare import await_prepared
+
 
 class Arrays(NamedTuple):
     """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
@@ -169,13 +171,15 @@ def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line,
 
 
 @gluon.jit
-def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
+def produce(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
     STAGES: gl.constexpr = variant.stages
     ready = barriers.keys_ready.index(0)
     mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
     tma.async_copy_global_to_shared(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
     tma.async_copy_global_to_shared(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    if variant.spare:
+        await_prepared(Turns, work, variant)
     for turn in range(variant.group_size * work.a_head):
         head, i = position(work, turn, variant)
         line = work.batch * work.heads + head

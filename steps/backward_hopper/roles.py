@@ -36,6 +36,7 @@ from steps.backward_hopper.consumer import issue_side, keys_of, number_of, rows_
 from steps.backward_hopper.in_turn import pass_on
 from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.pipeline import await_tile, position
+from steps.backward_hopper.spare import tell_added
 
 
 class Handover(NamedTuple):
@@ -91,6 +92,8 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, 0, variant)
+    if variant.spare:
+        tell_added(Turns, work, variant)
 
 
 @gluon.jit
@@ -133,6 +136,8 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, 1, variant)
+    if variant.spare:
+        tell_added(Turns, work, variant)
 
 
 @gluon.jit

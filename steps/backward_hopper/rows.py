@@ -6,24 +6,28 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded"])
-def prepare(
-    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, variant: gl.constexpr,
-    Turns=None,
+@gluon.jit
+def prepare_rows(
+    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
+    padded, by_spare: gl.constexpr, variant: gl.constexpr,
 ):  # fmt: skip
-    """For a tile of queries: the log-sum-exp in base 2 and D, the sum of dO O over head_dim; and zeros for dQ's sums.
+    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim; zeros for dQ's sums.
 
-    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero.
+    Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. by_spare: spare warps
+    do it, for fewer rows at a time.
     """
-    ROWS: gl.constexpr = variant.tile.query
+    ROWS: gl.constexpr = variant.rows_prepared if by_spare else variant.tile.query
+    LAYOUT: gl.constexpr = variant.rows_of_two if by_spare else variant.rows
     D: gl.constexpr = variant.head_dim
-    i, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    heads, batches = gl.num_programs(1), gl.num_programs(2)
-    row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
-    column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     there = row < seq_len_q
     far = row.to(gl.int64)
     line = batch.to(gl.int64) * heads + head
+
+    NONE: gl.constexpr = float("-inf")
+    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
+    lse = gl.load(lse_rows + far * lse_strides[2], mask=there, other=NONE)
 
     # --- D ---
     o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
@@ -35,30 +39,43 @@ def prepare(
 
     # --- log-sum-exp ---
     INVERSE_LN2: gl.constexpr = 1.4426950408889634
-    NONE: gl.constexpr = float("-inf")
-    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
-    lse = gl.load(lse_rows + far * lse_strides[2], mask=there, other=NONE)
     gl.store(Numbers + line * padded + row, gl.where(lse > NONE, lse * INVERSE_LN2, float("inf")))
 
     # --- zeros ---
-    none = gl.full([ROWS, D], 0.0, gl.float32, variant.rows)
+    none = gl.full([ROWS, D], 0.0, gl.float32, LAYOUT)
     gl.store(Sums + line * padded * D + (far[:, None] * D + column[None, :]), none)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts"])
+def prepare(
+    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts,
+    variant: gl.constexpr, Counts=None,
+):  # fmt: skip
+    """All that is made ready for a tile of queries; and zeros for so many counts, shared out among the tiles."""
+    ROWS: gl.constexpr = variant.tile.query
+    i = gl.program_id(0)
+    line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
+    prepare_rows(
+        Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
+        batches, seq_len_q, padded, False, variant,
+    )  # fmt: skip
     if variant.counts:
-        PARTS: gl.constexpr = variant.parts
-        for part in gl.static_range(PARTS):
-            gl.store(Turns + ((line.to(gl.int32) * gl.num_programs(0) + i) * PARTS + part), 0)
+        programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
+        for n in range(line * gl.num_programs(0) + i, counts, programs):
+            gl.store(Counts + n, 0)
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded"])
-def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, variant: gl.constexpr):
-    """dQ of a tile of queries: what has been added up, times the scale, rounded."""
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
+def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr):
+    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
     ROWS: gl.constexpr = variant.tile.query
     D: gl.constexpr = variant.head_dim
-    i, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    i = gl.program_id(0)
+    line = (first_line + gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)).to(gl.int64)
+    head, batch = line % heads, line // heads
     row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
     far = row.to(gl.int64)
-    line = batch.to(gl.int64) * gl.num_programs(1) + head
     place = far[:, None] * D + column[None, :]
     if variant.by_tma and variant.in_fours:  # in odd rows halves of 128 bytes have changed places: see shared_fours
         place = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
@@ -67,6 +84,6 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, variant: gl.constexpr
     if variant.in_fours:  # columns back to their places: see adding.py
         sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
         sums = gl.convert_layout(sums, variant.rows)
-    rows = DQ + batch.to(gl.int64) * dq_strides[0] + head.to(gl.int64) * dq_strides[1]
+    rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
     target = rows + (far[:, None] * dq_strides[2] + column[None, :])
     gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=(row < seq_len_q)[:, None])

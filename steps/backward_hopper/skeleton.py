@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 from steps.backward_hopper.halves import axis_of, ready_in_halves
 from steps.backward_hopper.kernel import fmha_backward
 from steps.backward_hopper.rows import prepare, scaled
-from steps.backward_hopper.variant import BY_TMA, WARPS, Adding, Variant, make_variant, rule_of
-from steps.core.fused import FusedStep, grid, hole, too_long_to_simulate
+from steps.backward_hopper.variant import BY_TMA, WARPS, Adding, Variant, heads_ahead, make_variant, rule_of
+from steps.core.fused import FusedStep, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
 from steps.core.step import DEFAULT_ARCH
@@ -40,6 +40,8 @@ class HopperGradients(GradientStep, FusedStep):
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
     last_scales: the last block of a head scales dQ (``last``); not with grouped heads. Takes parts that are apart and
     add fours by TMA, not in turn, and calls that stay whole.
+    spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
+    earlier ones (``spare``), where there are heads enough. Takes the same, and not last_scales.
 
     Raises ValueError for values that do not go together.
     """
@@ -52,6 +54,7 @@ class HopperGradients(GradientStep, FusedStep):
     alternate: bool = hole(default=False)
     two_streams: bool = hole(default=False)
     last_scales: bool = hole(default=False)
+    spare_warps: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -71,6 +74,9 @@ class HopperGradients(GradientStep, FusedStep):
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
         if self.last_scales and not fits:
             raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
+        if self.spare_warps and (self.last_scales or not fits):
+            wanted = "in_turn, two_streams and last_scales=False"
+            raise ValueError(f'spare_warps takes parts=2, adding="reduction_of_fours", {wanted}')
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -88,9 +94,15 @@ class HopperGradients(GradientStep, FusedStep):
     def scratch_bytes(self, problem: Problem) -> int:
         """Two numbers for each query, dQ in float32 where it is added up, and whose turn it is at each of its tiles."""
         rows = problem.batch * problem.heads * self.padded(problem)
+        return 4 * (rows * (2 + problem.head_dim) + self.counts(problem))
+
+    def counts(self, problem: Problem) -> int:
+        """How many numbers the kernels keep of each other's blocks: for parts and tiles of queries, or kv heads."""
         variant = self.variant(problem)
-        turns = self.parts * (rows // variant.tile.query) if variant.counts else 0
-        return 4 * (rows * (2 + problem.head_dim) + turns)
+        if variant.spare:
+            return 2 * problem.batch * problem.kv_heads
+        tiles = self.padded(problem) // variant.tile.query
+        return variant.parts * problem.batch * problem.heads * tiles if variant.counts else 0
 
     def padded(self, problem: Problem) -> int:
         """Queries of a head, to the end of the last tile."""
@@ -115,6 +127,7 @@ class HopperGradients(GradientStep, FusedStep):
             sections=self.sections,
             alternate=self.alternate,
             last_scales=self.last_scales,
+            spare_warps=self.spare_warps,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
@@ -122,7 +135,8 @@ class HopperGradients(GradientStep, FusedStep):
 
     def entry(self, problem: Problem, arch: str):
         variant = self.variant(problem)
-        missing = () if variant.last_scales else ("AllSums", "DQ")
+        missing = () if variant.spare else ("AllNumbers", "Out", "AllDO", "LSE", "strides")
+        missing = missing if variant.last_scales or variant.spare else ("AllSums", "DQ", *missing)
         missing = missing if variant.counts else ("Turns", *missing)
         return fmha_backward, {"variant": variant, **dict.fromkeys(missing)}
 
@@ -177,37 +191,45 @@ class HopperGradients(GradientStep, FusedStep):
 
         q, k, v, o, lse, do, dq, dk, dv = tensors
         device, variant, padded = q.device, self.variant(problem), self.padded(problem)
+        counts, lines = self.counts(problem), problem.batch * problem.heads
         tiles = padded // variant.tile.query
 
         def scratch():
-            """Numbers of each query, sums for dQ, and whose turn it is where that counts."""
-            heads = problem.batch * problem.heads
-            numbers = torch.empty((2 * heads, padded), dtype=torch.float32, device=device)
+            """Numbers of each query, sums for dQ, and what blocks count where they do."""
+            numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=device)
             shape = (problem.batch, problem.heads, padded, problem.head_dim)
             sums = torch.empty(shape, dtype=torch.float32, device=device)
-            if not variant.counts:
-                return numbers, sums, ()
-            return numbers, sums, (torch.empty(variant.parts * heads * tiles, dtype=torch.int32, device=device),)
+            return numbers, sums, ((torch.empty(counts, dtype=torch.int32, device=device),) if counts else ())
 
-        numbers, sums, turns = scratch()
-        rows = grid(problem, variant.tile)
+        numbers, sums, counted = scratch()
+        rows, first_line = (tiles, problem.heads, problem.batch), 0
+        if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
+            of_kernels = heads_ahead(variant, own_blocks(problem, variant)[0]) * problem.group_size
+            rows, first_line = (tiles, of_kernels, 1), lines - of_kernels
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
-        passed = (o, do, lse, numbers, sums, *strides, problem.seq_len_q, padded, variant)
-        preparing = _launcher(prepare, rows, passed, turns, ROW_WARPS, device, 5)
+        sizes = (problem.seq_len_q, padded, problem.heads)
+        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, variant)
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5)
         blocks = own_blocks(problem, variant)
         passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
-        ending = (sums, dq) if variant.last_scales else ()
-        multiplying = _launcher(kernel, blocks, passed, (*turns, *ending), variant.warps, device, 8)
-        passed = (sums, dq, dq.stride()[:3], problem.effective_scale, problem.seq_len_q, padded, variant)
+
+        def beyond(o, lse, do, dq, numbers, sums, counted):
+            """What the kernel whose blocks own keys takes behind its constants."""
+            if variant.spare:
+                return *counted, sums, dq, numbers, o, do, lse
+            return (*counted, sums, dq) if variant.last_scales else counted
+
+        more = beyond(o, lse, do, dq, numbers, sums, counted)
+        kept = ((*strides, dq.stride()[:3]),) if variant.spare else ()
+        multiplying = _launcher(kernel, blocks, passed, more, variant.warps, device, 8, kept)
+        passed = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant)
         scaling = None if variant.last_scales else _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
 
         def run(q, k, v, o, lse, do, dq, dk, dv):
-            numbers, sums, turns = scratch()
-            preparing(o, do, lse, numbers, sums, *turns)
-            if scaling is None:
-                multiplying(q, k, v, do, numbers, sums, dk, dv, *turns, sums, dq)
-            else:
-                multiplying(q, k, v, do, numbers, sums, dk, dv, *turns)
+            numbers, sums, counted = scratch()
+            preparing(o, do, lse, numbers, sums, *counted)
+            multiplying(q, k, v, do, numbers, sums, dk, dv, *beyond(o, lse, do, dq, numbers, sums, counted))
+            if scaling is not None:
                 scaling(sums, dq)
 
         return run
@@ -226,11 +248,16 @@ class HopperGradients(GradientStep, FusedStep):
         q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
-        turns = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
-        ending = (sums, q) if variant.last_scales else ()
+        more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
+        if variant.last_scales:
+            more = (*more, sums, q)
+        if variant.spare:
+            lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")
+            strides = (q.stride()[:3], q.stride()[:3], lse.stride(), q.stride()[:3])
+            more = (*more, sums, q, numbers, q, q, lse, strides)
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *turns, *ending),
+            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *more),
             variant.warps,
             arch,
             variant.tile.scores,
@@ -246,10 +273,10 @@ def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     return -(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch
 
 
-def _launcher(kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int):
-    """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so are ``more`` behind all the others."""
+def _launcher(kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = ()):
+    """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so are ``more``, before ``kept``."""
     behind = range(len(passed), len(passed) + len(more))
-    return gluon_launcher(kernel, blocks, (*passed, *more), warps, device, moving=(*range(moving), *behind))
+    return gluon_launcher(kernel, blocks, (*passed, *more, *kept), warps, device, moving=(*range(moving), *behind))
 
 
 def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -42,6 +42,7 @@ class Variant:
     section: int  # blocks of a section, about, in which the longest are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
     last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
+    ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
 
     @property
     def warps(self) -> int:
@@ -76,7 +77,12 @@ class Variant:
     @property
     def counts(self) -> bool:
         """Whether global memory holds numbers of blocks that have added to dQ."""
-        return self.in_turn or self.last_scales
+        return self.in_turn or self.last_scales or self.spare
+
+    @property
+    def spare(self) -> bool:
+        """Whether spare warps prepare rows and scale dQ (spare.py)."""
+        return self.ahead > 0
 
     @property
     def rows_apart(self) -> bool:
@@ -100,13 +106,16 @@ class Variant:
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of every part but the first, which gets what is left, and of the producer."""
-        return [REGISTERS] * (self.parts - 1) + [PRODUCER_REGISTERS]
+        """Registers of a thread of every part but the first, which gets what is left, and of the other warps."""
+        # Spare warps wait for fewer loads at a time with fewer registers. At head_dim 128 the others can spare some.
+        more = 16 if self.spare and self.head_dim == 128 else 0
+        others = [PRODUCER_REGISTERS + more] * (3 if self.spare else 1)
+        return [REGISTERS - more // 2] * (self.parts - 1) + others
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every part but the first, and of the producer."""
-        return [self.warps] * (self.parts - 1) + [1]
+        """Warps of every part but the first, of the producer, and of those that prepare and that scale."""
+        return [self.warps] * (self.parts - 1) + ([1, 2, 1] if self.spare else [1])
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:
@@ -188,8 +197,32 @@ class Variant:
     @cached_property
     def rows(self) -> gl.BlockedLayout:
         """A tile of queries in the small kernels [query, head_dim]: a lane has 8 columns."""
+        return self._rows_of(4)
+
+    @cached_property
+    def rows_of_two(self) -> gl.BlockedLayout:
+        """The same for the two spare warps that prepare."""
+        return self._rows_of(2)
+
+    def _rows_of(self, warps: int) -> gl.BlockedLayout:
         lanes = self.head_dim // 8
-        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
+
+    @cached_property
+    def rows_of_one(self) -> gl.BlockedLayout:
+        """Rows of sums for dQ, for the spare warp that scales: a lane has four columns."""
+        lanes = min(32, self.head_dim // 4)
+        return gl.BlockedLayout([1, 4], [32 // lanes, lanes], [1, 1], [1, 0])
+
+    @property
+    def rows_prepared(self) -> int:
+        """Rows that the spare warps prepare at a time: a lane asks for 16 bytes four times."""
+        return 1024 // self.head_dim
+
+    @property
+    def rows_scaled(self) -> int:
+        """Rows that the spare warp scales at a time: likewise."""
+        return 512 // self.head_dim
 
 
 def rule_of(parts: int, problem: Problem) -> Rule | None:
@@ -207,12 +240,13 @@ def make_variant(
     sections: bool,
     alternate: bool,
     last_scales: bool = False,
+    spare_warps: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
     if problem.head_dim == 256 and adding in BY_TMA:
         adding = "fours"  # shared memory has no room for dQ
-    return Variant(
+    made = Variant(
         tile=tile,
         head_dim=problem.head_dim,
         group_size=problem.group_size,
@@ -226,3 +260,11 @@ def make_variant(
         alternate=alternate and problem.head_dim == 128,
         last_scales=last_scales and problem.group_size == 1,
     )
+    ahead = replace(made, ahead=SECTION)
+    keys = -(-problem.seq_len_kv // tile.key)
+    return ahead if spare_warps and problem.batch * problem.kv_heads > heads_ahead(ahead, keys) else made
+
+
+def heads_ahead(variant: Variant, tiles: int) -> int:
+    """By how many kv heads spare warps are ahead and behind, with so many tiles of keys (``spare.lines_ahead``)."""
+    return max(2, variant.ahead // tiles)

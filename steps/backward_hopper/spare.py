@@ -1,0 +1,173 @@
+"""What the spare warps of the producer's warp group do: the small kernels' work for other heads, under the products.
+
+Registers are handed to whole warp groups, so that beside the producer's one warp three have registers and no work. Two
+of them prepare rows of a head whose blocks begin later (``rows.prepare``), one scales dQ of a head whose blocks have
+ended (``rows.scaled``). Both wait for device memory most of the time, and need little of the SM.
+
+Blocks begin in the order of their numbers, and the heads in sections (``pipeline.place_in_section``), or one after the
+other. ``lines_ahead`` counts the kv heads from a block's own to that whose rows it prepares: they are in a later
+section. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and scale the
+last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a block's spare
+warps have more to do where its products take longer.
+
+Two numbers in global memory stand for every kv head: how many pieces of its rows are prepared, and how many parts of
+blocks have added to its dQ. Whoever needs all of them waits. It waits for blocks with lower numbers alone, which have
+begun: theirs prepare without waiting for anybody, so all of it comes to an end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from steps.backward_hopper.instruction import AWAIT, WRITTEN
+from steps.backward_hopper.rows import prepare_rows
+from steps.gluon import names  # noqa: F401
+
+
+class Spare(NamedTuple):
+    """Pointers to what the small kernels read and write, with the strides of o, dO, the log-sum-exp and dQ.
+
+    counts: the two numbers of every kv head.
+    """
+
+    counts: object
+    output: object
+    d_output: object
+    lse: object
+    numbers: object
+    sums: object
+    d_query: object
+    strides: object
+    seq_len_q: object
+    padded: object
+
+
+@gluon.jit
+def lines_ahead(variant: gl.constexpr):
+    """The kv heads from a block's own to that whose rows it prepares (``variant.heads_ahead``)."""
+    return gl.maximum(2, variant.ahead // gl.num_programs(0))
+
+
+@gluon.jit
+def own_line(work):
+    """The number of a block's kv head, among those of all batches."""
+    return work.batch * gl.num_programs(1) + work.kv_head
+
+
+@gluon.jit
+def turns_before(j, tiles, variant: gl.constexpr):
+    """Turns that the first j blocks of a head take, of so many tiles of queries."""
+    j, tiles = j.to(gl.int64), tiles.to(gl.int64)
+    if variant.causal:
+        RATIO: gl.constexpr = variant.tile.key // variant.tile.query
+        seen = gl.minimum(j, gl.cdiv(tiles, RATIO))
+        return seen * tiles - RATIO * (seen * (seen - 1) // 2)
+    else:
+        return j * tiles
+
+
+@gluon.jit
+def own_share(pieces, work, variant: gl.constexpr):
+    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes."""
+    tiles = work.first + work.a_head
+    j = work.key_row // variant.tile.key
+    every = turns_before(gl.num_programs(0), tiles, variant)
+    first = pieces * turns_before(j, tiles, variant) // every
+    end = pieces * turns_before(j + 1, tiles, variant) // every
+    return first.to(gl.int32), end.to(gl.int32)
+
+
+@gluon.jit
+def row_of_piece(n, rows: gl.constexpr, line, padded, work, variant: gl.constexpr):
+    """(head, batch, first row) of a piece of a kv head's rows: those of all query heads that share it."""
+    row = n * rows
+    head = 0
+    if variant.group_size > 1:
+        head = row // padded
+        row -= head * padded
+    kv_heads = gl.num_programs(1)
+    return line % kv_heads * variant.group_size + head, line // kv_heads, row
+
+
+@gluon.jit
+def prepare_ahead(spare, work, variant: gl.constexpr):
+    """The spare warps that prepare rows of a later head."""
+    ROWS: gl.constexpr = variant.rows_prepared
+    line = own_line(work) + lines_ahead(variant)
+    lines = gl.num_programs(1) * gl.num_programs(2)
+    if line < lines:
+        first, end = own_share(variant.group_size * (spare.padded // ROWS), work, variant)
+        for n in range(first, end):
+            head, batch, row = row_of_piece(n, ROWS, line, spare.padded, work, variant)
+            prepare_rows(
+                spare.output, spare.d_output, spare.lse, spare.numbers, spare.sums, spare.strides[0], spare.strides[1],
+                spare.strides[2], row, head, batch, work.heads, work.batches, spare.seq_len_q, spare.padded, True,
+                variant,
+            )  # fmt: skip
+        gl.barrier()  # one thread counts for all
+        gl.atomic_add(spare.counts + line, end - first, sem="release", scope="gpu")
+
+
+@gluon.jit
+def await_prepared(spare, work, variant: gl.constexpr):
+    """Wait until this block's rows are prepared."""
+    line = own_line(work)
+    if line >= lines_ahead(variant):  # those before were prepared by a kernel
+        pieces = variant.group_size * (spare.padded // variant.rows_prepared)
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [spare.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tell_added(spare, work, variant: gl.constexpr):
+    """Count this part of this block, when all that it has added to dQ is in global memory."""
+    if variant.by_tma:
+        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.barrier()  # one thread counts for all
+    lines = gl.num_programs(1) * gl.num_programs(2)
+    gl.atomic_add(spare.counts + lines + own_line(work), 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def scale_behind(spare, work, scale, variant: gl.constexpr):
+    """The spare warp that scales dQ of an earlier head."""
+    ROWS: gl.constexpr = variant.rows_scaled
+    line = own_line(work) - lines_ahead(variant)
+    if line >= 0:
+        first, end = own_share(variant.group_size * (spare.padded // ROWS), work, variant)
+        added = spare.counts + gl.num_programs(1) * gl.num_programs(2) + line
+        parts = gl.num_programs(0) * variant.parts
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
+        for n in range(first, end):
+            head, batch, row = row_of_piece(n, ROWS, line, spare.padded, work, variant)
+            scale_rows(spare, row, head, batch, work, scale, variant)
+
+
+@gluon.jit
+def scale_rows(spare, first_row, head, batch, work, scale, variant: gl.constexpr):
+    """dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are stored."""
+    ROWS: gl.constexpr = variant.rows_scaled
+    D: gl.constexpr = variant.head_dim
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dQ's is not
+    LAYOUT: gl.constexpr = variant.rows_of_one
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+
+    # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added (see shared_fours) ---
+    place = row[:, None] * D + column[None, :]
+    if variant.by_tma:
+        place = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+        place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
+    line = batch.to(gl.int64) * work.heads + head
+    sums = gl.load(spare.sums + line * spare.padded * D + place)
+
+    # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further (see adding.py) ---
+    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    strides = spare.strides[3]
+    rows = spare.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
+    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
+    dtype: gl.constexpr = spare.d_query.dtype.element_ty
+    gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=(row < spare.seq_len_q)[:, None])

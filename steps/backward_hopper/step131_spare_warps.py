@@ -1,0 +1,28 @@
+"""Step 131: spare warps do what the small kernels did.
+
+Around the large kernel of step 58 two small ones read and write device memory, and the tensor cores wait. ``prepare``
+adds up dO times O, and clears the sums for dQ; ``scaled`` rounds the sums. Their bytes grow with the length of a
+sequence, and the products with its square: the shorter sequences are, the more of the time is theirs.
+
+The large kernel has three warps that do nothing. Registers are given to whole warp groups of four warps, and the
+producer is one warp. Here two of the others prepare rows of heads whose blocks begin later, and the third scales dQ of
+heads whose blocks have ended. The tensor cores multiply meanwhile. Kernels of their own remain for the first heads and
+the last ones. Step two_streams could not do that: a block takes all registers of its SM, and no other block fits beside
+it. The warps that compute give 8 of their 240 registers, so that each thread of the producer's warp group has 40.
+
+Blocks wait for each other by numbers in global memory, and only for blocks that have begun before them.
+
+To expect, as a hypothesis: nearly all of the two small kernels' time is gone where there are many heads, and device
+memory has time for their bytes under the products.
+"""
+
+from steps.backward_hopper import step58_even_banks
+
+STEP = step58_even_banks.STEP.evolve(
+    number=131,
+    name="spare_warps",
+    title="Spare warps do the rest",
+    change="Warps that did nothing prepare rows of later heads, and scale dQ of earlier ones, under the products.",
+    fork=True,
+    spare_warps=True,
+)

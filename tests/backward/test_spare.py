@@ -1,0 +1,132 @@
+"""Step spare_warps: rows of later heads are prepared, and dQ of earlier ones scaled, while blocks multiply."""
+
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.backward_hopper import skeleton
+from steps.backward_hopper.variant import heads_ahead
+from steps.core.problems import standard
+from tests.shapes import problem
+from tutorial_lib.passes import BACKWARD
+from tutorial_lib.simulator import hopper, language
+from tutorial_lib.simulator.run import watched
+
+# With a section of four blocks: kv heads enough that most are prepared and scaled by spare warps.
+SHAPES = [
+    problem(batch=2, heads=4, seq_len_q=200, seq_len_kv=200, head_dim=128),
+    problem(batch=1, heads=10, kv_heads=5, seq_len_q=130, seq_len_kv=300, head_dim=128, causal=False),
+    problem(batch=1, heads=6, seq_len_q=300, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
+    problem(batch=1, heads=6, seq_len_q=100, seq_len_kv=600, head_dim=64),  # keys that no query sees
+    problem(batch=3, heads=2, seq_len_q=100, seq_len_kv=150, head_dim=256),
+    problem(batch=1, heads=6, seq_len_q=1, seq_len_kv=70, head_dim=32, causal=False),
+]
+
+
+@pytest.fixture(autouse=True)
+def sections_of_four(monkeypatch):
+    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 4)
+
+
+@pytest.fixture
+def nothing_is_zero(monkeypatch):
+    """Scratch memory holds NaN and odd counts before anybody writes there."""
+    real = torch.empty
+
+    def empty(*shape, dtype=None, **how):
+        made = real(*shape, dtype=dtype, **how)
+        return made.fill_(77 if dtype == torch.int32 else math.nan)
+
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+def results(shape, seeds=4) -> Iterator[tuple[bool, bool]]:
+    """(whether the gradients are right, whether the simulator found a mistake), each under other random latencies."""
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    allowed = BACKWARD.yardstick(shape, inputs, exact)
+    for seed in (None, *range(1, seeds)):
+        with watched(seed, at_once=8) as watch:
+            accuracy = BACKWARD.check(replace(get_step("spare_warps")), shape, inputs, exact, allowed)
+        yield accuracy.correct, any(run.found for run in watch.runs)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero):
+    assert get_step("spare_warps").variant(shape).spare
+    assert list(results(shape)) == [(True, False)] * 4
+
+
+def test_a_block_that_does_not_wait_for_its_rows_is_found_out(monkeypatch, nothing_is_zero):
+    """Nor the warp that scales for what is added: both wait in the same way."""
+    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "await_number"]
+    monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: 0)
+    assert not all(right for right, _ in results(SHAPES[0], 60))  # the first that shows it ends the search
+
+
+def test_a_block_that_counts_before_its_sums_have_arrived_is_found_out(monkeypatch):
+    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "store_written"]
+    monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: hopper.store_wait(0))
+    shape = problem(batch=1, heads=8, seq_len_q=128, seq_len_kv=500, head_dim=64, causal=False)
+    assert not all(right for right, _ in results(shape, 60))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, monkeypatch):
+    """As many as the spare warps are ahead, and behind."""
+    launched, real = {}, skeleton.gluon_launcher
+
+    def noted(kernel, blocks, *rest, **how):
+        launched[kernel.fn.__name__] = blocks
+        return real(kernel, blocks, *rest, **how)
+
+    monkeypatch.setattr(skeleton, "gluon_launcher", noted)
+    step = replace(get_step("spare_warps"))
+    inputs = BACKWARD.inputs(shape, 0)
+    BACKWARD.call(step, shape, inputs, BACKWARD.poisoned(inputs))
+    variant = step.variant(shape)
+    tiles = -(-shape.seq_len_q // variant.tile.query)
+    lines = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key)) * shape.group_size
+    assert lines < shape.batch * shape.heads
+    assert launched["prepare"] == launched["scaled"] == (tiles, lines, 1)
+
+
+def test_with_few_heads_the_kernel_is_that_of_the_step_before():
+    """All heads begin before anybody could prepare their rows."""
+    now, before = get_step("spare_warps"), get_step("even_banks")
+    few, more = (problem(batch=1, heads=heads, seq_len_q=200, seq_len_kv=200, head_dim=128) for heads in (2, 3))
+    assert now.variant(few) == before.variant(few) and now.compile(few).code == before.compile(few).code
+    assert now.variant(more) != before.variant(more)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
+    """The producer's warp group has four warps: one asks TMA, two prepare, and one scales."""
+    step, shape = get_step("spare_warps"), standard(4096, head_dim=head_dim, causal=causal)
+    variant, compiled = step.variant(shape), step.compile(shape)
+    assert variant.workers == [4, 1, 2, 1] and compiled.threads == 32 * 12
+    of_compute, *of_others = variant.budgets
+    assert len(set(of_others)) == 1 and 2 * of_compute + of_others[0] <= 3 * compiled.registers
+    assert compiled.ptx.count(f"setmaxnreg.dec.sync.aligned.u32 \t{of_others[0]};") == 3
+    assert compiled.ptx.count("fence.proxy.async.global") == 2  # the producer awaits its rows, and one warp all sums
+    assert get_step("even_banks").compile(shape).ptx.count("fence.proxy.async.global") == 0
+
+
+UNFIT = [
+    {"in_turn": True, "sections": False},
+    {"adding": "reduction"},
+    {"two_streams": True},
+    {"last_scales": True},
+]
+
+
+@pytest.mark.parametrize("changes", UNFIT, ids=str)
+def test_what_spare_warps_cannot_do_is_refused(changes):
+    with pytest.raises(ValueError, match="spare_warps takes parts=2"):
+        replace(get_step("spare_warps"), **changes)
