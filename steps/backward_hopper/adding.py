@@ -4,47 +4,85 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from steps.backward_hopper.in_turn import await_own_turn
+from steps.backward_hopper.in_turn import await_own_turn, await_turn, pass_on
 from steps.backward_hopper.instruction import async_reduce_shared_to_global
 from steps.backward_hopper.pipeline import position
 
 
 @gluon.jit
 def add_to_query(
-    d_query, arrays, tiles, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+    d_query, arrays, tiles, barriers, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
     """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums; in turn, if blocks add so."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    if variant.in_turn:
-        await_own_turn(Turns, turn, work, part, variant)
-    head, i = position(work, turn, variant)
-    first_row = i * variant.tile.query + (part * ROWS if variant.rows_apart else 0)
-    first_column = 0 if variant.rows_apart else part * COLUMNS
-    if variant.by_tma:
-        place = tiles.d_query.index(part)
-        tma.store_wait(0)
-        if variant.in_fours:
-            place_of_fours = place._reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
-            place_of_fours.store(fours_together(d_query, variant))
-        else:
-            place.reshape([ROWS, COLUMNS]).store(d_query)
-        fence_async_shared()
-        async_reduce_shared_to_global(arrays.sums, [work.batch, head, first_row, first_column], place)
+    if variant.adder:
+        mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
+        store_for_tma(d_query, tiles, part, variant)
+        mbarrier.arrive(barriers.sums_ready.index(part), count=1)
     else:
-        if variant.in_fours:
-            d_query = fours_together(d_query, variant)
-            LAYOUT: gl.constexpr = variant.query_fours
-        else:  # as wgmma leaves it, a lane has pairs of neighbouring columns
-            LAYOUT: gl.constexpr = variant.query_sums
-        D: gl.constexpr = variant.head_dim
-        start = ((work.batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-        column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-        place = arrays.sums + (start + row * D)[:, None] + column[None, :]
-        gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
+        if variant.in_turn:
+            await_own_turn(Turns, turn, work, part, variant)
+        if variant.by_tma:
+            tma.store_wait(0)
+            store_for_tma(d_query, tiles, part, variant)
+            async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+        else:
+            if variant.in_fours:
+                d_query = fours_together(d_query, variant)
+                LAYOUT: gl.constexpr = variant.query_fours
+            else:  # as wgmma leaves it, a lane has pairs of neighbouring columns
+                LAYOUT: gl.constexpr = variant.query_sums
+            D: gl.constexpr = variant.head_dim
+            batch, head, first_row, first_column = corner(turn, work, part, variant)
+            start = ((batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
+            row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+            column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+            place = arrays.sums + (start + row * D)[:, None] + column[None, :]
+            gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
+
+
+@gluon.jit
+def corner(turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Where a part's dQ of a turn's tile of queries begins: [batch, head, row, column]."""
+    head, i = position(work, turn, variant)
+    first_row = i * variant.tile.query + (part * variant.query_rows if variant.rows_apart else 0)
+    first_column = 0 if variant.rows_apart else part * variant.query_columns
+    return [work.batch, head, first_row, first_column]
+
+
+@gluon.jit
+def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
+    """Store a part's dQ where TMA reads it."""
+    ROWS: gl.constexpr = variant.query_rows
+    COLUMNS: gl.constexpr = variant.query_columns
+    place = tiles.d_query.index(part)
+    if variant.in_fours:
+        place_of_fours = place._reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
+        place_of_fours.store(fours_together(d_query, variant))
+    else:
+        place.reshape([ROWS, COLUMNS]).store(d_query)
+    fence_async_shared()
+
+
+@gluon.jit
+def add_in_turn(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
+    """The adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
+
+    It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory.
+    """
+    PARTS: gl.constexpr = variant.parts
+    for turn in range(variant.group_size * work.a_head):
+        await_turn(Turns, turn, work, 0, variant)
+        for part in gl.static_range(PARTS):
+            mbarrier.wait(barriers.sums_ready.index(part), turn & 1)
+            async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+        tma.store_wait(0)
+        for part in gl.static_range(PARTS):
+            mbarrier.arrive(barriers.sums_free.index(part), count=1)
+        pass_on(Turns, turn, work, 0, variant)
 
 
 @gluon.jit

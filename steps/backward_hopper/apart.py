@@ -81,7 +81,7 @@ def consume_apart(
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
         mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
         if turn > 0:
-            add_to_query(d_query, arrays, tiles, turn - 1, work, padded, Turns, part, variant)
+            add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, Turns, part, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
 
@@ -89,8 +89,8 @@ def consume_apart(
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
-        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, Turns, part, variant)
-        if variant.in_turn:
+        add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, Turns, part, variant)
+        if variant.in_turn and not variant.adder:
             pass_on(Turns, turns - 1, work, part, variant)
 
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)

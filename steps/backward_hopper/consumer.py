@@ -109,7 +109,7 @@ def one_by_one(arrays, tiles, barriers, work, scale, padded, variant: gl.constex
         d_key = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, query, d_key, is_async=True)])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
         d_query = warpgroup_mma_wait(0, deps=[issue_d_query(shared, keys, variant)])
-        add_to_query(d_query, arrays, tiles, turn, work, padded, None, 0, variant)
+        add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, None, 0, variant)
     return d_key, d_value
 
 
@@ -146,7 +146,7 @@ def under_way(arrays, tiles, barriers, work, scale, padded, variant: gl.constexp
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_query, d_value = warpgroup_mma_wait(1, deps=[d_query, d_value])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
-        add_to_query(d_query, arrays, tiles, turn, work, padded, None, 0, variant)
+        add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, None, 0, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         gl.barrier()  # dK's product began before all warps last met: the compiler takes it for over
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)

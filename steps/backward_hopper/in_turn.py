@@ -53,9 +53,15 @@ def pass_on(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def await_own_turn(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Pass the tile before on, and wait until all blocks that add to this one earlier have."""
+    """Pass the tile before on, and wait for this one."""
     if turn > 0:
         pass_on(Turns, turn - 1, work, part, variant)
+    await_turn(Turns, turn, work, part, variant)
+
+
+@gluon.jit
+def await_turn(Turns, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Wait until all blocks that add to a turn's tile earlier have."""
     count = count_of(Turns, turn, work, part, variant)
     before = blocks_before(turn, work, variant)
     gl.inline_asm_elementwise(AWAIT, "=r,l,r", [count, before], dtype=gl.int32, is_pure=False, pack=1)

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from steps.backward_hopper.adding import add_in_turn
 from steps.backward_hopper.apart import consume_apart
 from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.last import Ending
@@ -50,8 +51,13 @@ def fmha_backward(
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
     done = barrier_ring(2, PARTS)
     turns = done
+    sums_ready = done
+    sums_free = done
     if variant.alternate:
         turns = barrier_ring(2, 1)
+    if variant.adder:
+        sums_ready = barrier_ring(PARTS, 1)
+        sums_free = barrier_ring(PARTS, 1)
     barriers = Barriers(
         barrier_ring(1, 1),
         barrier_ring(STAGES, 1),
@@ -62,6 +68,8 @@ def fmha_backward(
         barrier_ring(2, PARTS),
         done,
         turns,
+        sums_ready,
+        sums_free,
     )
     if variant.roles_apart:
         WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]
@@ -117,6 +125,17 @@ def fmha_backward(
                 (produce, (arrays, tiles, barriers, work, Turns, variant)),
                 (prepare_ahead, (Turns, work, variant)),
                 (scale_behind, (Turns, work, scale, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    elif variant.adder:
+        gl.warp_specialize(
+            [
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (add_in_turn, (arrays, tiles, barriers, work, Turns, variant)),
             ],
             WORKERS,
             BUDGETS,

@@ -52,6 +52,7 @@ class Barriers(NamedTuple):
     d_scores_ready, d_scores_free: between parts, when all that write dS have, and when all have multiplied it.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
     turns: a part's completes when it is its turn to compute weights.
+    sums_ready, sums_free: a part's dQ is in shared memory for the warp that adds it, and TMA has read it.
     """
 
     keys_ready: object
@@ -63,6 +64,8 @@ class Barriers(NamedTuple):
     d_scores_free: object
     done: object
     turns: object
+    sums_ready: object
+    sums_free: object
 
 
 class Work(NamedTuple):

@@ -78,7 +78,7 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
         if turn > 0:
-            add_to_query(d_query, arrays, tiles, turn - 1, work, padded, Turns, 0, variant)
+            add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, Turns, 0, variant)
         d_value = warpgroup_mma_wait(0, deps=[d_value])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
 
@@ -86,7 +86,7 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
-        add_to_query(d_query, arrays, tiles, turns - 1, work, padded, Turns, 0, variant)
+        add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, Turns, 0, variant)
         if variant.in_turn:
             pass_on(Turns, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
@@ -126,7 +126,7 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         d_query = issue_part_of_d_query(tiles, turn, 1, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
-        add_to_query(d_query, arrays, tiles, turn, work, padded, Turns, 1, variant)
+        add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, Turns, 1, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
 

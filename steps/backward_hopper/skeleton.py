@@ -40,6 +40,7 @@ class HopperGradients(GradientStep, FusedStep):
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
     last_scales: the last block of a head scales dQ (``last``); not with grouped heads. Takes parts that are apart and
     add fours by TMA, not in turn, and calls that stay whole.
+    adder: a warp of its own adds dQ in turn, where TMA adds; at head_dim 256 nothing changes. Takes in_turn.
     spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
     earlier ones (``spare``), where there are heads enough. Takes the same, and not last_scales.
 
@@ -54,6 +55,7 @@ class HopperGradients(GradientStep, FusedStep):
     alternate: bool = hole(default=False)
     two_streams: bool = hole(default=False)
     last_scales: bool = hole(default=False)
+    adder: bool = hole(default=False)
     spare_warps: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
@@ -74,6 +76,8 @@ class HopperGradients(GradientStep, FusedStep):
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
         if self.last_scales and not fits:
             raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
+        if self.adder and not self.in_turn:
+            raise ValueError("adder takes in_turn=True: elsewhere nobody waits for a turn to add")
         if self.spare_warps and (self.last_scales or not fits):
             wanted = "in_turn, two_streams and last_scales=False"
             raise ValueError(f'spare_warps takes parts=2, adding="reduction_of_fours", {wanted}')
@@ -127,6 +131,7 @@ class HopperGradients(GradientStep, FusedStep):
             sections=self.sections,
             alternate=self.alternate,
             last_scales=self.last_scales,
+            adder=self.adder,
             spare_warps=self.spare_warps,
         )
 

@@ -42,6 +42,7 @@ class Variant:
     section: int  # blocks of a section, about, in which the longest are the first; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
     last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
+    adder: bool = False  # a warp of its own adds dQ, in turn
     ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
 
     @property
@@ -109,13 +110,13 @@ class Variant:
         """Registers of a thread of every part but the first, which gets what is left, and of the other warps."""
         # Spare warps wait for fewer loads at a time with fewer registers. At head_dim 128 the others can spare some.
         more = 16 if self.spare and self.head_dim == 128 else 0
-        others = [PRODUCER_REGISTERS + more] * (3 if self.spare else 1)
+        others = [PRODUCER_REGISTERS + more] * (len(self.workers) - self.parts + 1)
         return [REGISTERS - more // 2] * (self.parts - 1) + others
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every part but the first, of the producer, and of those that prepare and that scale."""
-        return [self.warps] * (self.parts - 1) + ([1, 2, 1] if self.spare else [1])
+        """Warps of every part but the first, of the producer, and of the adder, or of those that prepare and scale."""
+        return [self.warps] * (self.parts - 1) + [1] + ([2, 1] if self.spare else [1] if self.adder else [])
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:
@@ -240,6 +241,7 @@ def make_variant(
     sections: bool,
     alternate: bool,
     last_scales: bool = False,
+    adder: bool = False,
     spare_warps: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
@@ -259,6 +261,7 @@ def make_variant(
         section=SECTION if sections and problem.causal and problem.group_size == 1 else 0,
         alternate=alternate and problem.head_dim == 128,
         last_scales=last_scales and problem.group_size == 1,
+        adder=adder and adding in BY_TMA,
     )
     ahead = replace(made, ahead=SECTION)
     keys = -(-problem.seq_len_kv // tile.key)

@@ -19,6 +19,8 @@ FREE_SAYS_SO = (
     "the wait for the place of this turn's dS says so, too: who has freed it had written dS of the turn before"
 )
 WRITTEN_SAYS_SO = "the wait until global memory is written stands before, and waits for more"
+WRITTEN_ASKS_FOR_MORE = "of dK and dV: the wait until global memory is written comes behind it, and waits for more"
+ONE_CLOCK = "in the simulator all warps of a role have one clock; on a GPU they meet, as one thread counts for all"
 STORES = "tma.store_wait(0)"
 OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_free.index(stage), used)"
 OF_D_SCORES = "mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)"
@@ -38,16 +40,27 @@ HARMLESS = {
         (WITHOUT, STORES): WRITTEN_SAYS_SO,
         (ONE_MORE, STORES): WRITTEN_SAYS_SO,
     },
+    ("adder", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
+    ("spare_warps", 64): OF_ALL
+    | {
+        (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
+        (WITHOUT, "gl.barrier()"): ONE_CLOCK,
+        (WITHOUT, STORES): WRITTEN_ASKS_FOR_MORE,
+        (ONE_MORE, STORES): WRITTEN_ASKS_FOR_MORE,
+    },
 }
+SECTION = 4  # of step spare_warps, so that it has heads enough
+HEADS = {"spare_warps": (10, 5)}
 
 
 class Examination:
     """Problems with inputs, and what is right for them: several turns, and a single one."""
 
-    def __init__(self, head_dim: int):
+    def __init__(self, head_dim: int, heads: int, kv_heads: int):
         self.shapes = []
-        for queries in (450, 130):
-            shape = problem(batch=1, heads=2, kv_heads=1, seq_len_q=queries, seq_len_kv=130, head_dim=head_dim)
+        fields = {"batch": 1, "heads": heads, "kv_heads": kv_heads, "seq_len_kv": 130, "head_dim": head_dim}
+        for queries in (450, 130) if heads == 2 else (150,):
+            shape = problem(seq_len_q=queries, **fields)
             inputs = BACKWARD.inputs(shape, 0)
             exact = BACKWARD.reference(shape, inputs)
             self.shapes.append((shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact)))
@@ -68,8 +81,9 @@ class Examination:
 
 
 @pytest.mark.parametrize(("name", "head_dim"), HARMLESS, ids=lambda x: str(x))
-def test_every_synchronisation_is_missed(name, head_dim):
-    examination = Examination(head_dim)
+def test_every_synchronisation_is_missed(name, head_dim, monkeypatch):
+    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", SECTION)
+    examination = Examination(head_dim, *HEADS.get(name, (2, 1)))
     whole = write_step(get_step(name), examination.shapes[0][0])
     assert examination.of(whole) is None
     not_missed = set()

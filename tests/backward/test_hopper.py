@@ -260,19 +260,24 @@ def bits(step, shape) -> set:
     return found
 
 
-@pytest.mark.parametrize("shape", IN_TURN, ids=lambda p: p.slug)
-def test_blocks_in_turn_give_the_same_bits_under_any_schedule(shape):
-    assert len(bits(get_step("in_turn"), shape)) == 1
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*(("in_turn", shape) for shape in IN_TURN), *(("adder", shape) for shape in IN_TURN[:2])],
+    ids=str,
+)
+def test_blocks_in_turn_give_the_same_bits_under_any_schedule(name, shape):
+    assert len(bits(get_step(name), shape)) == 1
 
 
+@pytest.mark.parametrize("name", ["in_turn", "adder"])
 @pytest.mark.parametrize("broken", ["await_number", "store_written"])
-def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, monkeypatch):
+def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, name, monkeypatch):
     """For the blocks before, or until what was added has reached global memory."""
     shape = problem(batch=1, heads=2, seq_len_q=256, seq_len_kv=1500, head_dim=64, causal=False)
     instead = {"await_number": lambda *_: 0, "store_written": lambda *_: hopper.store_wait(0)}
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == broken]
     monkeypatch.setitem(language.SEQUENCES, pattern, instead[broken])
-    assert len(bits(get_step("in_turn"), shape)) > 1
+    assert len(bits(get_step(name), shape)) > 1
 
 
 def test_what_a_step_adds_is_as_it_says():
@@ -349,6 +354,16 @@ def test_with_grouped_heads_the_last_block_has_nothing_to_scale():
     shape = problem(kv_heads=2)
     now, before = (get_step(name) for name in ("last_scales", "even_banks"))
     assert now.variant(shape) == before.variant(shape) and now.compile(shape).code == before.compile(shape).code
+
+
+def test_a_warp_adds_where_tma_does():
+    """At head_dim 256 the kernel is that of blocks in turn; elsewhere one warp waits for turns, and not eight."""
+    step = get_step("adder")
+    assert [step.variant(standard(head_dim=d)).adder for d in (64, 128, 256)] == [True, True, False]
+    waits = {n: get_step(n).compile(standard()).ptx.count("ld.acquire.gpu") for n in ("in_turn", "adder")}
+    assert waits["adder"] == 1 < waits["in_turn"]
+    with pytest.raises(ValueError, match="adder takes in_turn"):
+        replace(step, in_turn=False)
 
 
 UNFIT = [{"in_turn": True, "sections": False}, {"adding": "reduction"}, {"two_streams": True}]

@@ -80,9 +80,10 @@ def test_halves_on_two_streams_can_be_captured(monkeypatch):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-def test_the_last_block_scales_in_every_call():
+@pytest.mark.parametrize("name", ["last_scales", "spare_warps"])
+def test_dq_is_scaled_in_every_call(name):
     """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
-    step, shape = dataclasses.replace(get_step("last_scales")), standard(2048, causal=True)
+    step, shape = dataclasses.replace(get_step(name)), standard(2048, causal=True)
     inputs = BACKWARD.inputs(shape, 0, "cuda")
     step.gradients(*inputs, causal=True)
     graph = torch.cuda.CUDAGraph()
@@ -99,7 +100,30 @@ def test_the_last_block_scales_in_every_call():
                 torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("step", [*CUTILE, get_step("two_streams"), get_step("last_scales")], ids=lambda s: s.name)
+def test_blocks_of_two_streams_do_not_wait_for_each_other():
+    """Each call waits for blocks of its own alone, of which those with lower numbers have begun."""
+    step = dataclasses.replace(get_step("spare_warps"))
+    shape = standard(1024, causal=True)
+    assert step.variant(shape).spare
+    given = [BACKWARD.inputs(shape, seed, "cuda") for seed in (0, 1)]
+    expected = [get_step("even_banks").gradients(*inputs, causal=True) for inputs in given]
+    streams = [torch.cuda.Stream() for _ in given]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        made = []
+        for stream, inputs in zip(streams, given, strict=True):
+            with torch.cuda.stream(stream):
+                made.append(step.gradients(*inputs, causal=True))
+        torch.cuda.synchronize()
+        for its, wanted in zip(made, expected, strict=True):
+            for mine, right in zip(its, wanted, strict=True):
+                torch.testing.assert_close(mine, right, rtol=1e-2, atol=1e-3)
+
+
+ON_STREAMS = [*CUTILE, *(get_step(name) for name in ("two_streams", "last_scales", "spare_warps", "adder"))]
+
+
+@pytest.mark.parametrize("step", ON_STREAMS, ids=lambda s: s.name)
 def test_a_step_runs_on_the_current_stream(step, monkeypatch):
     monkeypatch.setattr(halves, "LEAST", 1)
     step = dataclasses.replace(step)  # without launches that were made ready before
