@@ -1,5 +1,7 @@
 """Which rows of another head a block's spare warps have, by the turns that the block takes: step spare_warps."""
 
+from itertools import pairwise
+
 from tutorial_lib.exercises import Plain, Wrong
 
 
@@ -19,7 +21,7 @@ def _wrong(shares: list, turns: list[int], rows: int) -> str | None:
         if not (isinstance(share, tuple) and len(share) == 2 and all(isinstance(row, int) for row in share)):
             return f"`own_rows` must return two whole numbers, (first, end), and yours gives {share!r} for block {j}."
     told = ", ".join(f"block {j}: {first} to {end}" for j, (first, end) in enumerate(shares))
-    for j, ((_, end), (first, _)) in enumerate(zip(shares, shares[1:])):
+    for j, ((_, end), (first, _)) in enumerate(pairwise(shares)):
         if first > end:
             return f"{where}: nobody has the rows from {end} to {first}, between blocks {j} and {j + 1} ({told})."
         if first < end:
@@ -72,7 +74,7 @@ def own_rows(j, turns, rows):
         ),
         Wrong("the last block forgotten", "must begin at row 0", old="sum(turns)\n", new="sum(turns) + 1\n"),
     ),
-    debrief="Both ends come from one formula, and the end of a share is the beginning of the next one. So rounding loses "
-    "no row, and gives none to two blocks. Step spare_warps computes it so, with the number of turns before a block as a "
-    "formula in place of a sum.",
+    debrief="Both ends come from one formula, and the end of a share is the beginning of the next one. So rounding "
+    "loses no row, and gives none to two blocks. Step spare_warps computes it so, with the number of turns before a "
+    "block as a formula in place of a sum.",
 )
