@@ -99,7 +99,7 @@ def fastest(rival: str = "flash_attn_4") -> Page:
         able, other = run.by_speed(), run.measurement(rival)
         if able and other and other.tflops:
             best = earliest_within_noise(run, able)
-            ahead = f"{best.speedup_vs_baseline.median:.2f}×, {run.speedup(best, other).median:.2f}×"
+            ahead = f"{tables.factor(best.speedup_vs_baseline)}, {tables.factor(run.speedup(best, other))}"
             cells.append((run, f"{_with_chapter(best)}: {tables.tflops(best)} ({ahead})"))
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
 
@@ -124,6 +124,28 @@ def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -> 
         rows.append([name, grid.about, f"{len(found)} of {len(grid.problems)}", *cells])
     headers = ["grid", "what it holds", "recorded", "best steps", *(f"vs {rival}" for rival in rivals)]
     return Page(table(headers, rows))
+
+
+def behind(rival: str) -> Page:
+    """The problems of all grids on which a peer is faster than the best step, by the rule of this course.
+
+    Beside how many times as fast the step is: how many times fewer cycles it takes, times how much of the clock.
+    """
+    rows, compared = [], 0
+    for name, grid in GRIDS.items():
+        for run in recorded_grid(name) if grid.direction != "backward" else ():
+            best = earliest_within_noise(run, run.by_speed()) if run.by_speed() else None
+            other = run.measurement(rival)
+            if not best or not other or not (speedup := run.speedup(best, other)):
+                continue
+            compared += 1
+            if speedup.verdict == "slower":
+                split = run.split(best, other)
+                cycles = f"{split[0]:.2f} × {split[1]:.2f}" if split else tables.NOTHING
+                rows.append([name, run.the_problem().describe(), _with_chapter(best), tables.ratio(speedup), cycles])
+    told = f"On {len(rows)} of {compared} recorded problems that {rival} takes it is faster than the best step."
+    headers = ["grid", "problem", "best step", f"vs {rival} (p10–p90)", "of it cycles × clock"]
+    return Page(told, table(headers, rows) if rows else "")
 
 
 def _mean_and_lowest(factors: list[float]) -> str:
@@ -327,8 +349,8 @@ def cycles(problem: Problem = HEADLINE) -> Page:
 
 def going_on(problem: Problem = HEADLINE) -> Page:
     """What a load that goes on without rest shows, as recorded."""
-    run = clocked(problem)
-    if run is None or not run.sustained:
+    run = next((run for run in recorded_runs(RESULTS) if run.the_problem() == problem and run.sustained), None)
+    if run is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
     headers = [header for header, _ in tables.SUSTAINED]
     told = f"Recorded: {tables.provenance(run)}."

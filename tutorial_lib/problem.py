@@ -242,7 +242,10 @@ class Problem:
 
     @property
     def family(self) -> str:
-        """A name for this problem without its sequence lengths, such as ``b4_h32_d128_fp16_causal``."""
+        """A name for this problem without its sequence lengths, such as ``b4_h32_d128_fp16_causal``.
+
+        Batches of packed sequences are each a family of their own.
+        """
         return "_".join(self._name_parts(lengths=False))
 
     @property
@@ -278,9 +281,8 @@ class Problem:
             if self.seq_len_kv != self.seq_len_q:
                 parts.append(f"skv{self.seq_len_kv}")
         if self.lengths is not None:
-            parts.append(f"packed{len(self.lengths)}")
-            if lengths:  # which they are, in as few letters as a name has room for
-                parts[-1] += f"-{zlib.crc32(repr(self.pairs_of_lengths).encode()):08x}"
+            which = zlib.crc32(repr(self.pairs_of_lengths).encode())  # in as few letters as a name has room for
+            parts.append(f"packed{len(self.lengths)}-{which:08x}")
         if self.page_size is not None:
             parts.append(f"pages{self.page_size}")
         parts += [f"d{self.head_dim}", SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]

@@ -66,6 +66,12 @@ def compact_vs_previous(m: Measurement) -> str:
     return NOTHING if m.speedup_vs_previous is None else f"{m.speedup_vs_previous.median:.2f}× {m.verdict}"
 
 
+def least_rate(run: Run, m: Measurement) -> str:
+    """TB/s, where nothing is read or written but inputs and outputs, and those once."""
+    least = PASSES[run.direction].least_bytes(run.the_problem())
+    return NOTHING if m.latency_ms is None else f"{least / m.latency_ms.median / 1e9:.2f}"
+
+
 def error(m: Measurement) -> str:
     if m.max_error is None:
         return NOTHING
@@ -227,7 +233,8 @@ def training_rows(record: Training) -> list[list[str]]:
 
 
 WAYS = {"rested": "after a rest", "sustained": "going on", "graph": "do_bench_cudagraph"}  # of timing
-OPINION_HEADERS = ("problem", "step", *(f"{way}, ms" for way in WAYS.values()), "that over the first")
+OPINION_HEADERS = ("problem", "step", *(f"{way}, ms" for way in WAYS.values()))
+OPINION_HEADERS += ("that over the first", "over the second")
 
 
 def about_opinion(record: Opinion) -> str:
@@ -236,14 +243,14 @@ def about_opinion(record: Opinion) -> str:
 
 
 def opinion_rows(record: Opinion) -> list[list[str]]:
-    """A row for each problem and step; the last cell is the other way's time over ours after a rest, round by round."""
+    """A row for each problem and step; the last cells are the other way's time over both of ours, round by round."""
     rows = []
     for one in record.timed:
         for name in one.rounds[0]:
             times = {way: [of_round[name][way] for of_round in one.rounds] for way in WAYS}
             told = [f"{(s := timing.spread(times[way])).median:.3g} ({s.low:.3g}–{s.high:.3g})" for way in WAYS]
-            over = timing.speedup(times["graph"], times["rested"])
-            rows.append([Problem(**one.problem).describe(), name, *told, f"{over.median:.2f}"])
+            over = [f"{timing.speedup(times['graph'], times[way]).median:.2f}" for way in ("rested", "sustained")]
+            rows.append([Problem(**one.problem).describe(), name, *told, *over])
     return rows
 
 
@@ -511,7 +518,15 @@ def _table_of(rows: list[tuple[Problem, dict[Lengths, str]]]) -> str:
 
 def _shape(problem: Problem) -> list[str]:
     counts = problem.batch, problem.heads, problem.kv_heads, problem.head_dim
-    return [*map(str, counts), SHORT_DTYPES[problem.dtype], problem.mask]
+    packed = f", packed: {packed_lengths(problem)}" if problem.lengths else ""
+    return [*map(str, counts), SHORT_DTYPES[problem.dtype], f"{problem.mask}{packed}"]
+
+
+def packed_lengths(problem: Problem) -> str:
+    """How many sequences are packed, and of which lengths, such as ``16 of 44 to 8,192``."""
+    shortest, longest = min(problem.lengths), max(problem.lengths)
+    told = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    return f"{len(problem.lengths)} of {told}"
 
 
 def subject(run: Run) -> str:

@@ -122,6 +122,7 @@ def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
         + apart(problem.window or 1, recorded.window or 1),
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
         (problem.batch, problem.heads) != (recorded.batch, recorded.heads),  # as many in all, in other batches
+        problem != recorded,  # such as sequences of other lengths, as many and with as many tokens
         not _has_every_kind(run),
     )
 

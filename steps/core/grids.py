@@ -128,6 +128,11 @@ def _packed() -> tuple[Problem, ...]:
     )
 
 
+def _capped() -> tuple[Problem, ...]:
+    shapes = [standard(4096, head_dim, causal) for head_dim, causal in ((64, True), (128, True), (128, False))]
+    return tuple(replace(shape, softcap=50.0) for shape in shapes)
+
+
 def _few_queries() -> tuple[Problem, ...]:
     common = {"batch": 16, "heads": 64, "seq_len_kv": 8192, "head_dim": 128, "dtype": "bfloat16"}
     each = product((1, 4, 16, 64, 128, 256), (8, 1))
@@ -148,6 +153,7 @@ GRIDS = {
     "paged": Grid("the same with keys and values in pages of 64, and some in pages of 16 and 256", _paged(), "paged"),
     "windows": Grid("sliding windows of 256 to 4096", _windows()),
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
+    "capped": Grid("a soft cap of 50 on the scores", _capped()),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
     "between": Grid("head_dim 80, 96, 160 and 192, between those of tiles", _between()),
 }

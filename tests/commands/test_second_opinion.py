@@ -38,7 +38,7 @@ def test_it_is_recorded_and_shown(faked, tmp_path, capsys, monkeypatch):
     [record] = recorded_opinions(tmp_path)
     assert [len(one.rounds) for one in record.timed] == [2, 2, 2]
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 (2–2) 2.5 (2.5–2.5) 3 (3–3) 1.50" in said and "Written: " in said
+    assert "2 (2–2) 2.5 (2.5–2.5) 3 (3–3) 1.50 1.20" in said and "Written: " in said
     monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
     assert second_opinion.main(["--output-dir", str(tmp_path)]) == 0
     assert "There is no GPU here. Recorded:" in capsys.readouterr().out

@@ -115,6 +115,25 @@ def test_of_problems_with_as_many_heads_in_all_a_problem_has_its_own_record():
                 assert best(dataclasses.replace(problem, scale=scale), "sm_90", runs).record is mine
 
 
+def test_packed_sequences_are_answered_by_the_record_of_their_own_lengths():
+    """Others may be as many and have as many tokens; of lengths that nobody recorded any of these answers."""
+    run = recorded(H100.slug)
+    common = {"heads": 32, "head_dim": 128, "causal": True}
+    ragged, even, other = (
+        Problem.packed(each, **common) for each in ((700, 300, 500), (500, 500, 500), (600, 600, 300))
+    )
+    packed = run.measurement("at_maxima").model_copy(update={"name": "hopper_varlen"})
+    for dates in (("2026-01-01", "2026-01-02"), ("2026-01-02", "2026-01-01")):
+        runs = [
+            run.model_copy(update={"problem": problem.as_dict(), "date": date, "steps": [packed]})
+            for problem, date in zip((ragged, even), dates)
+        ]
+        for problem, mine in zip((ragged, even), runs):
+            choice = best(problem, "sm_90", runs)
+            assert choice.record is mine and "nearest" not in choice.why
+        assert "nearest" in best(other, "sm_90", runs).why
+
+
 def test_a_step_that_cannot_take_it_is_passed_over():
     wide = dataclasses.replace(H100, head_dim=512)
     assert best(wide, "sm_90", RECORDED).step.name == "fine_grained"
