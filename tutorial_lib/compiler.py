@@ -86,6 +86,7 @@ class Compiled:
     ptx: str | None = field(default=None, repr=False)  # tileiras makes none
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
     other_kernels: tuple[str, ...] = ()  # fingerprints of those that the step launches, too
+    lists: str | None = None  # a fingerprint of what blocks read of their order, where that sets a step apart
     blocks: int | None = None  # that a launch has, for the problem
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
@@ -219,7 +220,7 @@ class Compiled:
 
     @cached_property
     def code(self) -> str | None:
-        """A fingerprint of the instructions, of all kernels of a step: with the same one they are the same code."""
+        """A fingerprint of the instructions of all kernels of a step, and of its lists: equal where steps are equal."""
         if self.assembly:
             own = [i.text for i in self._instructions]
         elif self.sass:
@@ -227,7 +228,8 @@ class Compiled:
         else:
             return None
         texts = [*own, *self.other_kernels]
-        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+        code = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+        return with_lists(code, self.lists) if self.lists else code
 
     def same_code(self, other: Compiled) -> bool:
         """Whether both are the same instructions."""
@@ -311,6 +313,11 @@ def _kept(identity: bytes, make) -> Compiled:
     compiled = make()
     keep(identity, asdict(compiled))
     return compiled
+
+
+def with_lists(code: str, lists: str) -> str:
+    """The fingerprint of code whose blocks read lists of their own."""
+    return hashlib.sha256(f"{code} {lists}".encode()).hexdigest()[:16]
 
 
 def from_fields(fields: dict) -> Compiled:

@@ -10,6 +10,7 @@ they take them one after the other from a counter.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from dataclasses import dataclass
@@ -81,6 +82,20 @@ class Order:
         gpu = REFERENCE_GPUS.get(arch)
         blocks = min(number, gpu.multiprocessors if gpu else number)
         return number, blocks + 1, blocks
+
+    def lists(self, problem: Problem, tile: Tile, arch: str, together: int = 1) -> str | None:
+        """A fingerprint of the lists on the reference GPU of ``arch``, where ``even_end`` makes them others; else None.
+
+        Two steps with the same machine code are not the same where their blocks read other lists.
+        """
+        gpu = REFERENCE_GPUS.get(arch)
+        if not (self.even_end and gpu):
+            return None
+        evenly, before = (
+            deal(problem, tile, max(1, gpu.multiprocessors // together), self.section_bytes, even_end)
+            for even_end in (True, False)
+        )
+        return None if evenly == before else hashlib.sha256(repr(evenly).encode()).hexdigest()[:16]
 
     def number(self, problem: Problem, tile: Tile, arch: str, a_processor: int = 1, together: int = 1) -> int:
         """How many blocks are launched on the reference GPU of ``arch``; see ``blocks``."""

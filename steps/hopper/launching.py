@@ -128,11 +128,11 @@ class TmaStep(FusedStep):
         self.refuse(problem, arch)
         variant = self.variant(problem)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
-        order = [compiler.Placeholder((1,), "int32")] * 2
-        begins = () if problem.lengths is None else (*order, len(problem.lengths))
+        lists = [compiler.Placeholder((1,), "int32")] * 2
+        begins = () if problem.lengths is None else (*lists, len(problem.lengths))
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, v, o, problem, problem.effective_scale, order, variant), *constants, *begins),
+            (*arguments(q, k, v, o, problem, problem.effective_scale, lists, variant), *constants, *begins),
             variant.warps,
             arch,
             variant.tile.scores // (variant.ctas * variant.neighbours),
@@ -140,10 +140,11 @@ class TmaStep(FusedStep):
             ctas=variant.ctas,
             neighbours=variant.neighbours,
         )
-        together = variant.ctas * variant.neighbours
+        together, order = variant.ctas * variant.neighbours, self.order_for(problem)
         return replace(
             compiled,
-            blocks=together * self.order_for(problem).number(problem, variant.tile, arch, together=variant.neighbours),
+            lists=order.lists(problem, variant.tile, arch, together=variant.neighbours),
+            blocks=together * order.number(problem, variant.tile, arch, together=variant.neighbours),
             kv_tiles=together * tiles_visited(problem, variant.tile),
             compute_groups=variant.parts,
             shared_clocks=self.shared_clocks(problem),

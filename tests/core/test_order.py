@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from steps import get_step
 from steps.core import order
 from steps.core.fused import tiles_visited
 from steps.core.tiles import Tile
@@ -191,3 +192,14 @@ def test_what_blocks_take_is_all_tiles_with_the_longest_of_a_section_first(probl
 def test_an_order_is_one_of_its_kinds(ways):
     with pytest.raises(ValueError, match="an order is counted, or in one loop, or taken"):
         order.Order(**{"persistent": True, "section_bytes": None, **ways})
+
+
+def test_lists_that_end_evenly_set_a_step_apart_where_they_differ():
+    """With the machine code of the step before: what runs is not the same, and it is not called so."""
+    now, before = get_step("even_end"), get_step("pieces")
+    for seq_len, same in ((4096, False), (16384, True)):
+        shape = Problem(
+            batch=32768 // seq_len, heads=8, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=256, causal=True
+        )
+        mine, other = now.compile(shape), before.compile(shape)
+        assert mine.sass == other.sass and mine.same_code(other) is same
