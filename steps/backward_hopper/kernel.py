@@ -25,7 +25,7 @@ from steps.backward_hopper.spare import Spare, prepare_ahead, scale_behind
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
     Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
-    Turns=None, AllSums=None, DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None,
+    Turns=None, AllSums=None, DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None, rates=None,
 ):  # fmt: skip
     STAGES: gl.constexpr = variant.stages
     ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
@@ -85,7 +85,7 @@ def fmha_backward(
     if variant.last_scales:  # of no use are turns then, and their place has what the last block needs
         Turns = Ending(Turns, AllSums, DQ, seq_len_q)
     elif variant.spare:  # or what the spare warps need
-        Turns = Spare(Turns, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, seq_len_q, padded)
+        Turns = Spare(Turns, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
     if variant.parts == 1:
         gl.warp_specialize(
             [

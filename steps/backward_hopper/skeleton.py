@@ -14,6 +14,7 @@ from steps.backward_hopper.variant import BY_TMA, WARPS, Adding, Variant, heads_
 from steps.core.fused import FusedStep, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
+from steps.core.order import tiles_a_head
 from steps.core.step import DEFAULT_ARCH
 from steps.gluon.tensors import contiguous_copy
 from steps.hopper.launching import describable
@@ -96,12 +97,12 @@ class HopperGradients(GradientStep, FusedStep):
         return self.in_turn
 
     def scratch_bytes(self, problem: Problem) -> int:
-        """Two numbers for each query, dQ in float32 where it is added up, and whose turn it is at each of its tiles."""
+        """Two numbers for each query, dQ in float32 where it is added up, and what blocks count for each other."""
         rows = problem.batch * problem.heads * self.padded(problem)
-        return 4 * (rows * (2 + problem.head_dim) + self.counts(problem))
+        return 4 * (rows * (2 + problem.head_dim) + self.number_of_counts(problem))
 
-    def counts(self, problem: Problem) -> int:
-        """How many numbers the kernels keep of each other's blocks: for parts and tiles of queries, or kv heads."""
+    def number_of_counts(self, problem: Problem) -> int:
+        """Numbers in global memory that blocks count up: of each part's tiles of queries, or two of each kv head."""
         variant = self.variant(problem)
         if variant.spare:
             return 2 * problem.batch * problem.kv_heads
@@ -140,7 +141,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def entry(self, problem: Problem, arch: str):
         variant = self.variant(problem)
-        missing = () if variant.spare else ("AllNumbers", "Out", "AllDO", "LSE", "strides")
+        missing = () if variant.spare else ("AllNumbers", "Out", "AllDO", "LSE", "strides", "rates")
         missing = missing if variant.last_scales or variant.spare else ("AllSums", "DQ", *missing)
         missing = missing if variant.counts else ("Turns", *missing)
         return fmha_backward, {"variant": variant, **dict.fromkeys(missing)}
@@ -196,7 +197,7 @@ class HopperGradients(GradientStep, FusedStep):
 
         q, k, v, o, lse, do, dq, dk, dv = tensors
         device, variant, padded = q.device, self.variant(problem), self.padded(problem)
-        counts, lines = self.counts(problem), problem.batch * problem.heads
+        counts, lines = self.number_of_counts(problem), problem.batch * problem.heads
         tiles = padded // variant.tile.query
 
         def scratch():
@@ -209,8 +210,8 @@ class HopperGradients(GradientStep, FusedStep):
         numbers, sums, counted = scratch()
         rows, first_line = (tiles, problem.heads, problem.batch), 0
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
-            of_kernels = heads_ahead(variant, own_blocks(problem, variant)[0]) * problem.group_size
-            rows, first_line = (tiles, of_kernels, 1), lines - of_kernels
+            ahead = heads_ahead(variant, own_blocks(problem, variant)[0])
+            rows, first_line = (tiles, problem.group_size, ahead), lines - ahead * problem.group_size
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, variant)
@@ -225,7 +226,7 @@ class HopperGradients(GradientStep, FusedStep):
             return (*counted, sums, dq) if variant.last_scales else counted
 
         more = beyond(o, lse, do, dq, numbers, sums, counted)
-        kept = ((*strides, dq.stride()[:3]),) if variant.spare else ()
+        kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
         multiplying = _launcher(kernel, blocks, passed, more, variant.warps, device, 8, kept)
         passed = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant)
         scaling = None if variant.last_scales else _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
@@ -259,7 +260,7 @@ class HopperGradients(GradientStep, FusedStep):
         if variant.spare:
             lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")
             strides = (q.stride()[:3], q.stride()[:3], lse.stride(), q.stride()[:3])
-            more = (*more, sums, q, numbers, q, q, lse, strides)
+            more = (*more, sums, q, numbers, q, q, lse, strides, rates(problem, variant))
         compiled = compiler.compile_gluon(
             kernel,
             (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *more),
@@ -271,6 +272,13 @@ class HopperGradients(GradientStep, FusedStep):
         blocks = math.prod(own_blocks(problem, variant))
         again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
         return replace(compiled, blocks=blocks, kv_tiles=tiles_visited(problem, variant.tile), other_kernels=again)
+
+
+def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
+    """Pieces of rows that spare warps prepare, and scale, in a turn, times 2^16, such that all are done in a head's."""
+    rows = problem.group_size * tiles_a_head(problem, variant.tile) * variant.tile.query
+    turns = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
+    return tuple(-(-(rows // of_piece << 16) // turns) for of_piece in (variant.rows_prepared, variant.rows_scaled))
 
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:

@@ -30,7 +30,7 @@ from steps.gluon import names  # noqa: F401
 class Spare(NamedTuple):
     """Pointers to what the small kernels read and write, with the strides of o, dO, the log-sum-exp and dQ.
 
-    counts: the two numbers of every kv head.
+    counts: the two numbers of every kv head. rates: pieces to prepare and to scale in a turn, times 2^16.
     """
 
     counts: object
@@ -41,6 +41,7 @@ class Spare(NamedTuple):
     sums: object
     d_query: object
     strides: object
+    rates: object
     seq_len_q: object
     padded: object
 
@@ -70,14 +71,17 @@ def turns_before(j, tiles, variant: gl.constexpr):
 
 
 @gluon.jit
-def own_share(pieces, work, variant: gl.constexpr):
-    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes."""
+def own_share(pieces, rate, work, variant: gl.constexpr):
+    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes.
+
+    The host has divided the pieces by the turns, rounded up: a division of 64 bits here would cost the warps that
+    multiply so many registers that they spill.
+    """
     tiles = work.first + work.a_head
     j = work.key_row // variant.tile.key
-    every = turns_before(gl.num_programs(0), tiles, variant)
-    first = pieces * turns_before(j, tiles, variant) // every
-    end = pieces * turns_before(j + 1, tiles, variant) // every
-    return first.to(gl.int32), end.to(gl.int32)
+    first = turns_before(j, tiles, variant) * rate >> 16
+    end = turns_before(j + 1, tiles, variant) * rate >> 16
+    return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
 
 
 @gluon.jit
@@ -99,7 +103,8 @@ def prepare_ahead(spare, work, variant: gl.constexpr):
     line = own_line(work) + lines_ahead(variant)
     lines = gl.num_programs(1) * gl.num_programs(2)
     if line < lines:
-        first, end = own_share(variant.group_size * (spare.padded // ROWS), work, variant)
+        pieces = variant.group_size * (spare.padded // ROWS)
+        first, end = own_share(pieces, spare.rates[0], work, variant)
         for n in range(first, end):
             head, batch, row = row_of_piece(n, ROWS, line, spare.padded, work, variant)
             prepare_rows(
@@ -136,10 +141,12 @@ def scale_behind(spare, work, scale, variant: gl.constexpr):
     ROWS: gl.constexpr = variant.rows_scaled
     line = own_line(work) - lines_ahead(variant)
     if line >= 0:
-        first, end = own_share(variant.group_size * (spare.padded // ROWS), work, variant)
-        added = spare.counts + gl.num_programs(1) * gl.num_programs(2) + line
-        parts = gl.num_programs(0) * variant.parts
-        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
+        pieces = variant.group_size * (spare.padded // ROWS)
+        first, end = own_share(pieces, spare.rates[1], work, variant)
+        if first < end:
+            added = spare.counts + gl.num_programs(1) * gl.num_programs(2) + line
+            parts = gl.num_programs(0) * variant.parts
+            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
         for n in range(first, end):
             head, batch, row = row_of_piece(n, ROWS, line, spare.padded, work, variant)
             scale_rows(spare, row, head, batch, work, scale, variant)

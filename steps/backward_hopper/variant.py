@@ -77,7 +77,7 @@ class Variant:
 
     @property
     def counts(self) -> bool:
-        """Whether global memory holds numbers of blocks that have added to dQ."""
+        """Whether blocks count in global memory how far they are, and others wait for that."""
         return self.in_turn or self.last_scales or self.spare
 
     @property
@@ -263,9 +263,10 @@ def make_variant(
         last_scales=last_scales and problem.group_size == 1,
         adder=adder and adding in BY_TMA,
     )
-    ahead = replace(made, ahead=SECTION)
-    keys = -(-problem.seq_len_kv // tile.key)
-    return ahead if spare_warps and problem.batch * problem.kv_heads > heads_ahead(ahead, keys) else made
+    with_spare = replace(made, ahead=SECTION)
+    blocks = -(-problem.seq_len_kv // tile.key)
+    enough = problem.batch * problem.kv_heads > heads_ahead(with_spare, blocks)
+    return with_spare if spare_warps and enough else made
 
 
 def heads_ahead(variant: Variant, tiles: int) -> int:

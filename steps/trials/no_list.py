@@ -55,7 +55,6 @@ TRIAL = NoList(
         short(8, 256),
         short(32, 256),
         short(32, 384),
-        short(32, 384, causal=True),
         short(8, 512),
     ),
 )

@@ -91,9 +91,9 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, monkeypat
     BACKWARD.call(step, shape, inputs, BACKWARD.poisoned(inputs))
     variant = step.variant(shape)
     tiles = -(-shape.seq_len_q // variant.tile.query)
-    lines = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key)) * shape.group_size
-    assert lines < shape.batch * shape.heads
-    assert launched["prepare"] == launched["scaled"] == (tiles, lines, 1)
+    ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
+    assert ahead < shape.batch * shape.kv_heads
+    assert launched["prepare"] == launched["scaled"] == (tiles, shape.group_size, ahead)
 
 
 def test_with_few_heads_the_kernel_is_that_of_the_step_before():
@@ -116,6 +116,10 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
     assert compiled.ptx.count(f"setmaxnreg.dec.sync.aligned.u32 \t{of_others[0]};") == 3
     assert compiled.ptx.count("fence.proxy.async.global") == 2  # the producer awaits its rows, and one warp all sums
     assert get_step("even_banks").compile(shape).ptx.count("fence.proxy.async.global") == 0
+    *before, _ = compiled.ptx.split("atom.global.gpu.release.add.u32")
+    assert len(before) == 3  # the warps that prepare count, and both warp groups, when all their threads are done
+    for text in before:
+        assert text.rindex("bar.sync") > max(text.rfind("st.global"), text.rfind("cp.async.bulk.wait_group 0"))
 
 
 UNFIT = [

@@ -10,6 +10,7 @@ from steps.backward_hopper import halves
 from steps.core.problems import standard
 from tests.backward.test_gradients import CUTILE, accuracy_of
 from tests.backward.test_hopper import cut_calls
+from tests.backward.test_spare import SHAPES as SPARE
 from tests.shapes import SHAPES, problem
 from tutorial_lib.passes import BACKWARD
 
@@ -100,8 +101,27 @@ def test_dq_is_scaled_in_every_call(name):
                 torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-def test_blocks_of_two_streams_do_not_wait_for_each_other():
-    """Each call waits for blocks of its own alone, of which those with lower numbers have begun."""
+OF_SPARE = [
+    *SPARE,
+    problem(batch=4, heads=16, kv_heads=4, seq_len_q=1000, seq_len_kv=1500, head_dim=128, dtype="bfloat16"),
+    problem(batch=2, heads=40, seq_len_q=777, seq_len_kv=777, head_dim=64),
+    problem(batch=2, heads=24, seq_len_q=900, seq_len_kv=500, head_dim=256, causal=False),
+]
+
+
+@pytest.mark.parametrize("shape", OF_SPARE, ids=lambda p: p.slug)
+def test_spare_warps_are_right_in_short_sections(shape, monkeypatch):
+    """Short sections have most heads prepared and scaled by spare warps, and leave little time for it."""
+    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 4)
+    step = dataclasses.replace(get_step("spare_warps"))
+    assert step.variant(shape).spare
+    for _ in range(3):
+        accuracy = accuracy_of(step, shape, "cuda")
+        assert accuracy.correct, accuracy.explain()
+
+
+def test_calls_in_two_streams_do_not_wait_for_each_other():
+    """Each waits for blocks of its own alone, of which those with lower numbers have begun. Their ends overlap."""
     step = dataclasses.replace(get_step("spare_warps"))
     shape = standard(1024, causal=True)
     assert step.variant(shape).spare
