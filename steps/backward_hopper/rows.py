@@ -22,28 +22,28 @@ def prepare_rows(
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     there = row < seq_len_q
-    far = row.to(gl.int64)
+    far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
     line = batch.to(gl.int64) * heads + head
 
     NONE: gl.constexpr = float("-inf")
     lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
-    lse = gl.load(lse_rows + far * lse_strides[2], mask=there, other=NONE)
+    lse = gl.load(lse_rows + far * lse_strides[2])
 
     # --- D ---
     o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
     do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]), mask=there[:, None], other=0.0)
-    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]), mask=there[:, None], other=0.0)
+    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]))
+    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]))
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
-    gl.store(Numbers + (batches * heads + line) * padded + row, row_sum)
+    gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
 
     # --- log-sum-exp ---
     INVERSE_LN2: gl.constexpr = 1.4426950408889634
-    gl.store(Numbers + line * padded + row, gl.where(lse > NONE, lse * INVERSE_LN2, float("inf")))
+    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
 
     # --- zeros ---
     none = gl.full([ROWS, D], 0.0, gl.float32, LAYOUT)
-    gl.store(Sums + line * padded * D + (far[:, None] * D + column[None, :]), none)
+    gl.store(Sums + line * padded * D + (row.to(gl.int64)[:, None] * D + column[None, :]), none)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts"])

@@ -8,7 +8,7 @@ The large kernel has three warps that do nothing. Registers are given to whole w
 producer is one warp. Here two of the others prepare rows of heads whose blocks begin later, and the third scales dQ of
 heads whose blocks have ended. The tensor cores multiply meanwhile. Kernels of their own remain for the first heads and
 the last ones. Step two_streams could not do that: a block takes all registers of its SM, and no other block fits beside
-it. The warps that compute give 8 of their 240 registers, so that each thread of the producer's warp group has 40.
+it. A thread of the producer's warp group has 24 registers, which is enough to wait for five loads at a time.
 
 Blocks wait for each other by numbers in global memory, and only for blocks that have begun before them.
 

@@ -108,10 +108,7 @@ class Variant:
     @property
     def budgets(self) -> list[int]:
         """Registers of a thread of every part but the first, which gets what is left, and of the other warps."""
-        # Spare warps wait for fewer loads at a time with fewer registers. At head_dim 128 the others can spare some.
-        more = 16 if self.spare and self.head_dim == 128 else 0
-        others = [PRODUCER_REGISTERS + more] * (len(self.workers) - self.parts + 1)
-        return [REGISTERS - more // 2] * (self.parts - 1) + others
+        return [REGISTERS] * (self.parts - 1) + [PRODUCER_REGISTERS] * (len(self.workers) - self.parts + 1)
 
     @property
     def workers(self) -> list[int]:
@@ -198,16 +195,14 @@ class Variant:
     @cached_property
     def rows(self) -> gl.BlockedLayout:
         """A tile of queries in the small kernels [query, head_dim]: a lane has 8 columns."""
-        return self._rows_of(4)
+        lanes = self.head_dim // 8
+        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
     @cached_property
     def rows_of_two(self) -> gl.BlockedLayout:
-        """The same for the two spare warps that prepare."""
-        return self._rows_of(2)
-
-    def _rows_of(self, warps: int) -> gl.BlockedLayout:
-        lanes = self.head_dim // 8
-        return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
+        """Rows for the two spare warps that prepare: a lane has 16 columns, in one row, which takes few addresses."""
+        lanes = self.head_dim // 16
+        return gl.BlockedLayout([1, 16], [32 // lanes, lanes], [2, 1], [1, 0])
 
     @cached_property
     def rows_of_one(self) -> gl.BlockedLayout:
