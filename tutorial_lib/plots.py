@@ -249,8 +249,8 @@ def training(record: Training):
 def tflops_by_length(runs: Sequence[Run]):
     """TFLOPS over sequence length: a panel a part, with SDPA, the best peer and the steps that matter most.
 
-    The last step of a part, where its path leads, is drawn in colour, those before it in grey. Returns a matplotlib
-    Figure.
+    The last step of a part, where its path leads, is drawn in colour, those before it in grey. Of several GPUs, TFLOPS
+    are those of one of them, and one GPU alone is drawn, too. Returns a matplotlib Figure.
     """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
     pytorchs = PASSES[runs[0].direction].baseline
@@ -258,7 +258,8 @@ def tflops_by_length(runs: Sequence[Run]):
     found = {m.name: m for run in runs for m in run.steps if m.tflops}
     steps = {m.name: m for m in sorted(found.values(), key=lambda m: m.number) if _makes_a_line(m, runs)}
     baseline = [steps[pytorchs]] if pytorchs in steps else []
-    others = [*baseline, *peers[:PEERS_A_PANEL]]
+    together = any(m.gpus > 1 for m in found.values())
+    others = [*baseline, *peers[: PEERS_A_PANEL + together]]
     path = [m for m in steps.values() if m not in baseline and not _stands_aside(m, found)]
     panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]
     figure, grid = figure_with_axes(8.0, 3.1 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
@@ -274,7 +275,7 @@ def tflops_by_length(runs: Sequence[Run]):
             axes.plot(*zip(*points), marker=MARKERS[n % len(MARKERS)], markersize=5, label=m.label, **look)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set_ylabel("TFLOPS (median)")
+        axes.set_ylabel("TFLOPS a GPU (median)" if together else "TFLOPS (median)")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
         axes.set_title(members[0].part if members else None, loc="left", fontsize=9)
     grid[-1, 0].set_ylim(bottom=0)  # shared, and fixed from here on

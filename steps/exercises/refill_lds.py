@@ -1,6 +1,6 @@
 """Direct copies: when a place in LDS may be filled again, and what belongs to a group of copies. Step direct."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong, clean, source_of
@@ -11,6 +11,11 @@ from tutorial_lib.problem import Problem
 @dataclass(frozen=True, kw_only=True)
 class AndNoLonger(InKernel):
     """Waiting for more than the tile that is used next is wrong, too."""
+
+    def problems(self, chance):
+        """Without a mask, keys never fill all their tiles: the kernel then needs no length, and reads otherwise."""
+        found = super().problems(chance)
+        return [p if p.causal or p.seq_len_kv % 64 else replace(p, seq_len_kv=p.seq_len_kv - 1) for p in found]
 
     def judge(self, function, chance):
         if wrong := super().judge(function, chance):

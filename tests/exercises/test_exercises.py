@@ -1,6 +1,7 @@
 """The exercises: every solution passes, and every wrong answer fails with the message that it should."""
 
 import ast
+import random
 import re
 
 import pytest
@@ -51,6 +52,17 @@ def test_where_the_first_wrong_query_is_tells_what_the_mask_forgets(first, says,
     monkeypatch.setattr(InKernel, "judge", lambda self, function, chance: found)
     told = get_exercise("masked_scores").judge(None, None)
     assert told.startswith(found) and says in told and (says or told == found)
+
+
+@pytest.mark.parametrize("length", [192, 256, 320])
+def test_direct_copies_find_their_place_at_every_length(length, monkeypatch):
+    """With keys that fill all tiles and no mask the kernel reads otherwise."""
+    chance, filled = random.Random(0), get_exercise("refill_lds")
+    monkeypatch.setattr(chance, "randint", lambda least, largest: length)
+    problems = filled.problems(chance)
+    assert {p.causal for p in problems} == {True, False}
+    for problem in problems:
+        assert "refill(" in filled.kernel(problem, clean(filled.solution)).text
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)

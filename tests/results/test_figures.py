@@ -114,6 +114,16 @@ def test_over_the_length_gradients_stand_beside_pytorchs_and_the_fastest_peer():
         assert [line.get_label() for line in axes.lines][:2] == ["40 sdpa_gradients", "flash_attn_4"]
 
 
+def test_over_the_length_several_gpus_stand_beside_one_and_pytorchs():
+    recorded = [run for run in recorded_runs(RESULTS, several=True) if run.the_problem().kv_heads == 8]
+    runs = [run for run in recorded if run.machine["slug"] == "nvidia-h200-x2"]
+    assert len(runs) > 1
+    for axes in plots.tflops_by_length(runs).axes:
+        labels = [line.get_label() for line in axes.lines]
+        assert labels[:2] == ["one_gpu", "context_parallel_allgather"] and labels[-1] == "150 copy_engines"
+        assert axes.get_ylabel() == "TFLOPS a GPU (median)"
+
+
 def test_over_the_length_a_step_of_a_single_record_makes_no_line_and_the_last_number_stands_last():
     runs = [run for run in RECORDED if run.machine["slug"] == "nvidia-h200" and run.the_problem().causal]
     assert len({len(run.steps) for run in runs}) > 1
