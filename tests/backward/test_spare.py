@@ -7,15 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from steps import get_step
-from steps.backward_hopper import skeleton
+from steps.backward_hopper import skeleton, spare
+from steps.backward_hopper.pipeline import Work
 from steps.backward_hopper.variant import heads_ahead
 from steps.core.problems import standard
 from tests.shapes import problem
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator import hopper, language
-from tutorial_lib.simulator.run import watched
+from tutorial_lib.simulator.run import launch, watched
 
 # With a section of four blocks: kv heads enough that most are prepared and scaled by spare warps.
 SHAPES = [
@@ -94,6 +97,33 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, monkeypat
     ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
     assert ahead < shape.batch * shape.kv_heads
     assert launched["prepare"] == launched["scaled"] == (tiles, shape.group_size, ahead)
+
+
+@gluon.jit
+def shares(out, pieces, rate, tiles, variant: gl.constexpr):
+    """The share of each block of a head, of which block j begins with the first tile of queries that sees its keys."""
+    j = gl.program_id(0)
+    first = gl.minimum(tiles, j * variant.tile.key // variant.tile.query) if variant.causal else 0
+    work = Work(j * variant.tile.key, None, None, None, None, None, first, tiles - first, None)
+    begin, end = spare.own_share(pieces, rate, work, variant)
+    gl.store(out + 2 * j, begin)
+    gl.store(out + 2 * j + 1, end)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_shares_leave_nothing_and_overlap_nowhere_in_a_long_sequence(head_dim, causal):
+    """There the rate, which is rounded up, would come to more pieces than there are."""
+    shape = replace(standard(65536, head_dim=head_dim, causal=causal), seq_len_kv=65000)
+    step = get_step("spare_warps")
+    variant = step.variant(shape)
+    rows, tiles = step.padded(shape), step.padded(shape) // variant.tile.query
+    blocks, _, _ = skeleton.own_blocks(shape, variant)
+    pieces = rows // variant.rows_prepared
+    out = torch.full((2 * blocks,), -1, dtype=torch.int32)
+    launch(shares, (blocks,), (out, pieces, skeleton.rates(shape, variant)[0], tiles, variant), 1)
+    begins, ends = out.view(-1, 2).unbind(1)
+    assert begins[0] == 0 and ends[-1] == pieces and begins[1:].equal(ends[:-1]) and (begins <= ends).all()
 
 
 def test_with_few_heads_the_kernel_is_that_of_the_step_before():
