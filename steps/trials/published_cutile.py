@@ -8,7 +8,6 @@ piece are a polynomial. The compiler makes the multiply-adds and the additions t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 
 import cuda.tile as ct
@@ -36,30 +35,38 @@ def exp2_by_polynomial(x):
     return ct.bitcast(bits, ct.float32)
 
 
-@cache
-def softmax_in_pieces(pieces: int):
+def softmax_in_pieces(scores, row_max, scale, pieces):
     """As that of step halves, in so many pieces of the keys, of which the last is computed by a polynomial."""
+    scale = scale * INVERSE_LN2
+    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
+    size = (scores.shape[0], scores.shape[1] // pieces)
+    weights = ()
+    for n in ct.static_iter(range(pieces - 1)):
+        weights = (*weights, ct.exp2(ct.extract(scores, (0, n), size) * scale - new_max, flush_to_zero=True))
+    last = exp2_by_polynomial(ct.extract(scores, (0, pieces - 1), size) * scale - new_max)
+    return (*weights, last), ct.exp2(row_max - new_max, flush_to_zero=True), new_max
 
-    def softmax(scores, row_max, scale):
-        scale = scale * INVERSE_LN2
-        new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
-        size = (scores.shape[0], scores.shape[1] // pieces)
-        weights = ()
-        for n in ct.static_iter(range(pieces - 1)):
-            weights = (*weights, ct.exp2(ct.extract(scores, (0, n), size) * scale - new_max, flush_to_zero=True))
-        last = exp2_by_polynomial(ct.extract(scores, (0, pieces - 1), size) * scale - new_max)
-        return (*weights, last), ct.exp2(row_max - new_max, flush_to_zero=True), new_max
 
-    return softmax
+def softmax_in_halves(scores, row_max, scale):
+    """Half of the exponentials by a polynomial."""
+    return softmax_in_pieces(scores, row_max, scale, 2)
+
+
+def softmax_in_quarters(scores, row_max, scale):
+    """A quarter of the exponentials by a polynomial."""
+    return softmax_in_pieces(scores, row_max, scale, 4)
+
+
+SOFTMAX = {25: softmax_in_quarters, 50: softmax_in_halves}  # by the share of the exponentials, in percent
 
 
 @dataclass(frozen=True)
 class Pieces(Trial):
-    """The value is the share of the exponentials in percent: one piece of so many."""
+    """The value is the share of the exponentials in percent: the last piece of the keys."""
 
     def version(self, value, problem, **named):
         step = replace(get_step(self.base), inside=None, **named)
-        return replace(step, softmax=softmax_in_pieces(round(100 / value))) if value else step
+        return replace(step, softmax=SOFTMAX[value]) if value else step
 
 
 TRIAL = Pieces(
