@@ -47,3 +47,9 @@ PADDED = [
     problem(head_dim=40, causal=False, seq_len_q=1, seq_len_kv=70),
     problem(head_dim=192, batch=1, heads=2),
 ]
+
+
+def few_at_once(monkeypatch):
+    """Spare warps of the backward pass (``spare_warps``) work for small problems, too: as if few blocks ran at once."""
+    for name, value in {"SECTION": 4, "AT_ONCE": 4, "TURNS": 0}.items():
+        monkeypatch.setattr(f"steps.backward_hopper.variant.{name}", value)

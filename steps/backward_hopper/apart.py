@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -94,7 +95,9 @@ def consume_apart(
             pass_on(Turns, turns - 1, work, part, variant)
 
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
+    if variant.spare:
+        TWO_BEHIND: gl.constexpr = part == 0
+        tell_added(Turns, work, TWO_BEHIND, variant)
+    tma.store_wait(0)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, part, variant)
-    if variant.spare:
-        tell_added(Turns, work, variant)

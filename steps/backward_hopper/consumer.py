@@ -188,7 +188,6 @@ def store_both(
     if part == 0:
         tma.async_copy_shared_to_global(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
         tma.async_copy_shared_to_global(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
-    tma.store_wait(0)
 
 
 @gluon.jit
@@ -200,3 +199,4 @@ def consume(arrays, tiles, barriers, work, scale, padded, variant: gl.constexpr)
         d_key, d_value = one_by_one(arrays, tiles, barriers, work, scale, padded, variant)
     keys, values = keys_of(tiles.key, variant), keys_of(tiles.value, variant)
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, 0, variant)
+    tma.store_wait(0)

@@ -15,6 +15,7 @@ AWAIT = gl.constexpr(
 # Gluon's store_wait waits until TMA has read shared memory; this, until it has written global memory, too.
 # [PTX ISA: cp.async.bulk.wait_group]
 WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
+WRITTEN_BUT_TWO = gl.constexpr("cp.async.bulk.wait_group 2; mov.b32 $0, 0;")  # the last two may be under way
 
 
 @builtin

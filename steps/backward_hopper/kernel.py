@@ -49,10 +49,19 @@ def fmha_backward(
     if variant.by_tma:
         d_query = gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums)
     tiles = Tiles(key, value, query, lse, d_output, row_sum, d_scores, d_query)
-    done = barrier_ring(2, PARTS)
-    turns = done
-    sums_ready = done
-    sums_free = done
+    query_ready = barrier_ring(STAGES, 1)
+    unused = query_ready  # the compiler would give the place of a barrier that nobody uses to something else, too
+    d_scores_ready = unused
+    d_scores_free = unused
+    done = unused
+    turns = unused
+    sums_ready = unused
+    sums_free = unused
+    if variant.parts > 1:
+        d_scores_ready = barrier_ring(2, WRITERS)
+    if variant.parts > 1 and not variant.roles_apart:
+        d_scores_free = barrier_ring(2, PARTS)
+        done = barrier_ring(2, PARTS)
     if variant.alternate:
         turns = barrier_ring(2, 1)
     if variant.adder:
@@ -60,12 +69,12 @@ def fmha_backward(
         sums_free = barrier_ring(PARTS, 1)
     barriers = Barriers(
         barrier_ring(1, 1),
-        barrier_ring(STAGES, 1),
+        query_ready,
         barrier_ring(STAGES, PARTS),
         barrier_ring(STAGES, 1),
         barrier_ring(STAGES, PARTS),
-        barrier_ring(2, WRITERS),
-        barrier_ring(2, PARTS),
+        d_scores_ready,
+        d_scores_free,
         done,
         turns,
         sums_ready,

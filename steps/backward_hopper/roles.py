@@ -90,10 +90,11 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         if variant.in_turn:
             pass_on(Turns, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
+    if variant.spare:
+        tell_added(Turns, work, False, variant)
+    tma.store_wait(0)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, 0, variant)
-    if variant.spare:
-        tell_added(Turns, work, variant)
 
 
 @gluon.jit
@@ -134,10 +135,11 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         if turns > 0:
             pass_on(Turns, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
+    if variant.spare:
+        tell_added(Turns, work, False, variant)
+    tma.store_wait(0)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, 1, variant)
-    if variant.spare:
-        tell_added(Turns, work, variant)
 
 
 @gluon.jit
@@ -147,4 +149,3 @@ def store_sums(sums, ring, array, work, variant: gl.constexpr):
     keys_of(place, variant).store(sums.to(place.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(array, [work.batch, work.kv_head, work.key_row, 0], place)
-    tma.store_wait(0)

@@ -42,8 +42,9 @@ def prepare_rows(
     gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
 
     # --- zeros ---
-    none = gl.full([ROWS, D], 0.0, gl.float32, LAYOUT)
-    gl.store(Sums + line * padded * D + (row.to(gl.int64)[:, None] * D + column[None, :]), none)
+    LINE: gl.constexpr = variant.in_line(2 if by_spare else 4)
+    place = gl.arange(0, ROWS * D, LINE)
+    gl.store(Sums + (line * padded + first_row) * D + place, gl.full([ROWS * D], 0.0, gl.float32, LINE))
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts"])

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.instruction import AWAIT, WRITTEN
+from steps.backward_hopper.instruction import AWAIT, WRITTEN, WRITTEN_BUT_TWO
 from steps.backward_hopper.rows import prepare_rows
 from steps.gluon import names  # noqa: F401
 
@@ -85,32 +85,18 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def row_of_piece(n, rows: gl.constexpr, line, padded, work, variant: gl.constexpr):
-    """(head, batch, first row) of a piece of a kv head's rows: those of all query heads that share it."""
-    row = n * rows
-    head = 0
-    if variant.group_size > 1:
-        head = row // padded
-        row -= head * padded
-    kv_heads = gl.num_programs(1)
-    return line % kv_heads * variant.group_size + head, line // kv_heads, row
-
-
-@gluon.jit
 def prepare_ahead(spare, work, variant: gl.constexpr):
     """The spare warps that prepare rows of a later head."""
     ROWS: gl.constexpr = variant.rows_prepared
     line = own_line(work) + lines_ahead(variant)
     lines = gl.num_programs(1) * gl.num_programs(2)
     if line < lines:
-        pieces = variant.group_size * (spare.padded // ROWS)
-        first, end = own_share(pieces, spare.rates[0], work, variant)
+        first, end = own_share(spare.padded // ROWS, spare.rates[0], work, variant)
         for n in range(first, end):
-            head, batch, row = row_of_piece(n, ROWS, line, spare.padded, work, variant)
             prepare_rows(
                 spare.output, spare.d_output, spare.lse, spare.numbers, spare.sums, spare.strides[0], spare.strides[1],
-                spare.strides[2], row, head, batch, work.heads, work.batches, spare.seq_len_q, spare.padded, True,
-                variant,
+                spare.strides[2], n * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
+                spare.seq_len_q, spare.padded, True, variant,
             )  # fmt: skip
         gl.barrier()  # one thread counts for all
         gl.atomic_add(spare.counts + line, end - first, sem="release", scope="gpu")
@@ -121,15 +107,19 @@ def await_prepared(spare, work, variant: gl.constexpr):
     """Wait until this block's rows are prepared."""
     line = own_line(work)
     if line >= lines_ahead(variant):  # those before were prepared by a kernel
-        pieces = variant.group_size * (spare.padded // variant.rows_prepared)
+        pieces = spare.padded // variant.rows_prepared
         gl.inline_asm_elementwise(AWAIT, "=r,l,r", [spare.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def tell_added(spare, work, variant: gl.constexpr):
-    """Count this part of this block, when all that it has added to dQ is in global memory."""
+def tell_added(spare, work, two_behind: gl.constexpr, variant: gl.constexpr):
+    """Count this part of this block, when all that it has added to dQ is in global memory.
+
+    two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
+    """
     if variant.by_tma:
-        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        SO_FAR: gl.constexpr = WRITTEN_BUT_TWO if two_behind else WRITTEN
+        gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
     lines = gl.num_programs(1) * gl.num_programs(2)
     gl.atomic_add(spare.counts + lines + own_line(work), 1, sem="release", scope="gpu")
@@ -141,15 +131,13 @@ def scale_behind(spare, work, scale, variant: gl.constexpr):
     ROWS: gl.constexpr = variant.rows_scaled
     line = own_line(work) - lines_ahead(variant)
     if line >= 0:
-        pieces = variant.group_size * (spare.padded // ROWS)
-        first, end = own_share(pieces, spare.rates[1], work, variant)
+        first, end = own_share(spare.padded // ROWS, spare.rates[1], work, variant)
         if first < end:
             added = spare.counts + gl.num_programs(1) * gl.num_programs(2) + line
             parts = gl.num_programs(0) * variant.parts
             gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
         for n in range(first, end):
-            head, batch, row = row_of_piece(n, ROWS, line, spare.padded, work, variant)
-            scale_rows(spare, row, head, batch, work, scale, variant)
+            scale_rows(spare, n * ROWS, line % work.heads, line // work.heads, work, scale, variant)
 
 
 @gluon.jit

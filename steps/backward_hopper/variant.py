@@ -8,6 +8,8 @@ from typing import Literal
 
 from triton.experimental.gluon import language as gl
 
+from steps.core.gradients import tiles_visited
+from steps.core.order import tiles_a_head
 from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import Tile
@@ -18,6 +20,8 @@ ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
+AT_ONCE = 144  # blocks: as many as run at once, and a few
+TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
 BY_TMA = ("reduction", "reduction_of_fours")
@@ -108,7 +112,14 @@ class Variant:
     @property
     def budgets(self) -> list[int]:
         """Registers of a thread of every part but the first, which gets what is left, and of the other warps."""
-        return [REGISTERS] * (self.parts - 1) + [PRODUCER_REGISTERS] * (len(self.workers) - self.parts + 1)
+        handed = 8 if self.more_for_spare else 0
+        of_others = PRODUCER_REGISTERS + 2 * handed
+        return [REGISTERS - handed] * (self.parts - 1) + [of_others] * (len(self.workers) - self.parts + 1)
+
+    @property
+    def more_for_spare(self) -> bool:
+        """Whether the warps that multiply leave some of their registers to the spare warps: where none is missing."""
+        return self.spare and self.head_dim == 128
 
     @property
     def workers(self) -> list[int]:
@@ -198,6 +209,10 @@ class Variant:
         lanes = self.head_dim // 8
         return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
+    def in_line(self, warps: int) -> gl.BlockedLayout:
+        """Sums one after the other, a lane's 16 bytes beside those of the next lane."""
+        return gl.BlockedLayout([4], [32], [warps], [0])
+
     @cached_property
     def rows_of_two(self) -> gl.BlockedLayout:
         """Rows for the two spare warps that prepare: a lane has 16 columns, in one row, which takes few addresses."""
@@ -212,13 +227,13 @@ class Variant:
 
     @property
     def rows_prepared(self) -> int:
-        """Rows that the spare warps prepare at a time: a lane asks for 16 bytes four times."""
-        return 1024 // self.head_dim
+        """Rows that the spare warps prepare at a time: a lane asks for 16 bytes four times, or eight times."""
+        return 2 * self.rows_scaled
 
     @property
     def rows_scaled(self) -> int:
         """Rows that the spare warp scales at a time: likewise."""
-        return 512 // self.head_dim
+        return (1024 if self.more_for_spare else 512) // self.head_dim
 
 
 def rule_of(parts: int, problem: Problem) -> Rule | None:
@@ -258,10 +273,11 @@ def make_variant(
         last_scales=last_scales and problem.group_size == 1,
         adder=adder and adding in BY_TMA,
     )
-    with_spare = replace(made, ahead=SECTION)
+    with_spare = replace(made, ahead=max(AT_ONCE, made.section))
     blocks = -(-problem.seq_len_kv // tile.key)
-    enough = problem.batch * problem.kv_heads > heads_ahead(with_spare, blocks)
-    return with_spare if spare_warps and enough else made
+    turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
+    enough = problem.batch * problem.heads > heads_ahead(with_spare, blocks) and turns >= TURNS
+    return with_spare if spare_warps and enough and problem.group_size == 1 else made
 
 
 def heads_ahead(variant: Variant, tiles: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from steps import get_step
 from steps.writing.written import write_step
-from tests.shapes import problem
+from tests.shapes import few_at_once, problem
 from tests.simulator.test_breaking import AGAIN, BY_ITSELF, ONE_MORE, ONLY_SPEED, OTHER_PARITY, WITHOUT
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator.block import Deadlock, KernelError
@@ -49,8 +49,7 @@ HARMLESS = {
         (ONE_MORE, STORES): WRITTEN_ASKS_FOR_MORE,
     },
 }
-SECTION = 4  # of step spare_warps, so that it has heads enough
-HEADS = {"spare_warps": (10, 5)}
+HEADS = {"spare_warps": (5, 5)}
 
 
 class Examination:
@@ -82,7 +81,7 @@ class Examination:
 
 @pytest.mark.parametrize(("name", "head_dim"), HARMLESS, ids=lambda x: str(x))
 def test_every_synchronisation_is_missed(name, head_dim, monkeypatch):
-    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", SECTION)
+    few_at_once(monkeypatch)
     examination = Examination(head_dim, *HEADS.get(name, (2, 1)))
     whole = write_step(get_step(name), examination.shapes[0][0])
     assert examination.of(whole) is None

@@ -15,15 +15,15 @@ from steps.backward_hopper import skeleton, spare
 from steps.backward_hopper.pipeline import Work
 from steps.backward_hopper.variant import heads_ahead
 from steps.core.problems import standard
-from tests.shapes import problem
+from tests.shapes import few_at_once, problem
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator import hopper, language
 from tutorial_lib.simulator.run import launch, watched
 
-# With a section of four blocks: kv heads enough that most are prepared and scaled by spare warps.
+# With few blocks at once: heads enough that most are prepared and scaled by spare warps.
 SHAPES = [
     problem(batch=2, heads=4, seq_len_q=200, seq_len_kv=200, head_dim=128),
-    problem(batch=1, heads=10, kv_heads=5, seq_len_q=130, seq_len_kv=300, head_dim=128, causal=False),
+    problem(batch=1, heads=5, seq_len_q=130, seq_len_kv=300, head_dim=128, causal=False),
     problem(batch=1, heads=6, seq_len_q=300, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
     problem(batch=1, heads=6, seq_len_q=100, seq_len_kv=600, head_dim=64),  # keys that no query sees
     problem(batch=3, heads=2, seq_len_q=100, seq_len_kv=150, head_dim=256),
@@ -32,8 +32,8 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def sections_of_four(monkeypatch):
-    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 4)
+def small_problems(monkeypatch):
+    few_at_once(monkeypatch)
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, monkeypat
     variant = step.variant(shape)
     tiles = -(-shape.seq_len_q // variant.tile.query)
     ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
-    assert ahead < shape.batch * shape.kv_heads
-    assert launched["prepare"] == launched["scaled"] == (tiles, shape.group_size, ahead)
+    assert ahead < shape.batch * shape.heads
+    assert launched["prepare"] == launched["scaled"] == (tiles, 1, ahead)
 
 
 @gluon.jit

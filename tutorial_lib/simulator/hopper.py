@@ -323,15 +323,16 @@ def store_wait(pendings):
     me.meet()
 
 
-def store_written(_) -> int:
-    """As ``store_wait(0)``, and waits until global memory has been written, too."""
+def store_written(found: re.Match) -> int:
+    """As ``store_wait``, and waits until global memory has been written, too."""
     me = state.role()
-    me.wait(lambda: me.writes.ended >= me.stores.begun, "TMA store", lambda: "what its TMA stores write")
-    me.learn(me.stores, me.stores.begun)
+    target = me.stores.begun - int(found[1])
+    me.wait(lambda: me.writes.ended >= target, "TMA store", lambda: f"what its TMA stores up to number {target} write")
+    me.learn(me.stores, target)
     return 0
 
 
-SEQUENCES[r"cp\.async\.bulk\.wait_group 0; mov\.b32 \$0, 0;"] = store_written
+SEQUENCES[r"cp\.async\.bulk\.wait_group (\d+); mov\.b32 \$0, 0;"] = store_written
 
 
 # --- wgmma ---
