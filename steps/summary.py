@@ -277,6 +277,31 @@ def trial(name: str) -> Page:
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
 
 
+def shares(name: str) -> Page:
+    """A trial over shares, on many problems: speed against the first share, the error, and how busy units are."""
+    found = get_trial(name)
+    runs = recorded_trial(found, RESULTS)
+    if not runs:
+        return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
+    none, *others = (f"{value:g} %" for value in found.values)
+    speeds, busy = [], []
+    for run in sorted(runs, key=lambda run: run.the_problem().order):
+        first, *rest = run.steps[-len(found.values) :]  # SDPA stands in front
+        problem, of_first = run.the_problem().describe(), [r.latency_ms[first.name] for r in run.rounds]
+        ratios = [timing.speedup(of_first, [r.latency_ms[m.name] for r in run.rounds]) for m in rest]
+        error = max(m.max_error / m.reference_error for m in (first, *rest))
+        speeds.append([problem, tables.tflops(first), *(f"{r.median:.3f}× ({r.low:.3f}–{r.high:.3f})" for r in ratios)])
+        speeds[-1].append(f"{error:.2f}")
+        for value, m in zip(found.values, (first, *rest), strict=True):
+            if c := m.counters:
+                units = [c[unit] for unit in ("xu_pct", "fma_pct", "issue_active_pct", "tensor_pct")]
+                busy.append([problem, f"{value:g} %", *(f"{unit:.0f} %" for unit in units)])
+    where = f"Recorded: step {get_step(found.base).label}, {runs[0].machine['name']}, {runs[0].day}."
+    headers = ["problem", f"{none}, TFLOPS", *(f"{other} vs {none}" for other in others), "largest error over SDPA's"]
+    units = ["problem", "polynomials", "MUFU busy", "multiply-add units busy", "issue slots used", "tensor cores busy"]
+    return Page(f"*{found.question}*", where, table(headers, speeds), table(units, busy) if busy else "")
+
+
 def _switched(runs: list[Run], trial: str = "") -> str:
     """The table of a trial that was off and on, maybe for several steps; columns that no run can fill are left out."""
     rows = []
