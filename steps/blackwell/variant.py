@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, get_tmem_reg_layout
@@ -108,6 +108,7 @@ class Variant:
     correction: bool
     persistent: bool  # a block computes several tiles of queries
     taken: bool  # and takes one after the other, and has no list of them
+    computed: ClassVar[bool] = False  # for what it shares with Hopper's
     registers: tuple[int, ...]  # of a thread of every role but the first part's
     threshold: float
     frequency: int

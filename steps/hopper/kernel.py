@@ -66,7 +66,8 @@ def fmha(
     )
     taken = room_for_number(variant) if variant.taken else None
     packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken, packed)
+    lines = Q.shape[0] * heads if variant.computed else None
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken, packed, lines)
     fence_async_shared()  # TMA sees the barriers
     if variant.neighbours > 1:
         meet()

@@ -61,7 +61,7 @@ class Taken(NamedTuple):
 class Work(NamedTuple):
     """What is to be computed. order, starts: see ``steps.core.order``. taken: how it is told which tile is next.
 
-    packed: of packed sequences, where they begin.
+    packed: of packed sequences, where they begin. lines: heads of all batches, where blocks compute their tiles.
     """
 
     order: object
@@ -71,6 +71,7 @@ class Work(NamedTuple):
     seq_len_kv: object
     taken: object = None
     packed: object = None
+    lines: object = None
 
 
 class Place(NamedTuple):
@@ -126,6 +127,8 @@ def own_tiles(work, variant: gl.constexpr):
     last = first + 1
     if variant.taken:
         last = gl.load(work.starts + 1)
+    elif variant.computed:
+        last = work.lines * work.tiles_a_head
     elif variant.persistent:
         last = gl.load(work.starts + first + 1)
         first = gl.load(work.starts + first)
@@ -135,9 +138,21 @@ def own_tiles(work, variant: gl.constexpr):
 @gluon.jit
 def numbered(work, n, variant: gl.constexpr):
     """The number of the n-th tile of queries in the order."""
-    if variant.persistent:
+    if variant.computed:
+        if variant.causal:  # the last tiles of all heads come first: they are the longest
+            n = n % work.lines * work.tiles_a_head + work.tiles_a_head - 1 - n // work.lines
+    elif variant.persistent:
         n = gl.load(work.order + n)
     return n
+
+
+@gluon.jit
+def behind(n, variant: gl.constexpr):
+    """Where in the order a block's next tile of queries stands."""
+    if variant.computed:
+        return n + gl.num_programs(0) // variant.neighbours
+    else:
+        return n + 1
 
 
 @gluon.jit
@@ -175,7 +190,7 @@ def take_next(n, last, turn, work, variant: gl.constexpr):
         mbarrier.arrive(work.taken.ready.index(0), count=1)
         return n
     else:
-        return n + 1
+        return behind(n, variant)
 
 
 @gluon.jit
@@ -188,7 +203,7 @@ def hear_next(n, turn, work, variant: gl.constexpr):
         mbarrier.arrive(work.taken.free.index(0), count=1)
         return n
     else:
-        return n + 1
+        return behind(n, variant)
 
 
 @gluon.jit

@@ -13,7 +13,7 @@ from typing import Literal
 from triton.experimental.gluon import language as gl
 
 from steps.core.fused import Choices
-from steps.core.order import DEALT, DEALT_EVENLY, NATURAL, TAKEN, Order
+from steps.core.order import DEALT, DEALT_EVENLY, NATURAL, TAKEN, Order, tiles_a_head
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import HopperShape, Tile
@@ -27,6 +27,7 @@ GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 THREE_GROUPS_REGISTERS = 160  # with which three do
+FEW = 4  # tiles of queries of a head: keys and values of many heads are then used for a short time each
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Stay(Choices):
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
     the first. room: what is done at head_dim 256 to make room; None: nothing. pairs: two blocks on neighbouring SMs
     share what TMA brings of keys and values (``steps.hopper.pairs``). even_end: the lists are dealt so that blocks end
-    together (``steps.core.order.deal``).
+    together (``steps.core.order.deal``). computed: where a head has few tiles of queries, up to ``FEW``, blocks read no
+    lists, but compute which tiles are theirs.
 
     Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles.
     """
@@ -70,6 +72,7 @@ class Stay(Choices):
     taken: bool = field(default=False, repr=False)
     pairs: bool = field(default=False, repr=False)
     even_end: bool = field(default=False, repr=False)
+    computed: bool = field(default=False, repr=False)
 
     def __post_init__(self):
         if self.pairs and (self.ends != "own" or self.taken):
@@ -136,6 +139,7 @@ class Variant:
     overlap: bool
     persistent: bool
     taken: bool  # a block takes one tile of queries after the other, and has no list of them
+    computed: bool  # a block computes its tiles of queries, and has no list of them
     linked: bool
     own_output: bool  # the output has its own place in shared memory, and not that of Q
     half_output: bool  # and that for one half at a time
@@ -295,6 +299,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         overlap=overlap is not None,
         persistent=stay is not None,
         taken=bool(stay) and (stay.taken or problem.lengths is not None),
+        computed=bool(stay) and stay.computed and problem.lengths is None and tiles_a_head(problem, tile) <= FEW,
         packed=problem.lengths is not None,
         linked=bool(stay) and stay.linked and shape.two_queries,
         own_output=bool(stay) and (shape.two_queries or room is not None),

@@ -118,6 +118,7 @@ ELSEWHERE = {
     "lean_sum": [(64, True), (128, True)],
     "hopper_window": [],  # without a window its kernel is that of at_maxima
     "even_end": [],  # its kernel is that of pieces: only the lists differ
+    "computed_tiles": [],  # only which tile comes next differs from at_maxima, which needs no synchronisation
     "hopper_varlen": [],  # see PACKED
     "hopper_soft_cap": [],  # a soft cap synchronises nothing
     "diagonal_first": [(256, True)],

@@ -1,0 +1,29 @@
+"""Step 142: blocks of short sequences compute which tiles of queries are theirs.
+
+A block of step at_maxima loads where its list begins and ends, and then its first number, before it can ask TMA for
+anything: three loads, of which the last waits for the others. A head of a short sequence has few tiles of queries, and
+the block needs few turns for each. The loads are a part of its time that counts.
+
+Here the n-th of b blocks computes the tiles n, n + b, n + 2 b and so on, of an order that a formula gives. Without a
+mask it is head after head. Under a causal mask the last tiles of all heads come first, as they are the longest, and the
+first tiles come last. Where a head has more than four tiles of queries, blocks read lists as before: there L2 should
+hold keys and values of the heads that run together, and such an order would not care.
+"""
+
+import dataclasses
+
+from steps.core.problems import standard
+from steps.hopper import step39_at_maxima
+
+ROLES = step39_at_maxima.STEP.roles
+STAY = dataclasses.replace(ROLES.loop.stay, computed=True)
+
+STEP = step39_at_maxima.STEP.evolve(
+    number=142,
+    name="computed_tiles",
+    title="No lists for short sequences",
+    change="Where a head has up to four tiles of queries, blocks compute which are theirs, and read no lists.",
+    fork=True,
+    default_problem=dataclasses.replace(standard(256), batch=32),
+    roles=dataclasses.replace(ROLES, loop=dataclasses.replace(ROLES.loop, stay=STAY)),
+)

@@ -1,0 +1,51 @@
+"""Step computed_tiles: blocks of short sequences compute which tiles of queries are theirs."""
+
+import dataclasses
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from steps import get_step
+from steps.core.fused import tiles_seen
+from steps.core.order import tiles_a_head
+from steps.hopper.pipeline import Work, behind, numbered, own_tiles
+from tests.shapes import problem
+from tutorial_lib.simulator.run import launch
+
+
+@gluon.jit
+def own_numbers(times, whose, lines, tiles, variant: gl.constexpr):
+    """How often a tile of queries is computed, and by which block."""
+    work = Work(None, None, None, tiles, None, None, None, lines)
+    n, last = own_tiles(work, variant)
+    while n < last:
+        number = numbered(work, n, variant)
+        gl.atomic_add(times + number, 1)
+        gl.store(whose + number, gl.program_id(0))
+        n = behind(n, variant)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("batch", "heads", "seq_len"), [(8, 32, 512), (3, 5, 300), (1, 1, 128), (32, 32, 256)])
+def test_each_tile_is_computed_once_and_blocks_have_about_as_much(batch, heads, seq_len, causal):
+    shape = problem(batch=batch, heads=heads, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=128, causal=causal)
+    variant = get_step("computed_tiles").variant(shape)
+    assert variant.computed
+    a_head, lines = tiles_a_head(shape, variant.tile), batch * heads
+    blocks = min(132, lines * a_head)
+    times, whose = (torch.zeros(lines * a_head, dtype=torch.int32) for _ in range(2))
+    launch(own_numbers, (blocks,), (times, whose, lines, a_head, variant), 4)
+    assert times.eq(1).all()
+    length = torch.tensor([tiles_seen(shape, variant.tile, i) for i in range(a_head)]).repeat(lines)
+    loads = torch.zeros(blocks, dtype=torch.int64).index_add_(0, whose.long(), length)
+    assert loads.max() - loads.min() <= 2 * length.max()
+
+
+def test_longer_sequences_and_packed_ones_go_by_lists_as_before():
+    step, before = get_step("computed_tiles"), get_step("at_maxima")
+    long = problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=600, head_dim=128)
+    assert step.variant(long) == before.variant(long)
+    short = dataclasses.replace(long, seq_len_q=500)
+    assert step.variant(short).computed and step.compile(short).ptx.count("ld.global") == 0
