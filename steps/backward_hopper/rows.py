@@ -42,7 +42,7 @@ def prepare_rows(
     gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
 
     # --- zeros ---
-    LINE: gl.constexpr = variant.in_line(2 if by_spare else 4)
+    LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
     place = gl.arange(0, ROWS * D, LINE)
     gl.store(Sums + (line * padded + first_row) * D + place, gl.full([ROWS * D], 0.0, gl.float32, LINE))
 

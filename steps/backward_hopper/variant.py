@@ -209,9 +209,15 @@ class Variant:
         lanes = self.head_dim // 8
         return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
-    def in_line(self, warps: int) -> gl.BlockedLayout:
-        """Sums one after the other, a lane's 16 bytes beside those of the next lane."""
-        return gl.BlockedLayout([4], [32], [warps], [0])
+    @cached_property
+    def line(self) -> gl.BlockedLayout:
+        """Sums one after the other in the small kernels, a lane's 16 bytes beside those of the next lane."""
+        return gl.BlockedLayout([4], [32], [4], [0])
+
+    @cached_property
+    def line_of_two(self) -> gl.BlockedLayout:
+        """Likewise, for two spare warps."""
+        return gl.BlockedLayout([4], [32], [2], [0])
 
     @cached_property
     def rows_of_two(self) -> gl.BlockedLayout:
