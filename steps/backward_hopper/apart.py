@@ -97,7 +97,7 @@ def consume_apart(
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
     if variant.spare:
         TWO_BEHIND: gl.constexpr = part == 0
-        tell_added(Turns, work, TWO_BEHIND, variant)
+        tell_added(Turns, work, variant, TWO_BEHIND)
     tma.store_wait(0)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, part, variant)

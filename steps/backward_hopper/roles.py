@@ -91,7 +91,7 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
             pass_on(Turns, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
     if variant.spare:
-        tell_added(Turns, work, False, variant)
+        tell_added(Turns, work, variant)
     tma.store_wait(0)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, 0, variant)
@@ -136,7 +136,7 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
             pass_on(Turns, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
     if variant.spare:
-        tell_added(Turns, work, False, variant)
+        tell_added(Turns, work, variant)
     tma.store_wait(0)
     if variant.last_scales:
         scale_if_last(Turns, work, scale, padded, 1, variant)

@@ -43,7 +43,8 @@ class HopperGradients(GradientStep, FusedStep):
     add fours by TMA, not in turn, and calls that stay whole.
     adder: a warp of its own adds dQ in turn, where TMA adds; at head_dim 256 nothing changes. Takes in_turn.
     spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
-    earlier ones (``spare``), where there are heads enough. Takes the same, and not last_scales.
+    earlier ones (``spare``), where there are heads enough, and blocks enough for each tile of queries; not with grouped
+    heads. Takes the same, and not last_scales.
 
     Raises ValueError for values that do not go together.
     """
@@ -102,10 +103,10 @@ class HopperGradients(GradientStep, FusedStep):
         return 4 * (rows * (2 + problem.head_dim) + self.number_of_counts(problem))
 
     def number_of_counts(self, problem: Problem) -> int:
-        """Numbers in global memory that blocks count up: of each part's tiles of queries, or two of each kv head."""
+        """Numbers in global memory that blocks count up: of each part's tiles of queries, or two of each head."""
         variant = self.variant(problem)
         if variant.spare:
-            return 2 * problem.batch * problem.kv_heads
+            return 2 * problem.batch * problem.heads
         tiles = self.padded(problem) // variant.tile.query
         return variant.parts * problem.batch * problem.heads * tiles if variant.counts else 0
 
@@ -211,7 +212,7 @@ class HopperGradients(GradientStep, FusedStep):
         rows, first_line = (tiles, problem.heads, problem.batch), 0
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
             ahead = heads_ahead(variant, own_blocks(problem, variant)[0])
-            rows, first_line = (tiles, problem.group_size, ahead), lines - ahead * problem.group_size
+            rows, first_line = (tiles, 1, ahead), lines - ahead
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, variant)
@@ -276,7 +277,7 @@ class HopperGradients(GradientStep, FusedStep):
 
 def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
     """Pieces of rows that spare warps prepare, and scale, in a turn, times 2^16, such that all are done in a head's."""
-    rows = problem.group_size * tiles_a_head(problem, variant.tile) * variant.tile.query
+    rows = tiles_a_head(problem, variant.tile) * variant.tile.query
     turns = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
     return tuple(-(-(rows // of_piece << 16) // turns) for of_piece in (variant.rows_prepared, variant.rows_scaled))
 

@@ -5,12 +5,12 @@ of them prepare rows of a head whose blocks begin later (``rows.prepare``), one 
 ended (``rows.scaled``). Both wait for device memory most of the time, and need little of the SM.
 
 Blocks begin in the order of their numbers, and the heads in sections (``pipeline.place_in_section``), or one after the
-other. ``lines_ahead`` counts the kv heads from a block's own to that whose rows it prepares: they are in a later
-section. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and scale the
-last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a block's spare
-warps have more to do where its products take longer.
+other. ``lines_ahead`` counts the heads from a block's own to that whose rows it prepares: where heads come in sections,
+to a later one. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and
+scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
+block's spare warps have more to do where its products take longer.
 
-Two numbers in global memory stand for every kv head: how many pieces of its rows are prepared, and how many parts of
+Two numbers in global memory stand for every head: how many pieces of its rows are prepared, and how many parts of
 blocks have added to its dQ. Whoever needs all of them waits. It waits for blocks with lower numbers alone, which have
 begun: theirs prepare without waiting for anybody, so all of it comes to an end.
 """
@@ -30,7 +30,7 @@ from steps.gluon import names  # noqa: F401
 class Spare(NamedTuple):
     """Pointers to what the small kernels read and write, with the strides of o, dO, the log-sum-exp and dQ.
 
-    counts: the two numbers of every kv head. rates: pieces to prepare and to scale in a turn, times 2^16.
+    counts: the two numbers of every head. rates: pieces to prepare and to scale in a turn, times 2^16.
     """
 
     counts: object
@@ -48,13 +48,13 @@ class Spare(NamedTuple):
 
 @gluon.jit
 def lines_ahead(variant: gl.constexpr):
-    """The kv heads from a block's own to that whose rows it prepares (``variant.heads_ahead``)."""
+    """The heads from a block's own to that whose rows it prepares (``variant.heads_ahead``)."""
     return gl.maximum(2, variant.ahead // gl.num_programs(0))
 
 
 @gluon.jit
 def own_line(work):
-    """The number of a block's kv head, among those of all batches."""
+    """The number of a block's head, among those of all batches."""
     return work.batch * gl.num_programs(1) + work.kv_head
 
 
@@ -112,7 +112,7 @@ def await_prepared(spare, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def tell_added(spare, work, two_behind: gl.constexpr, variant: gl.constexpr):
+def tell_added(spare, work, variant: gl.constexpr, two_behind: gl.constexpr = False):
     """Count this part of this block, when all that it has added to dQ is in global memory.
 
     two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.

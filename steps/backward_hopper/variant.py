@@ -20,7 +20,7 @@ ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
-AT_ONCE = 144  # blocks: as many as run at once, and a few
+AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
 TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
@@ -118,7 +118,7 @@ class Variant:
 
     @property
     def more_for_spare(self) -> bool:
-        """Whether the warps that multiply leave some of their registers to the spare warps: where none is missing."""
+        """Whether the warps that multiply leave some of their registers to the spare warps: where that costs few spills."""
         return self.spare and self.head_dim == 128
 
     @property
@@ -287,5 +287,5 @@ def make_variant(
 
 
 def heads_ahead(variant: Variant, tiles: int) -> int:
-    """By how many kv heads spare warps are ahead and behind, with so many tiles of keys (``spare.lines_ahead``)."""
+    """By how many heads spare warps are ahead and behind, with so many tiles of keys (``spare.lines_ahead``)."""
     return max(2, variant.ahead // tiles)

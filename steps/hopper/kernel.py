@@ -54,14 +54,15 @@ def fmha(
     values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
     outputs = gl.allocate_shared_memory(dtype, OUTPUTS, variant.shared) if variant.own_output else queries
     tiles = Tiles(queries, keys, values, outputs)
+    # A barrier that nobody uses is not made: the compiler would give its place to something else, too.
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
-        barrier_ring(QUERY_STAGES, PARTS),
+        barrier_ring(QUERY_STAGES, PARTS) if variant.producer else None,
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, PARTS) if variant.producer else None,
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
-        barrier_ring(PARTS, 1),
+        barrier_ring(STAGES, PARTS) if variant.producer else None,
+        barrier_ring(PARTS, 1) if variant.in_turn else None,
         barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
     )
     taken = room_for_number(variant) if variant.taken else None

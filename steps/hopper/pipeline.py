@@ -150,7 +150,7 @@ def numbered(work, n, variant: gl.constexpr):
 def behind(n, variant: gl.constexpr):
     """Where in the order a block's next tile of queries stands."""
     if variant.computed:
-        return n + gl.num_programs(0) // variant.neighbours
+        return n + gl.num_programs(0)
     else:
         return n + 1
 

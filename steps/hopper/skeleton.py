@@ -61,8 +61,8 @@ class HopperStep(TmaStep):
     def taking_tiles(self):
         if not (self.roles and isinstance(self.roles.loop, Overlap) and self.roles.loop.stay):
             return self
-        # Pairs of blocks go through the same list, and what is taken needs no list that ends evenly.
-        stay = replace(self.roles.loop.stay, taken=True, pairs=False, even_end=False)
+        # Pairs of blocks go through the same list, and what is taken is neither dealt nor computed.
+        stay = replace(self.roles.loop.stay, taken=True, pairs=False, even_end=False, computed=False)
         return replace(self, roles=replace(self.roles, loop=replace(self.roles.loop, stay=stay)))
 
     def shared_clocks(self, problem: Problem) -> float:

@@ -62,7 +62,8 @@ class Stay(Choices):
     together (``steps.core.order.deal``). computed: where a head has few tiles of queries, up to ``FEW``, blocks read no
     lists, but compute which tiles are theirs.
 
-    Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles.
+    Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are theirs;
+    and for tiles that are both taken and computed.
     """
 
     linked: bool = False
@@ -77,6 +78,8 @@ class Stay(Choices):
     def __post_init__(self):
         if self.pairs and (self.ends != "own" or self.taken):
             raise ValueError('pairs of blocks take ends="own", and lists of tiles')
+        if self.computed and (self.pairs or self.taken):
+            raise ValueError("blocks that compute their tiles take pairs=False and taken=False")
 
 
 @dataclass(frozen=True)

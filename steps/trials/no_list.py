@@ -54,7 +54,5 @@ TRIAL = NoList(
         short(32, 128),
         short(8, 256),
         short(32, 256),
-        short(32, 384),
-        short(8, 512),
     ),
 )

@@ -12,6 +12,7 @@ from steps.core.fused import tiles_seen
 from steps.core.order import tiles_a_head
 from steps.hopper.pipeline import Work, behind, numbered, own_tiles
 from tests.shapes import problem
+from tutorial_lib.problem import Problem
 from tutorial_lib.simulator.run import launch
 
 
@@ -43,9 +44,11 @@ def test_each_tile_is_computed_once_and_blocks_have_about_as_much(batch, heads, 
     assert loads.max() - loads.min() <= 2 * length.max()
 
 
-def test_longer_sequences_and_packed_ones_go_by_lists_as_before():
+def test_longer_sequences_and_packed_ones_are_as_before():
     step, before = get_step("computed_tiles"), get_step("at_maxima")
     long = problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=600, head_dim=128)
     assert step.variant(long) == before.variant(long)
+    packed = Problem.packed((100, 30), heads=2, kv_heads=2, head_dim=128, causal=True)
+    assert step.variant(packed) == before.variant(packed)
     short = dataclasses.replace(long, seq_len_q=500)
     assert step.variant(short).computed and step.compile(short).ptx.count("ld.global") == 0

@@ -130,6 +130,13 @@ def test_a_trial_that_is_not_there_gets_one_line(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["published", "published_cutile"])
+def test_a_trial_over_shares_is_shown_with_counters(name):
+    text = "".join(map(str, summary.shares(name).parts))
+    assert text.count(" vs 0 %") == len(get_trial(name).values) - 1 and "MUFU busy" in text
+    assert "| B=4 H=16 S=4096 D=256 bf16 causal |" in text
+
+
 def test_a_trial_that_nobody_recorded_says_how_to(monkeypatch):
     monkeypatch.setattr(summary, "recorded_trial", lambda trial, results: [])
     assert "python -m steps.trials lazy" in "".join(map(str, summary.trial("lazy").parts))
