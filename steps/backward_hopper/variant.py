@@ -118,7 +118,7 @@ class Variant:
 
     @property
     def more_for_spare(self) -> bool:
-        """Whether the warps that multiply leave some of their registers to the spare warps: where that costs few spills."""
+        """Whether the warps that multiply leave registers to the spare warps: where that costs few spills."""
         return self.spare and self.head_dim == 128
 
     @property

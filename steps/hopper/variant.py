@@ -62,8 +62,8 @@ class Stay(Choices):
     together (``steps.core.order.deal``). computed: where a head has few tiles of queries, up to ``FEW``, blocks read no
     lists, but compute which tiles are theirs.
 
-    Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are theirs;
-    and for tiles that are both taken and computed.
+    Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are
+    theirs; and for tiles that are both taken and computed.
     """
 
     linked: bool = False
