@@ -17,14 +17,15 @@ from tutorial_lib.simulator.run import launch
 
 
 @gluon.jit
-def own_numbers(times, whose, lines, tiles, variant: gl.constexpr):
-    """How often a tile of queries is computed, and by which block."""
+def own_numbers(times, whose, when, lines, tiles, variant: gl.constexpr):
+    """How often a tile of queries is computed, by which block, and where it stands in the order."""
     work = Work(None, None, None, tiles, None, None, None, lines)
     n, last = own_tiles(work, variant)
     while n < last:
         number = numbered(work, n, variant)
         gl.atomic_add(times + number, 1)
         gl.store(whose + number, gl.program_id(0))
+        gl.store(when + number, n)
         n = behind(n, variant)
 
 
@@ -36,12 +37,13 @@ def test_each_tile_is_computed_once_and_blocks_have_about_as_much(batch, heads, 
     assert variant.computed
     a_head, lines = tiles_a_head(shape, variant.tile), batch * heads
     blocks = min(132, lines * a_head)
-    times, whose = (torch.zeros(lines * a_head, dtype=torch.int32) for _ in range(2))
-    launch(own_numbers, (blocks,), (times, whose, lines, a_head, variant), 4)
+    times, whose, when = (torch.zeros(lines * a_head, dtype=torch.int32) for _ in range(3))
+    launch(own_numbers, (blocks,), (times, whose, when, lines, a_head, variant), 4)
     assert times.eq(1).all()
     length = torch.tensor([tiles_seen(shape, variant.tile, i) for i in range(a_head)]).repeat(lines)
     loads = torch.zeros(blocks, dtype=torch.int64).index_add_(0, whose.long(), length)
     assert loads.max() - loads.min() <= 2 * length.max()
+    assert length[when.argsort()].diff().le(0).all()  # the longest come first
 
 
 def test_longer_sequences_and_packed_ones_are_as_before():
