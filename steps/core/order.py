@@ -23,6 +23,7 @@ from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 SECTION_BYTES = 8 * 2**20  # K and V of heads that run together; chosen in a short trial on an H100, not recorded
+FEW = 4  # tiles of queries of a head, up to which blocks can compute which are theirs
 WORTH = 0.01  # how much sooner the end must come, as a share, for another last section
 START = 1  # what beginning and ending a tile of queries costs, in tiles of keys
 
@@ -35,7 +36,8 @@ class Order:
     head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
     computes every n-th tile. one_loop: a block goes through the tiles of keys of all its tiles of queries in one loop.
     taken: blocks have no lists, but take the next tile when they are ready for one. even_end: the last section has more
-    heads, where blocks would else end at different times (``deal``).
+    heads, where blocks would else end at different times (``deal``). computed: where a head has few tiles of queries,
+    up to ``FEW``, blocks have no lists, but compute which tiles are theirs.
 
     Raises ValueError for values that do not go together.
     """
@@ -46,6 +48,7 @@ class Order:
     one_loop: bool = False
     taken: bool = False
     even_end: bool = False
+    computed: bool = False
 
     def __post_init__(self):
         kinds = self.counted + self.one_loop + self.taken
@@ -60,12 +63,17 @@ class Order:
         if self.one_loop:
             return "dealt to blocks that stay, all in one loop"
         if self.persistent:
-            return "dealt to blocks that stay" + (", that end together" if self.even_end else "")
+            few = f", or computed by them where a head has up to {FEW} tiles" if self.computed else ""
+            return "dealt to blocks that stay" + (", that end together" if self.even_end else "") + few
         return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
 
     def counts(self, problem: Problem) -> bool:
         """Whether blocks count through the tiles of ``problem``, and read no list."""
         return self.persistent and self.counted and not problem.causal
+
+    def computes(self, problem: Problem, tile: Tile) -> bool:
+        """Whether blocks compute which tiles of ``problem`` are theirs, and read no list."""
+        return self.computed and tiles_a_head(problem, tile) <= FEW
 
     def section(self, problem: Problem) -> int:
         """Heads of a section, where a block's number tells its tile: they divide all heads evenly. 0: no sections."""
@@ -76,7 +84,7 @@ class Order:
 
     def lengths(self, problem: Problem, tile: Tile, arch: str) -> tuple[int, ...]:
         """Lengths of the lists that blocks which stay read, on the reference GPU of ``arch``; else nothing."""
-        if not self.persistent or self.counts(problem):
+        if not self.persistent or self.counts(problem) or self.computes(problem, tile):
             return ()
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         gpu = REFERENCE_GPUS.get(arch)
@@ -109,7 +117,8 @@ class Order:
         """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
         They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
-        (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count, nobody reads them.
+        (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count or compute which
+        tiles are theirs, nobody reads them.
         a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where
         blocks take tiles, order has all of them (of packed sequences none), and starts says how many were taken beyond
         the first of every block, and how many there are. Kernels count in a copy of it: two that run at the same time
@@ -119,7 +128,7 @@ class Order:
         if not self.persistent:
             return number, _nothing(device)
         places = max(1, a_processor * processors(device) // together)
-        if self.counts(problem):
+        if self.counts(problem) or self.computes(problem, tile):
             return min(number, places), _nothing(device)
         if self.taken:
             if problem.lengths is not None:  # which the GPU alone knows
@@ -134,7 +143,6 @@ class Order:
 NATURAL = Order(persistent=False, section_bytes=None)
 SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
 DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
-DEALT_EVENLY = Order(persistent=True, section_bytes=SECTION_BYTES, even_end=True)
 COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
 TAKEN = Order(persistent=True, section_bytes=SECTION_BYTES, taken=True)
 IN_ONE_LOOP = Order(persistent=True, section_bytes=SECTION_BYTES, one_loop=True)

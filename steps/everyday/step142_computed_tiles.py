@@ -4,10 +4,11 @@ A block of step at_maxima loads where its list begins and ends, and then its fir
 anything: three loads, of which the last waits for the others. A head of a short sequence has few tiles of queries, and
 the block needs few turns for each. The loads are a part of its time that counts.
 
-Here the n-th of b blocks computes the tiles n, n + b, n + 2 b and so on, of an order that a formula gives. Without a
-mask it is head after head. Under a causal mask the last tiles of all heads come first, as they are the longest, and the
-first tiles come last. Where a head has more than four tiles of queries, blocks read lists as before: there L2 should
-hold keys and values of the heads that run together, and such an order would not care.
+Here the n-th of b blocks computes the tiles n, n + b, n + 2 b and so on, of an order that a formula gives: head after
+head. So blocks that need the same keys and values run at the same time, and L2 holds these. Under a causal mask tiles
+differ in length, and with 132 blocks and four tiles a head a block would always get, say, the first tile of a head. So
+the tiles of a head change places from turn to turn. That comes out even where the blocks are a multiple of a head's
+tiles, as they are on an H100 up to four tiles. Beyond four tiles blocks read lists as before.
 """
 
 import dataclasses

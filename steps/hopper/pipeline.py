@@ -139,8 +139,12 @@ def own_tiles(work, variant: gl.constexpr):
 def numbered(work, n, variant: gl.constexpr):
     """The number of the n-th tile of queries in the order."""
     if variant.computed:
-        if variant.causal:  # the last tiles of all heads come first: they are the longest
-            n = n % work.lines * work.tiles_a_head + work.tiles_a_head - 1 - n // work.lines
+        if (
+            variant.causal
+        ):  # the tiles of a head change places from turn to turn, so that a block gets long and short ones
+            tile = n % work.tiles_a_head
+            n -= tile
+            n += (tile + n // gl.num_programs(0)) % work.tiles_a_head
     elif variant.persistent:
         n = gl.load(work.order + n)
     return n

@@ -6,14 +6,14 @@ roles; the warps that compute have a ``loop``; only products that overlap let bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from triton.experimental.gluon import language as gl
 
 from steps.core.fused import Choices
-from steps.core.order import DEALT, DEALT_EVENLY, NATURAL, TAKEN, Order, tiles_a_head
+from steps.core.order import DEALT, NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import HopperShape, Tile
@@ -27,7 +27,6 @@ GROUP_WARPS = 4  # of a warp group
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 THREE_GROUPS_REGISTERS = 160  # with which three do
-FEW = 4  # tiles of queries of a head: keys and values of many heads are then used for a short time each
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ class Stay(Choices):
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
     the first. room: what is done at head_dim 256 to make room; None: nothing. pairs: two blocks on neighbouring SMs
     share what TMA brings of keys and values (``steps.hopper.pairs``). even_end: the lists are dealt so that blocks end
-    together (``steps.core.order.deal``). computed: where a head has few tiles of queries, up to ``FEW``, blocks read no
-    lists, but compute which tiles are theirs.
+    together (``steps.core.order.deal``). computed: where a head has few tiles of queries, up to
+    ``steps.core.order.FEW``, blocks read no lists, but compute which tiles are theirs.
 
     Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are
     theirs; and for tiles that are both taken and computed.
@@ -122,7 +121,7 @@ def order_of(roles: Roles | None) -> Order:
     stay = roles.loop.stay if roles and isinstance(roles.loop, Overlap) else None
     if stay is None:
         return NATURAL
-    return TAKEN if stay.taken else DEALT_EVENLY if stay.even_end else DEALT
+    return TAKEN if stay.taken else replace(DEALT, even_end=stay.even_end, computed=stay.computed)
 
 
 @dataclass(frozen=True)
@@ -302,7 +301,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         overlap=overlap is not None,
         persistent=stay is not None,
         taken=bool(stay) and (stay.taken or problem.lengths is not None),
-        computed=bool(stay) and stay.computed and problem.lengths is None and tiles_a_head(problem, tile) <= FEW,
+        computed=problem.lengths is None and order_of(roles).computes(problem, tile),
         packed=problem.lengths is not None,
         linked=bool(stay) and stay.linked and shape.two_queries,
         own_output=bool(stay) and (shape.two_queries or room is not None),
