@@ -31,8 +31,8 @@ def add_to_query(
             async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
         else:
             if variant.in_fours:
-                d_query = fours_together(d_query, variant)
                 LAYOUT: gl.constexpr = variant.query_fours
+                d_query = fours_together(d_query, LAYOUT)
             else:  # as wgmma leaves it, a lane has pairs of neighbouring columns
                 LAYOUT: gl.constexpr = variant.query_sums
             D: gl.constexpr = variant.head_dim
@@ -61,7 +61,8 @@ def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
     place = tiles.d_query.index(part)
     if variant.in_fours:
         place_of_fours = place._reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
-        place_of_fours.store(fours_together(d_query, variant))
+        LAYOUT: gl.constexpr = variant.query_fours
+        place_of_fours.store(fours_together(d_query, LAYOUT))
     else:
         place.reshape([ROWS, COLUMNS]).store(d_query)
     fence_async_shared()
@@ -86,9 +87,21 @@ def add_in_turn(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
 
 
 @gluon.jit
-def fours_together(d_query, variant: gl.constexpr):
+def fours_together(x, layout: gl.constexpr):
     """dQ with other columns beside each other: of 16, a lane has two, and two that lie 8 further. No number moves."""
-    ROWS: gl.constexpr = variant.query_rows
-    COLUMNS: gl.constexpr = variant.query_columns
-    d_query = d_query.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
-    return gl.convert_layout(d_query, variant.query_fours, assert_trivial=True)
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
+    return gl.convert_layout(x, layout, assert_trivial=True)
+
+
+@gluon.jit
+def add_to_keys(x, sums, work, part: gl.constexpr, variant: gl.constexpr):
+    """Add a part's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
+    LAYOUT: gl.constexpr = variant.key_fours
+    padded = gl.num_programs(0) * variant.tile.key
+    line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
+    row = work.key_row + part * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, LAYOUT))
+    place = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
+    gl.atomic_add(place, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.backward_hopper.adding import add_to_query
+from steps.backward_hopper.adding import add_to_keys, add_to_query
 from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
 from steps.backward_hopper.in_turn import pass_on
 from steps.backward_hopper.last import scale_if_last
@@ -94,9 +94,13 @@ def consume_apart(
         if variant.in_turn and not variant.adder:
             pass_on(Turns, turns - 1, work, part, variant)
 
-    store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
+    if variant.sharing > 1:
+        add_to_keys(d_key, arrays.d_key, work, part, variant)
+        add_to_keys(d_value, arrays.d_value, work, part, variant)
+    else:
+        store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
     if variant.spare:
-        TWO_BEHIND: gl.constexpr = part == 0
+        TWO_BEHIND: gl.constexpr = part == 0 and variant.sharing == 1
         tell_added(Turns, work, variant, TWO_BEHIND)
     tma.store_wait(0)
     if variant.last_scales:

@@ -61,6 +61,7 @@ def fmha_backward(
         d_scores_ready = barrier_ring(2, WRITERS)
     if variant.parts > 1 and not variant.roles_apart:
         d_scores_free = barrier_ring(2, PARTS)
+    if variant.parts > 1 and not variant.roles_apart and variant.sharing == 1:
         done = barrier_ring(2, PARTS)
     if variant.alternate:
         turns = barrier_ring(2, 1)

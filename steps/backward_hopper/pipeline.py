@@ -71,10 +71,12 @@ class Barriers(NamedTuple):
 class Work(NamedTuple):
     """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
 
-    first: the first tile of queries that sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
+    head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
+    sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
     """
 
     key_row: object
+    head: object
     kv_head: object
     batch: object
     heads: object
@@ -87,19 +89,19 @@ class Work(NamedTuple):
 
 @gluon.jit
 def place_in_section(variant: gl.constexpr):
-    """(tile of keys, kv head, batch) of this block, where blocks are numbered in sections.
+    """(tile of keys, head, batch) of this block, where blocks are numbered in sections.
 
-    A GPU starts blocks in the order of their numbers. The kv heads of all batches are cut into sections. Of a section
-    all blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it.
+    A GPU starts blocks in the order of their numbers. The heads of all batches are cut into sections. Of a section all
+    blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it.
     """
-    tiles, kv_heads = gl.num_programs(0), gl.num_programs(1)
-    number = gl.program_id(0) + tiles * (gl.program_id(1) + kv_heads * gl.program_id(2))
+    tiles, heads = gl.num_programs(0), gl.num_programs(1)
+    number = gl.program_id(0) + tiles * (gl.program_id(1) + heads * gl.program_id(2))
     section = gl.maximum(1, variant.section // tiles)
     first = number // (tiles * section) * section
-    width = gl.minimum(section, kv_heads * gl.num_programs(2) - first)
+    width = gl.minimum(section, heads * gl.num_programs(2) - first)
     n = number - first * tiles
     line = first + n % width
-    return n // width, line % kv_heads, line // kv_heads
+    return n // width, line % heads, line // heads
 
 
 @gluon.jit
@@ -107,11 +109,11 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     """The work of this block."""
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
-    j, kv_head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
         j = gl.num_programs(0) - 1 - j
     if variant.section:
-        j, kv_head, batch = place_in_section(variant)
+        j, head, batch = place_in_section(variant)
     tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -120,16 +122,18 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
         cut = gl.minimum(tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
         cut = tiles
-    return Work(j * TILE_KEY, kv_head, batch, heads, batches, seq_len_kv, first, tiles - first, cut)
+    return Work(
+        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, tiles - first, cut
+    )
 
 
 @gluon.jit
 def position(work, turn, variant: gl.constexpr):
     """(head, index of the tile of queries) of a turn."""
-    head = work.kv_head
+    head = work.head
     n = turn
     if variant.group_size > 1:
-        head = work.kv_head * variant.group_size + turn // work.a_head
+        head = work.head * variant.group_size + turn // work.a_head
         n = turn % work.a_head
     return head, work.first + n
 

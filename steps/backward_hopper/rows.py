@@ -47,12 +47,15 @@ def prepare_rows(
     gl.store(Sums + (line * padded + first_row) * D + place, gl.full([ROWS * D], 0.0, gl.float32, LINE))
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts"])
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces"])
 def prepare(
     Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts,
-    variant: gl.constexpr, Counts=None,
+    pieces, variant: gl.constexpr, Counts=None,
 ):  # fmt: skip
-    """All that is made ready for a tile of queries; and zeros for so many counts, shared out among the tiles."""
+    """All that is made ready for a tile of queries; and zeros, shared out among the tiles.
+
+    They are for so many counts, and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
+    """
     ROWS: gl.constexpr = variant.tile.query
     i = gl.program_id(0)
     line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
@@ -60,15 +63,27 @@ def prepare(
         Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
         batches, seq_len_q, padded, False, variant,
     )  # fmt: skip
+    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if variant.counts:
-        programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
         for n in range(line * gl.num_programs(0) + i, counts, programs):
             gl.store(Counts + n, 0)
+    if variant.sharing > 1:
+        PIECE: gl.constexpr = ROWS * variant.head_dim
+        first_piece = batches.to(gl.int64) * heads * gl.num_programs(0)
+        place = gl.arange(0, PIECE, variant.line)
+        for n in range(line * gl.num_programs(0) + i, pieces, programs):
+            gl.store(Sums + (first_piece + n) * PIECE + place, gl.full([PIECE], 0.0, gl.float32, variant.line))
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
-def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr):
-    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
+def scaled(
+    Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr,
+    of_keys: gl.constexpr = False,
+):  # fmt: skip
+    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on.
+
+    of_keys: dK or dV of as many keys.
+    """
     ROWS: gl.constexpr = variant.tile.query
     D: gl.constexpr = variant.head_dim
     i = gl.program_id(0)
@@ -78,7 +93,8 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, va
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
     far = row.to(gl.int64)
     place = far[:, None] * D + column[None, :]
-    if variant.by_tma and variant.in_fours:  # in odd rows halves of 128 bytes have changed places: see shared_fours
+    if variant.by_tma and variant.in_fours and not of_keys:
+        # in odd rows halves of 128 bytes have changed places: see shared_fours
         place = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
         place = gl.max_contiguous(gl.multiple_of(place, [1, 8]), [1, 8])
     sums = gl.load(Sums + line * padded * D + place)

@@ -44,7 +44,9 @@ class HopperGradients(GradientStep, FusedStep):
     adder: a warp of its own adds dQ in turn, where TMA adds; at head_dim 256 nothing changes. Takes in_turn.
     spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
     earlier ones (``spare``), where there are heads enough, and blocks enough for each tile of queries; not with grouped
-    heads. Takes the same, and not last_scales.
+    heads, unless these are apart. Takes the same, and not last_scales.
+    heads_apart: with grouped heads a block has one query head, and not all of a group, and adds to dK and dV of the
+    kv head; at head_dim 256 nothing changes. Takes the same.
 
     Raises ValueError for values that do not go together.
     """
@@ -59,6 +61,7 @@ class HopperGradients(GradientStep, FusedStep):
     last_scales: bool = hole(default=False)
     adder: bool = hole(default=False)
     spare_warps: bool = hole(default=False)
+    heads_apart: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -80,9 +83,10 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
         if self.adder and not self.in_turn:
             raise ValueError("adder takes in_turn=True: elsewhere nobody waits for a turn to add")
-        if self.spare_warps and (self.last_scales or not fits):
-            wanted = "in_turn, two_streams and last_scales=False"
-            raise ValueError(f'spare_warps takes parts=2, adding="reduction_of_fours", {wanted}')
+        for name in ("spare_warps", "heads_apart"):
+            if getattr(self, name) and (self.last_scales or not fits):
+                wanted = "in_turn, two_streams and last_scales=False"
+                raise ValueError(f'{name} takes parts=2, adding="reduction_of_fours", {wanted}')
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -98,9 +102,16 @@ class HopperGradients(GradientStep, FusedStep):
         return self.in_turn
 
     def scratch_bytes(self, problem: Problem) -> int:
-        """Two numbers for each query, dQ in float32 where it is added up, and what blocks count for each other."""
+        """Two numbers for each query, what is added up in float32, and what blocks count for each other."""
         rows = problem.batch * problem.heads * self.padded(problem)
-        return 4 * (rows * (2 + problem.head_dim) + self.number_of_counts(problem))
+        of_keys = math.prod(self.key_sums(problem))
+        return 4 * (rows * (2 + problem.head_dim) + of_keys + self.number_of_counts(problem))
+
+    def key_sums(self, problem: Problem) -> tuple[int, ...]:
+        """The shape of dK and dV in float32 where query heads add to them, with keys to the end of the last tile."""
+        variant = self.variant(problem)
+        keys = own_blocks(problem, variant)[0] * variant.tile.key
+        return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, problem.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
         """Numbers in global memory that blocks count up: of each part's tiles of queries, or two of each head."""
@@ -135,6 +146,7 @@ class HopperGradients(GradientStep, FusedStep):
             last_scales=self.last_scales,
             adder=self.adder,
             spare_warps=self.spare_warps,
+            heads_apart=self.heads_apart,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
@@ -201,24 +213,28 @@ class HopperGradients(GradientStep, FusedStep):
         counts, lines = self.number_of_counts(problem), problem.batch * problem.heads
         tiles = padded // variant.tile.query
 
-        def scratch():
-            """Numbers of each query, sums for dQ, and what blocks count where they do."""
-            numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=device)
-            shape = (problem.batch, problem.heads, padded, problem.head_dim)
-            sums = torch.empty(shape, dtype=torch.float32, device=device)
-            return numbers, sums, ((torch.empty(counts, dtype=torch.int32, device=device),) if counts else ())
+        shape, of_keys = (problem.batch, problem.heads, padded, problem.head_dim), self.key_sums(problem)
 
-        numbers, sums, counted = scratch()
+        def scratch():
+            """Numbers of each query, sums for dQ, those for dK and dV where there are, and what blocks count."""
+            numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=device)
+            sums = torch.empty(math.prod(shape) + math.prod(of_keys), dtype=torch.float32, device=device)
+            sums, key_sums = sums[: math.prod(shape)].view(shape), sums[math.prod(shape) :].view(of_keys)
+            return numbers, sums, key_sums, ((torch.empty(counts, dtype=torch.int32, device=device),) if counts else ())
+
+        numbers, sums, key_sums, counted = scratch()
         rows, first_line = (tiles, problem.heads, problem.batch), 0
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
             ahead = heads_ahead(variant, own_blocks(problem, variant)[0])
             rows, first_line = (tiles, 1, ahead), lines - ahead
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
-        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, variant)
+        pieces = math.prod(of_keys) // (variant.tile.query * problem.head_dim)
+        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, variant)
         preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5)
         blocks = own_blocks(problem, variant)
-        passed = (*arguments(q, k, v, do, numbers, sums, dk, dv, problem, padded, variant), *constants)
+        into = key_sums if variant.sharing > 1 else (dk, dv)
+        passed = (*arguments(q, k, v, do, numbers, sums, *into, problem, padded, variant), *constants)
 
         def beyond(o, lse, do, dq, numbers, sums, counted):
             """What the kernel whose blocks own keys takes behind its constants."""
@@ -231,13 +247,23 @@ class HopperGradients(GradientStep, FusedStep):
         multiplying = _launcher(kernel, blocks, passed, more, variant.warps, device, 8, kept)
         passed = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant)
         scaling = None if variant.last_scales else _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
+        rounding = []  # dK and dV, where they were added up
+        for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
+            of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
+            blocks = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
+            rounding.append(
+                _launcher(scaled, blocks, (summed, x, x.stride()[:3], scale, *of), (), ROW_WARPS, device, 2)
+            )
 
         def run(q, k, v, o, lse, do, dq, dk, dv):
-            numbers, sums, counted = scratch()
+            numbers, sums, key_sums, counted = scratch()
             preparing(o, do, lse, numbers, sums, *counted)
-            multiplying(q, k, v, do, numbers, sums, dk, dv, *beyond(o, lse, do, dq, numbers, sums, counted))
+            into = key_sums if rounding else (dk, dv)
+            multiplying(q, k, v, do, numbers, sums, *into, *beyond(o, lse, do, dq, numbers, sums, counted))
             if scaling is not None:
                 scaling(sums, dq)
+            for launch, summed, x in zip(rounding, key_sums, (dk, dv)):
+                launch(summed, x)
 
         return run
 
@@ -255,6 +281,7 @@ class HopperGradients(GradientStep, FusedStep):
         q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
+        into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.sharing > 1 else k
         more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
         if variant.last_scales:
             more = (*more, sums, q)
@@ -264,7 +291,7 @@ class HopperGradients(GradientStep, FusedStep):
             more = (*more, sums, q, numbers, q, q, lse, strides, rates(problem, variant))
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, k, q, numbers, sums, k, k, problem, padded, variant), *constants, *more),
+            (*arguments(q, k, k, q, numbers, sums, into, into, problem, padded, variant), *constants, *more),
             variant.warps,
             arch,
             variant.tile.scores,
@@ -284,7 +311,8 @@ def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     """Blocks that own keys."""
-    return -(-problem.seq_len_kv // variant.tile.key), problem.kv_heads, problem.batch
+    heads = problem.heads if variant.sharing > 1 else problem.kv_heads
+    return -(-problem.seq_len_kv // variant.tile.key), heads, problem.batch
 
 
 def _launcher(kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = ()):
@@ -314,8 +342,7 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
         described(do, tile.query),
         TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, tile.query], variant.shared_numbers),
         sums,
-        described(dk, tile.key),
-        described(dv, tile.key),
+        *(into if variant.sharing > 1 else described(into, tile.key) for into in (dk, dv)),
         problem.effective_scale / math.log(2),
         problem.seq_len_q,
         problem.seq_len_kv,

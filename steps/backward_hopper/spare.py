@@ -55,7 +55,7 @@ def lines_ahead(variant: gl.constexpr):
 @gluon.jit
 def own_line(work):
     """The number of a block's head, among those of all batches."""
-    return work.batch * gl.num_programs(1) + work.kv_head
+    return work.batch * gl.num_programs(1) + work.head
 
 
 @gluon.jit

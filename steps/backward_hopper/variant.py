@@ -21,6 +21,10 @@ REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least 
 STAGES = 2  # places of tiles of Q, and of dO
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
 AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
+PROCESSORS = 132  # of an H100; a block has one alone
+# Turns that a block takes for a query head at least, in the mean, for query heads to have blocks of their own: from
+# trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
+TURNS_APART_CAUSAL, TURNS_APART = 5, 64
 TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
@@ -47,6 +51,7 @@ class Variant:
     alternate: bool  # of the parts, one at a time computes weights and dS
     last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
     adder: bool = False  # a warp of its own adds dQ, in turn
+    sharing: int = 1  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
 
     @property
@@ -150,15 +155,23 @@ class Variant:
     @cached_property
     def query_fours(self) -> gl.DistributedLinearLayout:
         """A part's dQ with columns in the order in which sums hold them, four of a lane side by side: see adding.py."""
+        return self._fours(self.query_rows, self.query_columns)
+
+    @cached_property
+    def key_fours(self) -> gl.DistributedLinearLayout:
+        """A part's dK or dV, likewise."""
+        return self._fours(self.keys, self.head_dim)
+
+    def _fours(self, rows: int, all_columns: int) -> gl.DistributedLinearLayout:
         groups = self.warps // 4
-        columns = self.query_columns // groups
+        columns = all_columns // groups
         more = [[0, 16 << n] for n in range((columns // 16).bit_length() - 1)]
         return gl.DistributedLinearLayout(
-            reg_bases=[[0, 1], [0, 2], [8, 0], *more, *([[64, 0]] if self.query_rows == 128 else [])],
+            reg_bases=[[0, 1], [0, 2], [8, 0], *more, *([[64, 0]] if rows == 128 else [])],
             lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
             warp_bases=[[16, 0], [32, 0], *([[0, columns]] if groups == 2 else [])],
             block_bases=[],
-            shape=[self.query_rows, self.query_columns],
+            shape=[rows, all_columns],
         )
 
     @cached_property
@@ -259,31 +272,37 @@ def make_variant(
     last_scales: bool = False,
     adder: bool = False,
     spare_warps: bool = False,
+    heads_apart: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
     if problem.head_dim == 256 and adding in BY_TMA:
         adding = "fours"  # shared memory has no room for dQ
+    blocks = -(-problem.seq_len_kv // tile.key)
+    turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
+    few = blocks * problem.kv_heads * problem.batch < PROCESSORS
+    apart = few or turns >= (TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
+    sharing = problem.group_size if heads_apart and adding in BY_TMA and apart else 1
     made = Variant(
         tile=tile,
         head_dim=problem.head_dim,
-        group_size=problem.group_size,
+        group_size=problem.group_size // sharing,
         causal=problem.causal,
         ragged=problem.seq_len_kv % tile.key != 0,
         under_way=under_way,
         adding=adding,
         parts=parts,
         in_turn=in_turn,
-        section=SECTION if sections and problem.causal and problem.group_size == 1 else 0,
+        section=SECTION if sections and problem.causal and problem.group_size == sharing else 0,
         alternate=alternate and problem.head_dim == 128,
         last_scales=last_scales and problem.group_size == 1,
         adder=adder and adding in BY_TMA,
+        sharing=sharing,
     )
     with_spare = replace(made, ahead=max(AT_ONCE, made.section))
-    blocks = -(-problem.seq_len_kv // tile.key)
     turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
     enough = problem.batch * problem.heads > heads_ahead(with_spare, blocks) and turns >= TURNS
-    return with_spare if spare_warps and enough and problem.group_size == 1 else made
+    return with_spare if spare_warps and enough and made.group_size == 1 else made
 
 
 def heads_ahead(variant: Variant, tiles: int) -> int:

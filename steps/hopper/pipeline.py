@@ -139,9 +139,7 @@ def own_tiles(work, variant: gl.constexpr):
 def numbered(work, n, variant: gl.constexpr):
     """The number of the n-th tile of queries in the order."""
     if variant.computed:
-        if (
-            variant.causal
-        ):  # the tiles of a head change places from turn to turn, so that a block gets long and short ones
+        if variant.causal:  # a head's tiles change places from turn to turn: a block gets long and short ones
             tile = n % work.tiles_a_head
             n -= tile
             n += (tile + n // gl.num_programs(0)) % work.tiles_a_head
