@@ -139,12 +139,24 @@ def _few_queries() -> tuple[Problem, ...]:
     return tuple(Problem(seq_len_q=queries, kv_heads=kv_heads, **common) for queries, kv_heads in each)
 
 
+def _grouped_gradients() -> tuple[Problem, ...]:
+    grouped = [
+        replace(standard(length, causal=causal), heads=64, kv_heads=8) for length in (1024, 4096) for causal in MASKS
+    ]
+    longer = replace(standard(16384, causal=True), batch=2, heads=64, kv_heads=8)
+    narrower = replace(standard(4096, 64, causal=True), heads=64, kv_heads=8)
+    return *grouped, longer, narrower, replace(standard(4096, causal=True), heads=64, kv_heads=1)
+
+
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
     "gradients": Grid(
         "those of the backward pass: fp16, D=64 and 128 at all these lengths, 256 at 4096", _gradients(), "backward"
     ),
     "gqa": Grid("64 query heads on 64, 8 and 1 key/value heads", _grouped()),
+    "gradients_gqa": Grid(
+        "those of the backward pass with 64 query heads on 8 and 1 key/value heads", _grouped_gradients(), "backward"
+    ),
     "constant": Grid(f"{TOKENS} tokens in sequences of 1024 to {TOKENS}, and longer ones", _constant()),
     "short": Grid("many sequences of 128 to 512 tokens", _short()),
     "odd": Grid("lengths that no tile divides", _odd()),

@@ -45,8 +45,15 @@ HARMLESS = {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
         (WITHOUT, "gl.barrier()"): ONE_CLOCK,
     },
+    ("heads_apart", 64): OF_ALL
+    | {
+        (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
+        (WITHOUT, "gl.barrier()"): ONE_CLOCK,
+        (WITHOUT, STORES): WRITTEN_SAYS_SO,
+        (ONE_MORE, STORES): WRITTEN_SAYS_SO,
+    },
 }
-HEADS = {"spare_warps": (5, 5)}
+HEADS = {"spare_warps": (5, 5), "heads_apart": (6, 2)}
 
 
 class Examination:

@@ -104,7 +104,7 @@ def shares(out, pieces, rate, tiles, variant: gl.constexpr):
     """The share of each block of a head, of which block j begins with the first tile of queries that sees its keys."""
     j = gl.program_id(0)
     first = gl.minimum(tiles, j * variant.tile.key // variant.tile.query) if variant.causal else 0
-    work = Work(j * variant.tile.key, None, None, None, None, None, first, tiles - first, None)
+    work = Work(j * variant.tile.key, None, None, None, None, None, None, first, tiles - first, None)
     begin, end = spare.own_share(pieces, rate, work, variant)
     gl.store(out + 2 * j, begin)
     gl.store(out + 2 * j + 1, end)

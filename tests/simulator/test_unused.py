@@ -46,6 +46,8 @@ BACKWARD_KERNELS = [
     ("spare_warps", 64),
     ("spare_warps", 128),
     ("spare_warps", 256),
+    ("heads_apart", 64),
+    ("heads_apart", 128),
 ]
 
 

@@ -1,0 +1,125 @@
+"""Step heads_apart: with grouped heads, blocks of single query heads add to dK and dV of their kv head."""
+
+import math
+import secrets
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.backward_hopper import skeleton
+from tests.shapes import few_at_once, problem
+from tutorial_lib.passes import BACKWARD
+from tutorial_lib.problem import Problem
+from tutorial_lib.simulator.run import watched
+
+SHAPES = [
+    problem(batch=2, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=200, head_dim=128),
+    problem(batch=1, heads=6, kv_heads=2, seq_len_q=130, seq_len_kv=300, head_dim=128, causal=False),
+    problem(batch=1, heads=6, kv_heads=1, seq_len_q=300, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
+    problem(batch=1, heads=6, kv_heads=3, seq_len_q=100, seq_len_kv=600, head_dim=64),  # keys that no query sees
+    problem(batch=1, heads=6, kv_heads=3, seq_len_q=1, seq_len_kv=70, head_dim=32, causal=False),
+]
+
+
+@pytest.fixture
+def nothing_is_zero(monkeypatch):
+    """Scratch memory holds NaN and odd counts before anybody writes there."""
+    real = torch.empty
+
+    def empty(*shape, dtype=None, **how):
+        made = real(*shape, dtype=dtype, **how)
+        return made.fill_(77 if dtype == torch.int32 else math.nan)
+
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+def right(shape, seed=None) -> bool:
+    """Whether the gradients are right and the simulator finds no mistake, under random latencies."""
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    with watched(seed, at_once=8) as watch:
+        accuracy = BACKWARD.check(
+            replace(get_step("heads_apart")), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact)
+        )
+    return accuracy.correct and not any(run.found for run in watch.runs)
+
+
+@pytest.mark.parametrize("spare", [True, False], ids=["spare", "alone"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_gradients_are_right_under_any_schedule(shape, spare, nothing_is_zero, monkeypatch):
+    if spare:
+        few_at_once(monkeypatch)
+    variant = get_step("heads_apart").variant(shape)
+    assert variant.sharing == shape.group_size and variant.group_size == 1 and variant.spare == spare
+    assert all(right(shape, seed) for seed in (None, 1, 2))
+
+
+def test_sums_that_nobody_clears_are_found_out(nothing_is_zero, monkeypatch):
+    real = skeleton._launcher
+
+    def clears_nothing(kernel, blocks, passed, *rest):
+        if kernel is skeleton.prepare:
+            *before, _, variant = passed
+            passed = (*before, 0, variant)
+        return real(kernel, blocks, passed, *rest)
+
+    monkeypatch.setattr(skeleton, "_launcher", clears_nothing)
+    assert not right(SHAPES[0])
+
+
+def grouped(seq_len: int, causal: bool, head_dim: int = 128, kv_heads: int = 8) -> Problem:
+    lengths = {"seq_len_q": seq_len, "seq_len_kv": seq_len}
+    return Problem(batch=4, heads=64, kv_heads=kv_heads, head_dim=head_dim, causal=causal, **lengths)
+
+
+def test_heads_are_apart_where_trials_found_that_faster():
+    step = get_step("heads_apart")
+    apart = {
+        (seq_len, causal, head_dim, kv_heads): step.variant(grouped(seq_len, causal, head_dim, kv_heads)).sharing > 1
+        for seq_len in (1024, 4096)
+        for causal in (True, False)
+        for head_dim in (64, 128)
+        for kv_heads in (1, 8)
+    }
+    assert [p for p, is_so in apart.items() if not is_so] == [
+        (1024, True, 64, 8),
+        (1024, False, 64, 8),
+        (1024, False, 128, 8),
+        (4096, False, 64, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128),
+        grouped(4096, True, head_dim=256),
+        grouped(1024, False),
+    ],
+    ids=lambda p: p.slug,
+)
+def test_elsewhere_the_kernel_is_that_of_the_step_before(shape):
+    now, before = get_step("heads_apart"), get_step("spare_warps")
+    assert now.variant(shape) == before.variant(shape) and now.scratch_bytes(shape) == before.scratch_bytes(shape)
+
+
+def test_the_sums_are_counted_as_scratch_memory():
+    shape, now, before = grouped(4096, True), get_step("heads_apart"), get_step("spare_warps")
+    more = 4 * 2 * shape.batch * shape.kv_heads * shape.seq_len_kv * shape.head_dim
+    assert now.scratch_bytes(shape) - before.scratch_bytes(shape) == more + 4 * 2 * shape.batch * shape.heads
+
+
+def test_a_lane_adds_four_sums_at_once():
+    """One instruction for four numbers of 4 bytes each: 64 KB for each of dK and dV of a block's 128 keys."""
+    ptx = get_step("heads_apart").compile(grouped(4096, True)).ptx
+    assert (
+        ptx.count("red.relaxed.gpu.global.add.v4.f32") + ptx.count("atom.global.gpu.relaxed.add.v4.f32") == 2 * 2 * 16
+    )
+
+
+@pytest.mark.parametrize("changes", [{"in_turn": True, "sections": False}, {"two_streams": True}], ids=str)
+def test_what_heads_apart_cannot_do_is_refused(changes):
+    with pytest.raises(ValueError, match="takes parts=2"):
+        replace(get_step("heads_apart"), spare_warps=False, **changes)
