@@ -50,6 +50,16 @@ PADDED = [
 
 
 def few_at_once(monkeypatch):
-    """Spare warps of the backward pass (``spare_warps``) work for small problems, too: as if few blocks ran at once."""
+    """Spare warps of the backward pass (``spare_warps``) work for small problems, too: as if few blocks ran at once.
+
+    And query heads have blocks of their own, however few turns these take (``heads_apart``).
+    """
     for name, value in {"SECTION": 4, "AT_ONCE": 4, "TURNS": 0}.items():
         monkeypatch.setattr(f"steps.backward_hopper.variant.{name}", value)
+    always_apart(monkeypatch)
+
+
+def always_apart(monkeypatch):
+    """With grouped heads, query heads have blocks of their own in step heads_apart."""
+    for name in ("TURNS_APART", "TURNS_APART_CAUSAL", "TURNS_FEW"):
+        monkeypatch.setattr(f"steps.backward_hopper.variant.{name}", 0)

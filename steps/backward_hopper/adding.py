@@ -1,4 +1,4 @@
-"""How a tile of dQ is added to what other blocks have added: from registers, or by TMA."""
+"""How a tile of dQ is added to what other blocks have added, from registers or by TMA; and one of dK or dV."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def add_in_turn(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
 
 @gluon.jit
 def fours_together(x, layout: gl.constexpr):
-    """dQ with other columns beside each other: of 16, a lane has two, and two that lie 8 further. No number moves."""
+    """A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves."""
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
     x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])

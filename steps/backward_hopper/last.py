@@ -31,7 +31,7 @@ def scale_if_last(ending, work, scale, padded, part: gl.constexpr, variant: gl.c
     if variant.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
-    line = work.batch * work.heads + work.kv_head
+    line = work.batch * work.heads + work.head
     count = gl.atomic_add(ending.counts + (line * PARTS + part), 1, sem="acq_rel", scope="gpu")
     if count == gl.cdiv(work.seq_len_kv, variant.tile.key) - 1:
         scale_head(ending, line, scale, padded, part, variant)

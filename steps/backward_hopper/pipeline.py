@@ -17,7 +17,8 @@ from steps.backward_hopper.spare import await_prepared
 class Arrays(NamedTuple):
     """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
 
-    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to.
+    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to. d_key, d_value: where query heads
+    have blocks of their own, pointers to the like for dK and dV.
     """
 
     query: object

@@ -1,4 +1,4 @@
-"""The small kernels around: what is made ready for every query, and what becomes of the sums for dQ."""
+"""The small kernels around: what is made ready for every query, and what becomes of sums for dQ, dK and dV."""
 
 from __future__ import annotations
 

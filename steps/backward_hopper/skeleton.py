@@ -34,8 +34,8 @@ class HopperGradients(GradientStep, FusedStep):
     TMA.
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
-    sections: under a causal mask, blocks begin in sections of kv heads, and of a section the longest first; not with
-    grouped heads. Not for blocks in turn.
+    sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
+    block has several query heads. Not for blocks in turn.
     alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
     changes. Takes parts that are apart.
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
@@ -45,8 +45,9 @@ class HopperGradients(GradientStep, FusedStep):
     spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
     earlier ones (``spare``), where there are heads enough, and blocks enough for each tile of queries; not with grouped
     heads, unless these are apart. Takes the same, and not last_scales.
-    heads_apart: with grouped heads a block has one query head, and not all of a group, and adds to dK and dV of the
-    kv head; at head_dim 256 nothing changes. Takes the same.
+    heads_apart: with grouped heads a block has one query head, and not all of a group, where it takes turns enough for
+    it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too. At head_dim 256
+    nothing changes. Takes the same.
 
     Raises ValueError for values that do not go together.
     """
@@ -205,7 +206,7 @@ class HopperGradients(GradientStep, FusedStep):
         return axis_of(problem, math.prod(own_blocks(problem, self.variant(problem)))) if self.two_streams else None
 
     def _kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
-        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the three kernels; tensors: those of the first call."""
+        """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call."""
         import torch
 
         q, k, v, o, lse, do, dq, dk, dv = tensors
@@ -250,9 +251,9 @@ class HopperGradients(GradientStep, FusedStep):
         rounding = []  # dK and dV, where they were added up
         for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
             of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
-            blocks = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
+            rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
             rounding.append(
-                _launcher(scaled, blocks, (summed, x, x.stride()[:3], scale, *of), (), ROW_WARPS, device, 2)
+                _launcher(scaled, rows_of_keys, (summed, x, x.stride()[:3], scale, *of), (), ROW_WARPS, device, 2)
             )
 
         def run(q, k, v, o, lse, do, dq, dk, dv):

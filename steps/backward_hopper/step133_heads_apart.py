@@ -5,11 +5,13 @@ dK and dV stay in its registers to the end. But under a causal mask blocks with 
 head, and soon are several heads ahead of those with the first keys. Blocks that run at the same time then read Q and dO
 of many heads, and add to dQ of many, and as a hypothesis L2 does not hold them. Sections made it worse (step 56).
 
-Here a block has one query head, as without groups. Blocks come in sections, and spare warps have work. Each adds what
-it has for dK and dV to sums in global memory, in float32, where those of the other heads of its group add, too. A small
-kernel rounds them. FlashAttention does likewise (Dao 2023, https://arxiv.org/abs/2307.08691).
+Here a block has one query head, as without groups. Under a mask blocks come in sections, and spare warps follow the
+rule of step 131. Each block adds what it has for dK and dV to sums in global memory, in float32, where those of the
+other heads of its group add, too. So dK and dV differ in their last bits from run to run. A small kernel rounds them.
+flash-attn-4 does likewise (``dk_accum``, https://github.com/Dao-AILab/flash-attention).
 
-Without grouped heads nothing changes, nor at head_dim 256.
+Where a block would take few turns for a head (``variant.TURNS_APART``) nothing changes, nor without grouped heads, nor
+at head_dim 256.
 """
 
 from steps.backward_hopper import step131_spare_warps

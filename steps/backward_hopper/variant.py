@@ -25,6 +25,7 @@ PROCESSORS = 132  # of an H100; a block has one alone
 # Turns that a block takes for a query head at least, in the mean, for query heads to have blocks of their own: from
 # trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 TURNS_APART_CAUSAL, TURNS_APART = 5, 64
+TURNS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
 TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
@@ -280,8 +281,8 @@ def make_variant(
         adding = "fours"  # shared memory has no room for dQ
     blocks = -(-problem.seq_len_kv // tile.key)
     turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-    few = blocks * problem.kv_heads * problem.batch < PROCESSORS
-    apart = few or turns >= (TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
+    few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
+    apart = turns >= (TURNS_FEW if few else TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
     sharing = problem.group_size if heads_apart and adding in BY_TMA and apart else 1
     made = Variant(
         tile=tile,

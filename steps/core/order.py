@@ -51,9 +51,11 @@ class Order:
     computed: bool = False
 
     def __post_init__(self):
-        kinds = self.counted + self.one_loop + self.taken
+        kinds = self.counted + self.one_loop + self.taken + self.computed
         if kinds > self.persistent:
-            raise ValueError("an order is counted, or in one loop, or taken, for blocks that stay, and one of these")
+            raise ValueError(
+                "an order is counted, or in one loop, or taken, or computed, for blocks that stay, and one of these"
+            )
 
     def __str__(self) -> str:
         if self.counted:
@@ -73,7 +75,16 @@ class Order:
 
     def computes(self, problem: Problem, tile: Tile) -> bool:
         """Whether blocks compute which tiles of ``problem`` are theirs, and read no list."""
-        return self.computed and tiles_a_head(problem, tile) <= FEW
+        return self.computed and problem.lengths is None and tiles_a_head(problem, tile) <= FEW
+
+    def places(self, problem: Problem, tile: Tile, places: int) -> int:
+        """How many blocks stay, of so many that would run at once.
+
+        Where they compute which tiles of different lengths are theirs, a multiple of a head's tiles: see step 142.
+        """
+        a_head = tiles_a_head(problem, tile)
+        uneven = problem.causal and self.computes(problem, tile) and places > a_head
+        return places - places % a_head if uneven else places
 
     def section(self, problem: Problem) -> int:
         """Heads of a section, where a block's number tells its tile: they divide all heads evenly. 0: no sections."""
@@ -109,7 +120,9 @@ class Order:
         """How many blocks are launched on the reference GPU of ``arch``; see ``blocks``."""
         number = math.prod(grid(problem, tile))
         gpu = REFERENCE_GPUS.get(arch)
-        return min(number, a_processor * gpu.multiprocessors // together) if self.persistent and gpu else number
+        if not (self.persistent and gpu):
+            return number
+        return min(number, self.places(problem, tile, a_processor * gpu.multiprocessors // together))
 
     def blocks(
         self, problem: Problem, tile: Tile, device, a_processor: int = 1, together: int = 1
@@ -127,7 +140,7 @@ class Order:
         number = math.prod(grid(problem, tile))
         if not self.persistent:
             return number, _nothing(device)
-        places = max(1, a_processor * processors(device) // together)
+        places = self.places(problem, tile, max(1, a_processor * processors(device) // together))
         if self.counts(problem) or self.computes(problem, tile):
             return min(number, places), _nothing(device)
         if self.taken:

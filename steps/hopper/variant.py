@@ -301,7 +301,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         overlap=overlap is not None,
         persistent=stay is not None,
         taken=bool(stay) and (stay.taken or problem.lengths is not None),
-        computed=problem.lengths is None and order_of(roles).computes(problem, tile),
+        computed=order_of(roles).computes(problem, tile),
         packed=problem.lengths is not None,
         linked=bool(stay) and stay.linked and shape.two_queries,
         own_output=bool(stay) and (shape.two_queries or room is not None),

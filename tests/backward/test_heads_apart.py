@@ -9,7 +9,7 @@ import torch
 
 from steps import get_step
 from steps.backward_hopper import skeleton
-from tests.shapes import few_at_once, problem
+from tests.shapes import always_apart, few_at_once, problem
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.simulator.run import watched
@@ -49,14 +49,14 @@ def right(shape, seed=None) -> bool:
 @pytest.mark.parametrize("spare", [True, False], ids=["spare", "alone"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_gradients_are_right_under_any_schedule(shape, spare, nothing_is_zero, monkeypatch):
-    if spare:
-        few_at_once(monkeypatch)
+    (few_at_once if spare else always_apart)(monkeypatch)
     variant = get_step("heads_apart").variant(shape)
     assert variant.sharing == shape.group_size and variant.group_size == 1 and variant.spare == spare
     assert all(right(shape, seed) for seed in (None, 1, 2))
 
 
 def test_sums_that_nobody_clears_are_found_out(nothing_is_zero, monkeypatch):
+    always_apart(monkeypatch)
     real = skeleton._launcher
 
     def clears_nothing(kernel, blocks, passed, *rest):
@@ -87,8 +87,17 @@ def test_heads_are_apart_where_trials_found_that_faster():
         (1024, True, 64, 8),
         (1024, False, 64, 8),
         (1024, False, 128, 8),
+        (4096, False, 64, 1),
         (4096, False, 64, 8),
     ]
+
+
+def test_few_turns_keep_a_group_together_even_where_blocks_are_few():
+    """A block adds as much for one turn as for many."""
+    few_queries = Problem(batch=1, heads=64, kv_heads=1, seq_len_q=64, seq_len_kv=4000, head_dim=128)
+    assert get_step("heads_apart").variant(few_queries).sharing == 1
+    few_blocks = replace(few_queries, seq_len_q=1024, seq_len_kv=1024)
+    assert get_step("heads_apart").variant(few_blocks).sharing == 64
 
 
 @pytest.mark.parametrize(

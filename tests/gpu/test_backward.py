@@ -9,6 +9,7 @@ from steps import GRADIENTS, get_step
 from steps.backward_hopper import halves
 from steps.core.problems import standard
 from tests.backward.test_gradients import CUTILE, accuracy_of
+from tests.backward.test_heads_apart import SHAPES as APART
 from tests.backward.test_hopper import cut_calls
 from tests.backward.test_spare import SHAPES as SPARE
 from tests.shapes import SHAPES, few_at_once, problem
@@ -81,10 +82,13 @@ def test_halves_on_two_streams_can_be_captured(monkeypatch):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["last_scales", "spare_warps"])
+@pytest.mark.parametrize("name", ["last_scales", "spare_warps", "heads_apart"])
 def test_dq_is_scaled_in_every_call(name):
     """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
     step, shape = dataclasses.replace(get_step(name)), standard(2048, causal=True)
+    if name == "heads_apart":  # and dK and dV are cleared, added up and rounded
+        shape = dataclasses.replace(shape, kv_heads=8)
+        assert step.variant(shape).sharing > 1 and step.variant(shape).spare
     inputs = BACKWARD.inputs(shape, 0, "cuda")
     step.gradients(*inputs, causal=True)
     graph = torch.cuda.CUDAGraph()
@@ -109,12 +113,16 @@ OF_SPARE = [
 ]
 
 
-@pytest.mark.parametrize("shape", OF_SPARE, ids=lambda p: p.slug)
-def test_spare_warps_are_right_in_short_sections(shape, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*(("spare_warps", shape) for shape in OF_SPARE), *(("heads_apart", shape) for shape in APART)],
+    ids=lambda x: getattr(x, "slug", x),
+)
+def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
     """Short sections have most heads prepared and scaled by spare warps, and leave little time for it."""
     few_at_once(monkeypatch)
-    step = dataclasses.replace(get_step("spare_warps"))
-    assert step.variant(shape).spare
+    step = dataclasses.replace(get_step(name))
+    assert step.variant(shape).spare and step.variant(shape).sharing == shape.group_size
     for _ in range(3):
         accuracy = accuracy_of(step, shape, "cuda")
         assert accuracy.correct, accuracy.explain()
@@ -140,7 +148,10 @@ def test_calls_in_two_streams_do_not_wait_for_each_other():
                 torch.testing.assert_close(mine, right, rtol=1e-2, atol=1e-3)
 
 
-ON_STREAMS = [*CUTILE, *(get_step(name) for name in ("two_streams", "last_scales", "spare_warps", "adder"))]
+ON_STREAMS = [
+    *CUTILE,
+    *(get_step(name) for name in ("two_streams", "last_scales", "spare_warps", "heads_apart", "adder")),
+]
 
 
 @pytest.mark.parametrize("step", ON_STREAMS, ids=lambda s: s.name)

@@ -88,7 +88,11 @@ def test_packed_sequences_use_every_barrier(barriers):
 @pytest.mark.parametrize(("name", "head_dim"), BACKWARD_KERNELS)
 def test_the_backward_pass_uses_every_barrier(name, head_dim, barriers, monkeypatch):
     few_at_once(monkeypatch)
-    shape = problem(batch=1, heads=3, seq_len_q=300, seq_len_kv=200, head_dim=head_dim)  # more turns than places
+    kv_heads = 1 if name == "heads_apart" else 3
+    shape = problem(  # more turns than places
+        batch=1, heads=3, kv_heads=kv_heads, seq_len_q=300, seq_len_kv=200, head_dim=head_dim
+    )
+    assert name != "heads_apart" or get_step(name).variant(shape).sharing == 3
     inputs = BACKWARD.inputs(shape, 0)
     BACKWARD.call(get_step(name), shape, inputs, BACKWARD.poisoned(inputs))
     made, used = barriers()
