@@ -104,16 +104,16 @@ def fastest(rival: str = "flash_attn_4") -> Page:
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
 
 
-def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -> Page:
+def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
     """Of each grid's records the best steps, and how many times as fast they are as others: the mean, and the lowest.
+
+    gradients: of the grids of the backward pass; else of all others.
 
     The mean is the geometric one. Best is, in each record, the earliest step that its rounds do not tell from the
     fastest; a record that lacks a rival says nothing of it.
     """
     rows = []
-    for name, grid in GRIDS.items():  # gradients have a chapter of their own
-        if grid.direction == "backward":
-            continue
+    for name, grid in _grids(gradients):
         found = [run for run in recorded_grid(name) if run.by_speed()]
         best = [earliest_within_noise(run, run.by_speed()) for run in found]
         cells = [", ".join(dict.fromkeys(_with_chapter(m, str(m.number)) for m in best))]
@@ -126,14 +126,20 @@ def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4")) -> 
     return Page(table(headers, rows))
 
 
-def behind(rival: str) -> Page:
+def _grids(gradients: bool) -> list:
+    """(name, grid) of the backward pass, which has a chapter of its own, or of all others."""
+    return [(name, grid) for name, grid in GRIDS.items() if (grid.direction == "backward") == gradients]
+
+
+def behind(rival: str, gradients: bool = False) -> Page:
     """The problems of all grids on which a peer is faster than the best step, by the rule of this course.
 
     Beside how many times as fast the step is: how many times fewer cycles it takes, times how much of the clock.
+    gradients: of the grids of the backward pass; else of all others.
     """
     rows, compared = [], 0
-    for name, grid in GRIDS.items():
-        for run in recorded_grid(name) if grid.direction != "backward" else ():
+    for name, _ in _grids(gradients):
+        for run in recorded_grid(name):
             best = earliest_within_noise(run, run.by_speed()) if run.by_speed() else None
             other = run.measurement(rival)
             if not best or not other or not (speedup := run.speedup(best, other)):
