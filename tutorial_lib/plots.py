@@ -249,8 +249,9 @@ def training(record: Training):
 def tflops_by_length(runs: Sequence[Run]):
     """TFLOPS over sequence length: a panel a part, with SDPA, the best peer and the steps that matter most.
 
-    The last step of a part, where its path leads, is drawn in colour, those before it in grey. Of several GPUs, TFLOPS
-    are those of one of them, and one GPU alone is drawn, too. Returns a matplotlib Figure.
+    The last step of a part, where its path leads, is drawn in blue, those before it in grey, and a step beside the path
+    that is faster than all of it in orange. Of several GPUs, TFLOPS are those of one of them, and one GPU alone is
+    drawn, too. Returns a matplotlib Figure.
     """
     runs = sorted(runs, key=lambda run: run.problem["seq_len_q"])
     pytorchs = PASSES[runs[0].direction].baseline
@@ -261,15 +262,20 @@ def tflops_by_length(runs: Sequence[Run]):
     together = any(m.gpus > 1 for m in found.values())
     others = [*baseline, *peers[: PEERS_A_PANEL + together]]
     path = [m for m in steps.values() if m not in baseline and not _stands_aside(m, found)]
-    panels = [_that_matter(part, runs, LINES_A_PANEL - len(others)) for part in _by_part(path)] or [[]]
+    panels, forks = [], []
+    for part in _by_part(path) or [[]]:
+        faster = _faster_beside(part, steps.values(), runs)
+        panels.append(_that_matter(part, runs, LINES_A_PANEL - len(others) - len(faster)))
+        forks.append(faster)
     figure, grid = figure_with_axes(8.0, 3.1 * len(panels), len(panels), sharex=True, sharey=True, squeeze=False)
     ticks = sorted({run.problem["seq_len_q"] for run in runs})
     shades = _shades(max(map(len, panels)) - 1)
-    for axes, members in zip(grid[:, 0], panels):
+    for axes, members, faster in zip(grid[:, 0], panels, forks):
         looks = [{"color": "black", "linestyle": "--", "linewidth": 2}] * len(baseline)
         looks += [{"color": "black", "linestyle": style} for style in (":", "-.")][: len(others) - len(looks)]
-        looks += [{"color": shade} for shade in shades[: len(members) - 1]] + [{"color": BLUE, "linewidth": 2.5}]
-        for n, (m, look) in enumerate(zip([*others, *members], looks)):
+        looks += [{"color": shade} for shade in shades[: len(members) - 1]]
+        looks += [{"color": colour, "linewidth": 2.5} for colour in (BLUE, ORANGE)]
+        for n, (m, look) in enumerate(zip([*others, *members, *faster], looks)):
             points = [(run.problem["seq_len_q"], run.measurement(m.name)) for run in runs]
             points = [(length, at.tflops) for length, at in points if at is not None and at.tflops is not None]
             axes.plot(*zip(*points), marker=MARKERS[n % len(MARKERS)], markersize=5, label=m.label, **look)
@@ -314,6 +320,13 @@ def _that_differ(found, name: str, runs: Sequence[Run]) -> list[Measurement]:
     """The fastest first; without those that do what the contender of this name does."""
     ratios = {m.name: _ratio(m, name, runs) for m in found}
     return sorted((m for m in found if abs(ratios[m.name] - 1) >= NOISE), key=lambda m: -ratios[m.name])
+
+
+def _faster_beside(path: Sequence[Measurement], steps, runs: Sequence[Run]) -> list[Measurement]:
+    """The fastest fork of the path's part, if it is faster than every step of the path; else nothing."""
+    forks = [m for m in steps if path and m.fork and m.part == path[-1].part]
+    ahead = {m.name: min(_ratio(m, other.name, runs) for other in path) for m in forks}
+    return [m for m in forks if ahead[m.name] == max(ahead.values()) and ahead[m.name] > 1 + NOISE]
 
 
 def _that_matter(steps: Sequence[Measurement], runs: Sequence[Run], room: int) -> list[Measurement]:

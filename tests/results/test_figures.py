@@ -101,8 +101,9 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
         assert len(labels) <= plots.LINES_A_PANEL and labels[:2] == ["0 sdpa", "flash_attn_4"]
         assert "sdpa_cudnn" not in labels  # what SDPA chose
     steps = {label for labels in panels.values() for label in labels[2:]}
-    beside = {m.label for m in LENGTHS[0].steps if m.fork or m.part == "appendix"}
-    assert beside and not steps & beside
+    forks = {m.label for m in LENGTHS[0].steps if m.fork}
+    assert forks and not any(forks & set(labels[:-1]) for labels in panels.values())  # one at most, behind the path
+    assert not steps & {m.label for m in LENGTHS[0].steps if m.part == "appendix"}
     assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "120 kv_multicast"} <= steps
 
 
@@ -112,6 +113,21 @@ def test_over_the_length_gradients_stand_beside_pytorchs_and_the_fastest_peer():
     figure = plots.tflops_by_length(of_one_machine(runs))
     for axes in figure.axes:
         assert [line.get_label() for line in axes.lines][:2] == ["40 sdpa_gradients", "flash_attn_4"]
+        assert len(axes.lines) <= plots.LINES_A_PANEL
+
+
+def test_over_the_length_a_fork_is_drawn_where_it_is_faster_than_the_path():
+    fork = next(m for m in LENGTHS[0].steps if m.part == "gluon" and m.fork)
+    for faster in (1.0, 1.5):
+        changed = []
+        for run in LENGTHS:
+            best = max(m.tflops for m in run.steps if m.part == "gluon" and not m.fork and m.tflops)
+            as_fast = {fork.name: {"tflops": faster * best}}
+            changed.append(
+                run.model_copy(update={"steps": [m.model_copy(update=as_fast.get(m.name, {})) for m in run.steps]})
+            )
+        labels = [line.get_label() for axes in plots.tflops_by_length(changed).axes for line in axes.lines]
+        assert (fork.label in labels) == (faster > 1)
 
 
 def test_over_the_length_several_gpus_stand_beside_one_and_pytorchs():
