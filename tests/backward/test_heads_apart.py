@@ -1,11 +1,9 @@
 """Step heads_apart: with grouped heads, blocks of single query heads add to dK and dV of their kv head."""
 
-import math
 import secrets
 from dataclasses import replace
 
 import pytest
-import torch
 
 from steps import get_step
 from steps.backward_hopper import skeleton
@@ -21,18 +19,6 @@ SHAPES = [
     problem(batch=1, heads=6, kv_heads=3, seq_len_q=100, seq_len_kv=600, head_dim=64),  # keys that no query sees
     problem(batch=1, heads=6, kv_heads=3, seq_len_q=1, seq_len_kv=70, head_dim=32, causal=False),
 ]
-
-
-@pytest.fixture
-def nothing_is_zero(monkeypatch):
-    """Scratch memory holds NaN and odd counts before anybody writes there."""
-    real = torch.empty
-
-    def empty(*shape, dtype=None, **how):
-        made = real(*shape, dtype=dtype, **how)
-        return made.fill_(77 if dtype == torch.int32 else math.nan)
-
-    monkeypatch.setattr(torch, "empty", empty)
 
 
 def right(shape, seed=None) -> bool:

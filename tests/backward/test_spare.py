@@ -1,6 +1,5 @@
 """Step spare_warps: rows of later heads are prepared, and dQ of earlier ones scaled, while blocks multiply."""
 
-import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,18 +33,6 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def small_problems(monkeypatch):
     few_at_once(monkeypatch)
-
-
-@pytest.fixture
-def nothing_is_zero(monkeypatch):
-    """Scratch memory holds NaN and odd counts before anybody writes there."""
-    real = torch.empty
-
-    def empty(*shape, dtype=None, **how):
-        made = real(*shape, dtype=dtype, **how)
-        return made.fill_(77 if dtype == torch.int32 else math.nan)
-
-    monkeypatch.setattr(torch, "empty", empty)
 
 
 def results(shape, seeds=4) -> Iterator[tuple[bool, bool]]:

@@ -188,7 +188,15 @@ def test_what_blocks_take_is_all_tiles_with_the_longest_of_a_section_first(probl
     assert others.data_ptr() != starts.data_ptr()  # launches that run at the same time count for themselves
 
 
-@pytest.mark.parametrize("ways", [{"taken": True, "one_loop": True}, {"taken": True, "persistent": False}])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"taken": True, "one_loop": True},
+        {"taken": True, "persistent": False},
+        {"taken": True, "computed": True},
+        {"computed": True, "persistent": False},
+    ],
+)
 def test_an_order_is_one_of_its_kinds(ways):
     with pytest.raises(ValueError, match="an order is counted, or in one loop, or taken"):
         order.Order(**{"persistent": True, "section_bytes": None, **ways})
