@@ -37,6 +37,19 @@ def issue_part_of_d_query(tiles, turn, part: gl.constexpr, variant: gl.constexpr
 
 
 @gluon.jit
+def issue_scores(kept, keys, query, variant: gl.constexpr):
+    """Begin scores [key, query], with the columns of K that are kept from registers, and the others from shared memory."""
+    KEPT: gl.constexpr = variant.kept
+    REST: gl.constexpr = variant.head_dim - KEPT
+    none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
+    scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+    if REST > 0:
+        others = query.slice(KEPT, REST, 1).permute((1, 0))
+        scores = warpgroup_mma(keys.slice(KEPT, REST, 1), others, scores, is_async=True)
+    return scores
+
+
+@gluon.jit
 def consume_apart(
     arrays, tiles, barriers, work, scale, padded, Turns, part: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
@@ -50,25 +63,36 @@ def consume_apart(
     d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     turns = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_ready.index(0), 0)
+    if variant.kept > 0:
+        kept = keys.slice(0, variant.kept, 1).load(variant.key_factor)
     for turn in range(turns):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
         # --- the weights again, and dV ---
         await_tile(barriers.query_ready, turn, variant.stages)
-        scores = issue_side(keys, query, variant)
+        if variant.kept > 0:
+            scores = issue_scores(kept, keys, query, variant)
+        else:
+            scores = issue_side(keys, query, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
         take_turn(barriers, turn, part, variant)
         weights = weigh(scores, number_of(tiles.lse, turn, variant), first_key, i, scale, work, variant)
-        factor = gl.convert_layout(weights.to(dtype), variant.factor)
+        rounded = weights.to(dtype)
+        factor = gl.convert_layout(rounded, variant.factor)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
 
         # --- dS ---
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+        if variant.weights_rounded:
+            weights = rounded.to(gl.float32)
         d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
-        mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
+        if variant.freed_together:  # both parts said so in the turn before
+            mbarrier.wait(barriers.d_output_free.index((turn + 1) % variant.stages), (turn - 1) // variant.stages & 1)
+        else:
+            mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
         tiles.d_scores.index(turn & 1).slice(part * KEYS, KEYS, 0).store(d_scores)
         fence_async_shared()
         mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
@@ -80,7 +104,8 @@ def consume_apart(
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
-        mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
+        if not variant.freed_together:
+            mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
         if turn > 0:
             add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, Turns, part, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])

@@ -19,7 +19,7 @@ from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.last import Ending
 from steps.backward_hopper.pipeline import Arrays, Barriers, Tiles, barrier_ring, own_work, produce
 from steps.backward_hopper.roles import Handover, consume_gradients, consume_scores
-from steps.backward_hopper.spare import Spare, prepare_ahead, scale_behind
+from steps.backward_hopper.spare import Spare, clear_ahead, prepare_ahead, scale_behind
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
@@ -59,7 +59,7 @@ def fmha_backward(
     sums_free = unused
     if variant.parts > 1:
         d_scores_ready = barrier_ring(2, WRITERS)
-    if variant.parts > 1 and not variant.roles_apart:
+    if variant.parts > 1 and not variant.roles_apart and not variant.freed_together:
         d_scores_free = barrier_ring(2, PARTS)
     if variant.parts > 1 and not variant.roles_apart and variant.sharing == 1:
         done = barrier_ring(2, PARTS)
@@ -85,6 +85,9 @@ def fmha_backward(
         WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]
         handed = gl.allocate_shared_memory(gl.float32, WEIGHTS, variant.shared_weights)
         handover = Handover(handed, barrier_ring(1, 1), barrier_ring(1, 1))
+    if variant.clears:
+        ZEROS: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
+        zeros = gl.allocate_shared_memory(gl.float32, ZEROS, variant.shared_sums)
     fence_async_shared()  # TMA sees the barriers
 
     # --- who does what ---
@@ -100,7 +103,7 @@ def fmha_backward(
         gl.warp_specialize(
             [
                 (consume, (arrays, tiles, barriers, work, scale, padded, variant)),
-                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
             ],
             WORKERS,
             BUDGETS,
@@ -110,7 +113,7 @@ def fmha_backward(
             [
                 (consume_scores, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
                 (consume_gradients, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
-                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
                 (prepare_ahead, (Turns, work, variant)),
                 (scale_behind, (Turns, work, scale, variant)),
             ],
@@ -122,7 +125,7 @@ def fmha_backward(
             [
                 (consume_scores, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
                 (consume_gradients, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
-                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
             ],
             WORKERS,
             BUDGETS,
@@ -132,9 +135,20 @@ def fmha_backward(
             [
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
-                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
                 (prepare_ahead, (Turns, work, variant)),
                 (scale_behind, (Turns, work, scale, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    elif variant.clears:
+        gl.warp_specialize(
+            [
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
+                (clear_ahead, (arrays, zeros, Turns, work, padded, variant)),
             ],
             WORKERS,
             BUDGETS,
@@ -144,7 +158,7 @@ def fmha_backward(
             [
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
-                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
                 (add_in_turn, (arrays, tiles, barriers, work, Turns, variant)),
             ],
             WORKERS,
@@ -155,7 +169,7 @@ def fmha_backward(
             [
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
-                (produce, (arrays, tiles, barriers, work, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
             ],
             WORKERS,
             BUDGETS,

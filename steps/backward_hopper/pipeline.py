@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from steps.backward_hopper.spare import await_prepared
+from steps.backward_hopper.spare import await_made
 
 
 class Arrays(NamedTuple):
@@ -179,7 +179,7 @@ def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line,
 
 
 @gluon.jit
-def produce(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
+def produce(arrays, tiles, barriers, work, padded, Turns, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
     STAGES: gl.constexpr = variant.stages
     ready = barriers.keys_ready.index(0)
@@ -187,7 +187,9 @@ def produce(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
     tma.async_copy_global_to_shared(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
     tma.async_copy_global_to_shared(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
     if variant.spare:
-        await_prepared(Turns, work, variant)
+        await_made(Turns.counts, Turns.padded, variant.rows_prepared, work, variant)
+    if variant.clears:
+        await_made(Turns, padded, variant.query_rows, work, variant)
     for turn in range(variant.group_size * work.a_head):
         head, i = position(work, turn, variant)
         line = work.batch * work.heads + head

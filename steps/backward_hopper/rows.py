@@ -8,10 +8,10 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def prepare_rows(
-    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
+    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
     padded, by_spare: gl.constexpr, variant: gl.constexpr,
 ):  # fmt: skip
-    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim; zeros for dQ's sums.
+    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim.
 
     Rows past the end, and rows that see no key, get plus infinity: their weights will be zero. by_spare: spare warps
     do it, for fewer rows at a time.
@@ -41,28 +41,34 @@ def prepare_rows(
     INVERSE_LN2: gl.constexpr = 1.4426950408889634
     gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * INVERSE_LN2, float("inf")))
 
-    # --- zeros ---
+
+@gluon.jit
+def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: gl.constexpr):
+    """Zeros for dQ's sums of as many rows."""
     LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
-    place = gl.arange(0, ROWS * D, LINE)
-    gl.store(Sums + (line * padded + first_row) * D + place, gl.full([ROWS * D], 0.0, gl.float32, LINE))
+    SUMS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
+    place = gl.arange(0, SUMS, LINE)
+    gl.store(Sums + (line * padded + first_row) * variant.head_dim + place, gl.full([SUMS], 0.0, gl.float32, LINE))
 
 
-@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces"])
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
 def prepare(
     Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts,
-    pieces, variant: gl.constexpr, Counts=None,
+    pieces, clearing, variant: gl.constexpr, Counts=None,
 ):  # fmt: skip
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles.
 
-    They are for so many counts, and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
+    Zeros for dQ's sums are for the first ``clearing`` heads. Others are for so many counts, and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
     """
     ROWS: gl.constexpr = variant.tile.query
     i = gl.program_id(0)
     line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
     prepare_rows(
-        Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
+        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
         batches, seq_len_q, padded, False, variant,
     )  # fmt: skip
+    if line < clearing:
+        clear_rows(Sums, i * ROWS, line.to(gl.int64), padded, False, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if variant.counts:
         for n in range(line * gl.num_programs(0) + i, counts, programs):

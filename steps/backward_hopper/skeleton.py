@@ -49,6 +49,10 @@ class HopperGradients(GradientStep, FusedStep):
     it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too. At head_dim 256
     nothing changes. Takes the same.
 
+    freed_together: the place of dS is free when that of dO is, with one barrier for both. Takes parts that are apart; at
+    head_dim 256 nothing changes.
+    keys_kept: parts keep K, or half of its columns, in registers, too, where these suffice. Takes the same.
+
     Raises ValueError for values that do not go together.
     """
 
@@ -63,6 +67,9 @@ class HopperGradients(GradientStep, FusedStep):
     adder: bool = hole(default=False)
     spare_warps: bool = hole(default=False)
     heads_apart: bool = hole(default=False)
+    freed_together: bool = hole(default=False)
+    keys_kept: bool = hole(default=False)
+    zeros_ahead: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -79,6 +86,9 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
         if self.alternate and self.parts == 1:
             raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
+        for name in ("freed_together", "keys_kept"):
+            if getattr(self, name) and self.parts == 1:
+                raise ValueError(f"{name} takes parts=2: it is about warp groups that compute each for itself")
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
         if self.last_scales and not fits:
             raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
@@ -117,8 +127,8 @@ class HopperGradients(GradientStep, FusedStep):
     def number_of_counts(self, problem: Problem) -> int:
         """Numbers in global memory that blocks count up: of each part's tiles of queries, or two of each head."""
         variant = self.variant(problem)
-        if variant.spare:
-            return 2 * problem.batch * problem.heads
+        if variant.ahead:
+            return (1 if variant.clears else 2) * problem.batch * problem.heads
         tiles = self.padded(problem) // variant.tile.query
         return variant.parts * problem.batch * problem.heads * tiles if variant.counts else 0
 
@@ -148,6 +158,9 @@ class HopperGradients(GradientStep, FusedStep):
             adder=self.adder,
             spare_warps=self.spare_warps,
             heads_apart=self.heads_apart,
+            freed_together=self.freed_together,
+            keys_kept=self.keys_kept,
+            zeros_ahead=self.zeros_ahead,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
@@ -225,13 +238,13 @@ class HopperGradients(GradientStep, FusedStep):
 
         numbers, sums, key_sums, counted = scratch()
         rows, first_line = (tiles, problem.heads, problem.batch), 0
+        ahead = heads_ahead(variant, own_blocks(problem, variant)[0]) if variant.ahead else lines
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
-            ahead = heads_ahead(variant, own_blocks(problem, variant)[0])
             rows, first_line = (tiles, 1, ahead), lines - ahead
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
         pieces = math.prod(of_keys) // (variant.tile.query * problem.head_dim)
-        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, variant)
+        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, ahead, variant)
         preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.sharing > 1 else (dk, dv)

@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from steps.backward_hopper.instruction import AWAIT, WRITTEN, WRITTEN_BUT_TWO
-from steps.backward_hopper.rows import prepare_rows
+from steps.backward_hopper.rows import clear_rows, prepare_rows
 from steps.gluon import names  # noqa: F401
 
 
@@ -94,21 +95,46 @@ def prepare_ahead(spare, work, variant: gl.constexpr):
         first, end = own_share(spare.padded // ROWS, spare.rates[0], work, variant)
         for n in range(first, end):
             prepare_rows(
-                spare.output, spare.d_output, spare.lse, spare.numbers, spare.sums, spare.strides[0], spare.strides[1],
+                spare.output, spare.d_output, spare.lse, spare.numbers, spare.strides[0], spare.strides[1],
                 spare.strides[2], n * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
                 spare.seq_len_q, spare.padded, True, variant,
             )  # fmt: skip
+            clear_rows(spare.sums, n * ROWS, line.to(gl.int64), spare.padded, True, variant)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(spare.counts + line, end - first, sem="release", scope="gpu")
 
 
 @gluon.jit
-def await_prepared(spare, work, variant: gl.constexpr):
-    """Wait until this block's rows are prepared."""
+def clear_ahead(arrays, zeros, counts, work, padded, variant: gl.constexpr):
+    """The spare warp that lets TMA clear sums of a later head: a share of its rows, as large for every block."""
+    ROWS: gl.constexpr = variant.query_rows
+    COLUMNS: gl.constexpr = variant.query_columns
+    line = own_line(work) + lines_ahead(variant)
+    if line < gl.num_programs(1) * gl.num_programs(2):
+        place = zeros.reshape([ROWS, COLUMNS])
+        for n in gl.static_range(ROWS // 8):
+            place.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
+        fence_async_shared()
+        pieces = padded // ROWS
+        j = work.key_row // variant.tile.key
+        first = pieces * j // gl.num_programs(0)
+        end = pieces * (j + 1) // gl.num_programs(0)
+        for n in range(first, end):
+            for m in gl.static_range(variant.head_dim // COLUMNS):
+                corner = [line // work.heads, line % work.heads, n * ROWS, m * COLUMNS]
+                tma.async_copy_shared_to_global(arrays.sums, corner, zeros)
+        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        gl.barrier()  # one thread counts for all
+        gl.atomic_add(counts + line, end - first, sem="release", scope="gpu")
+
+
+@gluon.jit
+def await_made(counts, padded, rows: gl.constexpr, work, variant: gl.constexpr):
+    """Wait until what a spare warp makes for this block's head is there, in pieces of so many rows."""
     line = own_line(work)
-    if line >= lines_ahead(variant):  # those before were prepared by a kernel
-        pieces = spare.padded // variant.rows_prepared
-        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [spare.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
+    if line >= lines_ahead(variant):  # what those before need a kernel has made
+        pieces = padded // rows
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

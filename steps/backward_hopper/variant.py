@@ -53,7 +53,10 @@ class Variant:
     last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
     adder: bool = False  # a warp of its own adds dQ, in turn
     sharing: int = 1  # query heads with blocks of their own that share a kv head, and add to its dK and dV
+    freed_together: bool = False  # the place of dS of a turn is free when that of its dO is, and no barrier tells it
+    kept: int = 0  # columns of K that a part has in registers, too
     ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
+    clears: bool = False  # one spare warp lets TMA clear the sums of a later head, and the others do nothing
 
     @property
     def warps(self) -> int:
@@ -88,12 +91,17 @@ class Variant:
     @property
     def counts(self) -> bool:
         """Whether blocks count in global memory how far they are, and others wait for that."""
-        return self.in_turn or self.last_scales or self.spare
+        return self.in_turn or self.last_scales or self.ahead > 0
 
     @property
     def spare(self) -> bool:
         """Whether spare warps prepare rows and scale dQ (spare.py)."""
-        return self.ahead > 0
+        return self.ahead > 0 and not self.clears
+
+    @property
+    def weights_rounded(self) -> bool:
+        """Whether weights wait for their gradient in 16 bits: where all of K would leave no registers else."""
+        return self.kept == self.head_dim
 
     @property
     def rows_apart(self) -> bool:
@@ -125,12 +133,13 @@ class Variant:
     @property
     def more_for_spare(self) -> bool:
         """Whether the warps that multiply leave registers to the spare warps: where that costs few spills."""
-        return self.spare and self.head_dim == 128
+        return self.spare and self.head_dim == 128 and not self.kept
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every part but the first, of the producer, and of the adder, or of those that prepare and scale."""
-        return [self.warps] * (self.parts - 1) + [1] + ([2, 1] if self.spare else [1] if self.adder else [])
+        """Warps of every part but the first, of the producer, and of whoever else works in its warp group."""
+        others = [2, 1] if self.spare else [1] if self.adder or self.clears else []
+        return [self.warps] * (self.parts - 1) + [1] + others
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:
@@ -146,6 +155,11 @@ class Variant:
     def factor(self) -> gl.DotOperandLayout:
         """Weights and dS as the first factor of dV and dK, from registers."""
         return gl.DotOperandLayout(0, self.sums, 2)
+
+    @cached_property
+    def key_factor(self) -> gl.DotOperandLayout:
+        """K as the first factor of scores, from registers."""
+        return gl.DotOperandLayout(0, self.scores, 2)
 
     @cached_property
     def query_sums(self) -> gl.NVMMADistributedLayout:
@@ -234,6 +248,11 @@ class Variant:
         return gl.BlockedLayout([4], [32], [2], [0])
 
     @cached_property
+    def zeros(self) -> gl.BlockedLayout:
+        """Zeros of a part's dQ that one warp stores [8, columns]."""
+        return gl.BlockedLayout([1, 4], [32 // (self.query_columns // 4), self.query_columns // 4], [1, 1], [1, 0])
+
+    @cached_property
     def rows_of_two(self) -> gl.BlockedLayout:
         """Rows for the two spare warps that prepare: a lane has 16 columns, in one row, which takes few addresses."""
         lanes = self.head_dim // 16
@@ -274,6 +293,9 @@ def make_variant(
     adder: bool = False,
     spare_warps: bool = False,
     heads_apart: bool = False,
+    freed_together: bool = False,
+    keys_kept: bool = False,
+    zeros_ahead: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
@@ -300,10 +322,22 @@ def make_variant(
         adder=adder and adding in BY_TMA,
         sharing=sharing,
     )
+    if made.parts > 1 and not made.roles_apart:
+        made = replace(made, freed_together=freed_together, kept=columns_kept(made) if keys_kept else 0)
     with_spare = replace(made, ahead=max(AT_ONCE, made.section))
     turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
-    enough = problem.batch * problem.heads > heads_ahead(with_spare, blocks) and turns >= TURNS
-    return with_spare if spare_warps and enough and made.group_size == 1 else made
+    enough = problem.batch * problem.heads > heads_ahead(with_spare, blocks)
+    if not spare_warps or made.group_size > 1:
+        return made
+    if enough and turns >= TURNS:
+        return with_spare
+    return replace(with_spare, clears=True) if zeros_ahead and enough and made.by_tma else made
+
+
+def columns_kept(variant: Variant) -> int:
+    """Columns of K that a part can keep in registers without spills."""
+    masks = variant.causal or variant.ragged
+    return {64: 64, 128: 0 if masks else 64}.get(variant.head_dim, 0)
 
 
 def heads_ahead(variant: Variant, tiles: int) -> int:
