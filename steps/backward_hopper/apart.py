@@ -37,8 +37,8 @@ def issue_part_of_d_query(tiles, turn, part: gl.constexpr, variant: gl.constexpr
 
 
 @gluon.jit
-def issue_scores(kept, keys, query, variant: gl.constexpr):
-    """Begin scores [key, query], with the columns of K that are kept from registers, and the others from shared memory."""
+def issue_from_registers(kept, keys, query, variant: gl.constexpr):
+    """Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory."""
     KEPT: gl.constexpr = variant.kept
     REST: gl.constexpr = variant.head_dim - KEPT
     none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
@@ -72,8 +72,8 @@ def consume_apart(
         # --- the weights again, and dV ---
         await_tile(barriers.query_ready, turn, variant.stages)
         if variant.kept > 0:
-            scores = issue_scores(kept, keys, query, variant)
-        else:
+            scores = issue_from_registers(kept, keys, query, variant)
+        if variant.kept == 0:
             scores = issue_side(keys, query, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
@@ -90,7 +90,8 @@ def consume_apart(
             weights = rounded.to(gl.float32)
         d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
         if variant.freed_together:  # both parts said so in the turn before
-            mbarrier.wait(barriers.d_output_free.index((turn + 1) % variant.stages), (turn - 1) // variant.stages & 1)
+            told = (turn + variant.stages - 1) // variant.stages & 1 ^ 1
+            mbarrier.wait(barriers.d_output_free.index((turn + 1) % variant.stages), told)
         else:
             mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
         tiles.d_scores.index(turn & 1).slice(part * KEYS, KEYS, 0).store(d_scores)

@@ -58,7 +58,8 @@ def prepare(
 ):  # fmt: skip
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles.
 
-    Zeros for dQ's sums are for the first ``clearing`` heads. Others are for so many counts, and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
+    Zeros for dQ's sums are for the first ``clearing`` heads. Others are for so many counts,
+    and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
     """
     ROWS: gl.constexpr = variant.tile.query
     i = gl.program_id(0)

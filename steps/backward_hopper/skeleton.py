@@ -49,9 +49,11 @@ class HopperGradients(GradientStep, FusedStep):
     it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too. At head_dim 256
     nothing changes. Takes the same.
 
-    freed_together: the place of dS is free when that of dO is, with one barrier for both. Takes parts that are apart; at
-    head_dim 256 nothing changes.
+    freed_together: the place of dS is free when that of dO is, with one barrier for both. Takes parts that are apart;
+    at head_dim 256 nothing changes.
     keys_kept: parts keep K, or half of its columns, in registers, too, where these suffice. Takes the same.
+    zeros_ahead: where spare warps cannot keep pace, one lets TMA clear the sums of later heads. Takes spare_warps; at
+    head_dim 256 nothing changes.
 
     Raises ValueError for values that do not go together.
     """
@@ -89,6 +91,8 @@ class HopperGradients(GradientStep, FusedStep):
         for name in ("freed_together", "keys_kept"):
             if getattr(self, name) and self.parts == 1:
                 raise ValueError(f"{name} takes parts=2: it is about warp groups that compute each for itself")
+        if self.zeros_ahead and not self.spare_warps:
+            raise ValueError("zeros_ahead takes spare_warps=True: of these one clears")
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
         if self.last_scales and not fits:
             raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')

@@ -28,6 +28,19 @@ def add_one(source, target, n):
 
 
 @gluon.jit
+def divide(quotients, remainders, ceilings, count, by: gl.constexpr):
+    """What ``//``, ``%`` and ``cdiv`` make of -3, -2, … one by one, and of the same numbers as a tile behind them."""
+    for n in range(count):
+        x = n - 3
+        gl.store(quotients + n, x // by)
+        gl.store(remainders + n, x % by)
+        gl.store(ceilings + n, gl.cdiv(x, by))
+    at = gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+    gl.store(quotients + count + at, (at - 3) // by)
+    gl.store(remainders + count + at, (at - 3) % by)
+
+
+@gluon.jit
 def await_block(counts, which):
     """Block 0 counts itself when ``which`` blocks have, block 1 at once."""
     gl.inline_asm_elementwise(

@@ -35,6 +35,16 @@ def test_a_kernel_computes():
     assert torch.equal(target[:100], source + 1) and not target[100:].any()
 
 
+def test_integers_are_divided_towards_zero_as_on_a_gpu():
+    """Python rounds down; a barrier's phase that was computed so waited forever on a GPU, and not here."""
+    found = [torch.zeros(32, dtype=torch.int32) for _ in range(3)]
+    launch(kernels.divide, (1,), (*found, 16, 2), 4)
+    quotients, remainders, ceilings = (x.tolist() for x in found)
+    assert quotients[:6] == quotients[16:22] == [-1, -1, 0, 0, 0, 1]
+    assert remainders[:6] == remainders[16:22] == [-1, 0, -1, 0, 1, 0]
+    assert ceilings[:6] == [-1, 0, 0, 0, 1, 1]
+
+
 def test_a_kernel_can_be_looked_into(capsys, monkeypatch):
     """``print`` and ``breakpoint()`` work in a kernel, and in what it calls."""
     stopped = []

@@ -12,9 +12,10 @@ from triton.experimental.gluon import language as gl
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import DONE, KernelError, Unknown, at
 from tutorial_lib.simulator.cluster import alone, halved, must_stay, own_part
+from tutorial_lib.simulator.integers import Int, quotient
 from tutorial_lib.simulator.memory import allocate_shared_memory
 from tutorial_lib.simulator.translate import OPERATIONS, operation
-from tutorial_lib.simulator.values import Int, Pointer, Tensor, common, elementwise, plain, torch_dtype
+from tutorial_lib.simulator.values import Pointer, Tensor, common, elementwise, plain, torch_dtype
 
 SHUFFLES = 5  # turns in which the lanes of a warp add up a row
 
@@ -90,7 +91,7 @@ OPERATIONS["minimum"] = _extremum(builtins.min, torch.fmin)
 
 @operation("cdiv")
 def cdiv(x, div):
-    return Int(-(-x // div))
+    return Int(quotient(x + div - 1, div))
 
 
 def _number(x: torch.Tensor):

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from tutorial_lib.simulator.block import MARK, Unknown, at
+from tutorial_lib.simulator.integers import integers
 
 OPERATIONS: dict = {}  # (last part of the module's name, name), or name alone -> the function that does it
 STANDARD = {getattr(standard, name).fn: name for name in ("sum", "max", "min", "cdiv", "zeros")}  # written in Triton
@@ -37,7 +38,7 @@ def as_python(kernel: JITFunction) -> types.FunctionType:
     """The Python function of a kernel, which calls the simulator's operations."""
     source = kernel.fn
     if source not in _translated:
-        scope = {"__builtins__": builtins, "__name__": source.__module__, MARK: True}
+        scope = {"__builtins__": builtins, "__name__": source.__module__, MARK: True, "range": integers}
         function = types.FunctionType(source.__code__, scope, source.__name__, source.__defaults__, source.__closure__)
         function.__kwdefaults__ = source.__kwdefaults__
         _translated[source] = function

@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import KernelError, at
 from tutorial_lib.simulator.cluster import alone, halved, own_part, whole
+from tutorial_lib.simulator.integers import DIVISIONS, Int
 
 DTYPES = {
     "fp16": torch.float16,
@@ -33,28 +34,6 @@ GLUON_DTYPES = {
 
 def torch_dtype(dtype) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else DTYPES[dtype.name]
-
-
-class Int(int):
-    """A scalar integer. It is Python's: it does not wrap around, and divides towards minus infinity."""
-
-    def to(self, dtype) -> Int:
-        return Int(self)
-
-
-def _as_int(function):
-    """A method of ``int`` whose result is one of those integers, too."""
-
-    def compute(self, other):
-        result = function(self, other)
-        return result if result is NotImplemented else Int(result)
-
-    return compute
-
-
-for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
-    for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(Int, _method, _as_int(getattr(int, _method)))
 
 
 class Type:
@@ -166,8 +145,10 @@ def elementwise(function, *values, unit: str = "alu") -> Tensor:
 
 
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift"):
-        function, method = getattr(operator, name), name.rstrip("_")
+    by_name = {name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "and_", "or_", "xor")}
+    by_name |= {"lshift": operator.lshift, "rshift": operator.rshift, **DIVISIONS}
+    for name, function in by_name.items():
+        method = name.rstrip("_")
 
         def forward(self, other, function=function):
             return NotImplemented if isinstance(other, Pointer) else elementwise(function, self, other)
