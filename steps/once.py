@@ -1,7 +1,8 @@
 """Runs steps once each on the GPU, in the order in which they are named, for a profiler or a sanitizer to watch.
 
 ``python -m steps.once gluon '{"batch": 1, "heads": 2, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128}'``; steps
-that do not take the problem are passed over. A version of a trial has the trial's name and its value: ``lazy_4``.
+that do not take the problem are passed over. A version of a trial has the trial's name and its value: ``lazy_4``. A
+third argument, ``backward``, names peers of that pass: the forward pass, of which they need something, runs before.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import json
 import sys
 
 
-def named(text: str, problem) -> list:
-    """What ``exp2,hopper,lazy_4`` names: steps and parts as elsewhere, and versions of trials; raises ValueError."""
+def named(text: str, problem, direction: str = "forward") -> list:
+    """What ``exp2,hopper,lazy_4`` names: steps and parts as elsewhere, versions of trials, peers; raises ValueError."""
     from steps.core.ladder import select
+    from steps.reference.peers import peers_of
     from steps.trials import all_trials
 
-    found = []
+    found, peers = [], {peer.name: peer for peer in peers_of(direction)}
     for word in text.split(","):
+        if word in peers:
+            found.append(peers[word])
+            continue
         trial = all_trials().get(word.rpartition("_")[0])
         versions = [step for step in trial.steps(problem) if step.name == word] if trial else []
         found += versions or select(word, direction=None)
@@ -31,7 +36,7 @@ def main() -> None:
     from tutorial_lib.problem import Problem
 
     problem = Problem(**json.loads(sys.argv[2]))
-    for step in named(sys.argv[1], problem):
+    for step in named(sys.argv[1], problem, *sys.argv[3:]):
         if reason := step.unsupported(problem, target_of(torch.device("cuda", torch.cuda.current_device()))):
             print(f"{step.label}: skipped, {reason}")
             continue

@@ -348,14 +348,22 @@ COUNTED: list[Column] = [
     ("tensor pipe %", counter("tensor_pct")),
     ("MUFU (xu) pipe %", counter("xu_pct")),
     ("FMA pipe %", counter("fma_pct")),
+    ("shared memory %", counter("shared_pct")),
+    ("its wavefronts, million", counter("shared_wavefronts", 1e6)),
     ("issue active %", counter("issue_active_pct")),
     ("L2 hits %", counter("l2_hit_pct")),
+    ("L2 %", counter("l2_pct")),
     ("DRAM read MB", counter("dram_read_bytes", 1e6)),
     ("DRAM written MB", counter("dram_written_bytes", 1e6)),
     ("shared bank conflicts", counter("shared_bank_conflicts")),
     ("of them ldmatrix", counter("ldmatrix_bank_conflicts")),
     ("achieved occupancy %", counter("achieved_occupancy_pct")),
 ]
+
+
+def counted(measurements: Sequence[Measurement]) -> list[Column]:
+    """The columns of ``COUNTED`` that any of these can fill."""
+    return [(header, show) for header, show in COUNTED if any(show(m) != NOTHING for m in measurements)]
 
 
 def recorded_columns(recorded: Run) -> list[Column]:

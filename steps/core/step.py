@@ -60,6 +60,7 @@ class Step:
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
     pads_head_dim: ClassVar[bool] = False  # True: others, too, in tiles of the next of head_dims (``in_tiles``)
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
+    counted: ClassVar[str] = "fmha"  # a regular expression: kernels of such names have their hardware counters read
     several: ClassVar[bool] = False  # True: it computes on several ranks at once, each with its part of the sequence
     made_for: ClassVar[str] = DEFAULT_ARCH  # compiled for where no architecture is named
 
@@ -257,7 +258,7 @@ class Step:
         return 0
 
     def counted_kernels(self, problem: Problem) -> int:
-        """How many kernels of a call have fmha in their names: those whose counters are read."""
+        """How many kernels of a call have names like ``counted``."""
         return 1
 
     def make_ready(

@@ -296,19 +296,21 @@ def _lasts(contender: _Contender | None, settings: Settings) -> bool:
 
 
 def _profile(problem: Problem, contenders: list[_Contender], settings: Settings, progress: Progress) -> list[str]:
-    """Read the counters of every measured step with a kernel of its own; returns notes on what could not be read."""
+    """Read the counters of all that was measured and has kernels to count; returns notes on what could not be read."""
     try:
         find_ncu()
     except CountersError as error:
         return [f"{error}."]
-    measured = [c for c in contenders if c.status == "measured" and c.step.backend not in ("torch", "peer")]
+    measured = [c for c in contenders if c.status == "measured" and c.step.backend != "torch" and c.step.counted]
     if not measured:
         return []
 
     def read(group: list[_Contender]) -> None:
-        command = [sys.executable, "-m", ONCE, ",".join(c.step.name for c in group), json.dumps(problem.as_dict())]
+        names, direction = ",".join(c.step.name for c in group), pass_of(group[0].step).name
+        command = [sys.executable, "-m", ONCE, names, json.dumps(problem.as_dict()), direction]
+        like = "|".join(dict.fromkeys(c.step.counted for c in group))
         with gpu_turn("cuda"):  # ncu lets a kernel run many times over
-            kernels = read_counters(command, "fmha", len(group) * settings.timeout)
+            kernels = read_counters(command, like, len(group) * settings.timeout)
         numbers = [c.step.counted_kernels(problem) for c in group]
         if len(kernels) != sum(numbers):
             raise CountersError(f"{len(kernels)} kernels ran, of which ncu should have read {sum(numbers)}")

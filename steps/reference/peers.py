@@ -51,11 +51,14 @@ class Peer(_Elsewhere, TorchStep):
     """Somebody else's attention."""
 
     backend: ClassVar[str] = "peer"
+    counted: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPeer(_Elsewhere, AutogradGradients):
-    """Somebody else's gradients: those of a peer's attention."""
+    """Somebody else's gradients: those of a peer's attention. counted: see ``Step``, and empty for none."""
+
+    counted: str = ""
 
     backend: ClassVar[str] = "peer"
 
@@ -65,6 +68,7 @@ class PagedPeer(_Elsewhere, TorchPaged):
     """Somebody else's attention to keys in pages."""
 
     backend: ClassVar[str] = "peer"
+    counted: ClassVar[str] = ""
 
 
 @cache
@@ -262,6 +266,9 @@ PAGED_PEERS = (
 )
 
 
+LARGE_KERNELS = {"sdpa_cudnn": "flash_bprop", "sdpa_flash": "flash_bwd_dq_dk_dv", "flash_attn_4": "flash_bwd_sm"}
+
+
 def peers_of(direction: str) -> tuple:
     """The peers that compute this pass. Of FlexAttention, PyTorch's math and TileGym the backward pass is not asked."""
     if direction == "forward":
@@ -277,6 +284,7 @@ def peers_of(direction: str) -> tuple:
             requires=peer.requires,
             install=peer.install,
             top_left=peer.top_left,
+            counted=LARGE_KERNELS.get(peer.name, ""),
         )
         for peer in PEERS
         if peer.name in ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "flash_attn_4")
