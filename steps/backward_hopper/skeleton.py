@@ -52,6 +52,7 @@ class HopperGradients(GradientStep, FusedStep):
     freed_together: the place of dS is free when that of dO is, with one barrier for both. Takes parts that are apart;
     at head_dim 256 nothing changes.
     keys_kept: parts keep K, or half of its columns, in registers, too, where these suffice. Takes the same.
+    whole_lines: where fours are added from registers, eight lanes have a row's 128 bytes. Takes them in fours.
     zeros_ahead: where spare warps cannot keep pace, one lets TMA clear the sums of later heads. Takes spare_warps; at
     head_dim 256 nothing changes.
 
@@ -72,6 +73,7 @@ class HopperGradients(GradientStep, FusedStep):
     freed_together: bool = hole(default=False)
     keys_kept: bool = hole(default=False)
     zeros_ahead: bool = hole(default=False)
+    whole_lines: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -91,6 +93,8 @@ class HopperGradients(GradientStep, FusedStep):
         for name in ("freed_together", "keys_kept"):
             if getattr(self, name) and self.parts == 1:
                 raise ValueError(f"{name} takes parts=2: it is about warp groups that compute each for itself")
+        if self.whole_lines and self.adding not in ("fours", "reduction_of_fours"):
+            raise ValueError(f'whole_lines takes adding "fours" or "reduction_of_fours", got {self.adding!r}')
         if self.zeros_ahead and not self.spare_warps:
             raise ValueError("zeros_ahead takes spare_warps=True: of these one clears")
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
@@ -165,6 +169,7 @@ class HopperGradients(GradientStep, FusedStep):
             freed_together=self.freed_together,
             keys_kept=self.keys_kept,
             zeros_ahead=self.zeros_ahead,
+            whole_lines=self.whole_lines,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:

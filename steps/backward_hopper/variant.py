@@ -54,6 +54,7 @@ class Variant:
     adder: bool = False  # a warp of its own adds dQ, in turn
     sharing: int = 1  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     freed_together: bool = False  # the place of dS of a turn is free when that of its dO is, and no barrier tells it
+    whole_lines: bool = False  # a warp adds dQ from registers by lines of 128 bytes
     kept: int = 0  # columns of K that a part has in registers, too
     ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
     clears: bool = False  # one spare warp lets TMA clear the sums of a later head, and the others do nothing
@@ -171,6 +172,21 @@ class Variant:
     def query_fours(self) -> gl.DistributedLinearLayout:
         """A part's dQ with columns in the order in which sums hold them, four of a lane side by side: see adding.py."""
         return self._fours(self.query_rows, self.query_columns)
+
+    @cached_property
+    def query_lines(self) -> gl.DistributedLinearLayout:
+        """A part's dQ in the same order, with 32 columns of a row in eight lanes beside each other, not 16 in four."""
+        fours = self.query_fours
+        first, second, eighth, sixteenth, *more = fours.reg_bases
+        *lanes, fourth = fours.lane_bases
+        assert sixteenth == [0, 16] and fourth == [4, 0]
+        return gl.DistributedLinearLayout(
+            reg_bases=[first, second, eighth, fourth, *more],
+            lane_bases=[*lanes[:2], sixteenth, *lanes[2:]],
+            warp_bases=fours.warp_bases,
+            block_bases=[],
+            shape=fours.shape,
+        )
 
     @cached_property
     def key_fours(self) -> gl.DistributedLinearLayout:
@@ -296,6 +312,7 @@ def make_variant(
     freed_together: bool = False,
     keys_kept: bool = False,
     zeros_ahead: bool = False,
+    whole_lines: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
@@ -322,6 +339,8 @@ def make_variant(
         adder=adder and adding in BY_TMA,
         sharing=sharing,
     )
+    if not made.by_tma and made.in_fours:
+        made = replace(made, whole_lines=whole_lines)
     if made.parts > 1 and not made.roles_apart:
         made = replace(made, freed_together=freed_together, kept=columns_kept(made) if keys_kept else 0)
     with_spare = replace(made, ahead=max(AT_ONCE, made.section))
