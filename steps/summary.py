@@ -282,6 +282,26 @@ def trial(name: str) -> Page:
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
 
 
+UNITS = ("tensor pipe %", "MUFU (xu) pipe %", "shared memory %", "its wavefronts, million", "issue active %", "L2 %")
+
+
+def counters(problem: Problem, names: Sequence[str], gradients: bool = False) -> Page:
+    """How busy units were in the large kernels of these steps and peers on a problem, as ncu counted."""
+    run = find_recorded(problem, [RESULTS], "backward" if gradients else "forward")
+    counted = [m for name in names if run and (m := run.measurement(name)) and m.counters]
+    if not counted:
+        return Page(f"No counters are recorded of {problem.describe()}: measure with --profile.")
+    columns = [(header, show) for header, show in tables.counted(counted) if header in UNITS]
+    rows = []
+    for m in counted:
+        cycles = tables.NOTHING if m.cycles is None else f"{m.cycles / 1e6:.2f}"
+        rows.append([m.title if m.number is None else m.label, *(show(m) for _, show in columns), cycles])
+    where = f"Recorded: {run.machine['name']}, {problem.describe()}, {run.day}."
+    return Page(
+        where, table(["of the large kernel", *(header for header, _ in columns), "million cycles of a call"], rows)
+    )
+
+
 def shares(name: str) -> Page:
     """A trial over shares, on many problems: speed against the first share, the error, and how busy units are."""
     found = get_trial(name)

@@ -59,6 +59,12 @@ def few_at_once(monkeypatch):
     always_apart(monkeypatch)
 
 
+def zeros_alone(monkeypatch):
+    """Likewise, and spare warps keep pace nowhere: one of them clears sums (``zeros_ahead``)."""
+    few_at_once(monkeypatch)
+    monkeypatch.setattr("steps.backward_hopper.variant.TURNS", 1000)
+
+
 def always_apart(monkeypatch):
     """With grouped heads, query heads have blocks of their own in step heads_apart."""
     for name in ("TURNS_APART", "TURNS_APART_CAUSAL", "TURNS_FEW"):

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from steps import get_step
-from tests.shapes import few_at_once, problem
+from tests.shapes import few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.simulator import hopper, state
@@ -48,6 +48,10 @@ BACKWARD_KERNELS = [
     ("spare_warps", 256),
     ("heads_apart", 64),
     ("heads_apart", 128),
+    ("freed_together", 64),
+    ("keys_kept", 128),
+    ("zeros_ahead", 64),
+    ("whole_lines", 256),
 ]
 
 
@@ -87,7 +91,7 @@ def test_packed_sequences_use_every_barrier(barriers):
 
 @pytest.mark.parametrize(("name", "head_dim"), BACKWARD_KERNELS)
 def test_the_backward_pass_uses_every_barrier(name, head_dim, barriers, monkeypatch):
-    few_at_once(monkeypatch)
+    (zeros_alone if name == "zeros_ahead" else few_at_once)(monkeypatch)
     kv_heads = 1 if name == "heads_apart" else 3
     shape = problem(  # more turns than places
         batch=1, heads=3, kv_heads=kv_heads, seq_len_q=300, seq_len_kv=200, head_dim=head_dim

@@ -1,0 +1,148 @@
+"""Step zeros_ahead: where spare warps cannot keep pace, TMA clears the sums of later heads; and the steps before it."""
+
+import secrets
+from dataclasses import replace
+
+import pytest
+
+from steps import get_step
+from steps.backward_hopper import skeleton
+from steps.backward_hopper.variant import heads_ahead
+from steps.core.problems import standard
+from tests.shapes import problem, zeros_alone
+from tutorial_lib.passes import BACKWARD
+from tutorial_lib.simulator import language
+from tutorial_lib.simulator.block import Deadlock
+from tutorial_lib.simulator.run import watched
+
+SHAPES = [
+    problem(batch=2, heads=4, seq_len_q=200, seq_len_kv=200, head_dim=128),
+    problem(batch=1, heads=5, seq_len_q=130, seq_len_kv=300, head_dim=128, causal=False),
+    problem(batch=1, heads=6, seq_len_q=300, seq_len_kv=200, head_dim=64, dtype="bfloat16"),
+    problem(batch=1, heads=6, kv_heads=2, seq_len_q=100, seq_len_kv=600, head_dim=64),  # keys that no query sees
+    problem(batch=1, heads=6, seq_len_q=1, seq_len_kv=70, head_dim=32, causal=False),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_problems(monkeypatch):
+    zeros_alone(monkeypatch)
+
+
+def right(shape, seed=None) -> bool:
+    """Whether the gradients are right and the simulator finds no mistake, under random latencies."""
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    with watched(seed, at_once=8) as watch:
+        step = replace(get_step("zeros_ahead"))
+        accuracy = BACKWARD.check(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
+    return accuracy.correct and not any(run.found for run in watch.runs)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero):
+    variant = get_step("zeros_ahead").variant(shape)
+    assert variant.clears and not variant.spare
+    assert all(right(shape, seed) for seed in (None, 1, 2))
+
+
+def test_blocks_of_later_heads_wait_for_their_zeros(monkeypatch, nothing_is_zero):
+    """For all of them: a block's share is counted when it has been written."""
+    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "await_number"]
+    real, awaited = language.SEQUENCES[pattern], []
+
+    def noted(found, pointer, number):
+        awaited.append(number)
+        return real(found, pointer, number)
+
+    monkeypatch.setitem(language.SEQUENCES, pattern, noted)
+    shape = SHAPES[0]
+    assert right(shape)
+    step = get_step("zeros_ahead")
+    variant = step.variant(shape)
+    tiles, heads, batch = skeleton.own_blocks(shape, variant)
+    assert len(awaited) == tiles * (heads * batch - heads_ahead(variant, tiles))
+    assert set(awaited) == {step.padded(shape) // variant.query_rows}
+
+
+def test_zeros_that_are_not_counted_are_waited_for_in_vain(monkeypatch):
+    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "await_number"]
+    real = language.SEQUENCES[pattern]
+    monkeypatch.setitem(language.SEQUENCES, pattern, lambda found, pointer, number: real(found, pointer, number + 1))
+    with pytest.raises(Deadlock):
+        right(SHAPES[0])
+
+
+def test_the_kernel_before_clears_the_first_heads_alone(monkeypatch, nothing_is_zero):
+    """And prepares the rows of all."""
+    launched, real = {}, skeleton._launcher
+
+    def noted(kernel, blocks, passed, *rest):
+        launched[kernel.fn.__name__] = blocks, passed
+        return real(kernel, blocks, passed, *rest)
+
+    monkeypatch.setattr(skeleton, "_launcher", noted)
+    shape = SHAPES[0]
+    assert right(shape)
+    variant = get_step("zeros_ahead").variant(shape)
+    blocks, passed = launched["prepare"]
+    ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
+    assert blocks[1:] == (shape.heads, shape.batch) and passed[-2] == ahead < shape.batch * shape.heads
+    assert launched["scaled"][0][1:] == (shape.heads, shape.batch)
+
+
+def test_only_where_spare_warps_would_do_nothing(monkeypatch):
+    monkeypatch.undo()
+    step, before = get_step("zeros_ahead"), get_step("keys_kept")
+    clears = {
+        (seq_len, head_dim, causal): step.variant(standard(seq_len, head_dim, causal)).clears
+        for seq_len in (1024, 2048)
+        for head_dim in (64, 128, 256)
+        for causal in (True, False)
+    }
+    assert [which for which, does in clears.items() if does] == [(1024, 64, True), (1024, 128, True)]
+    assert step.variant(standard(4096)) == before.variant(standard(4096))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "kept"), [(64, True, 64), (64, False, 64), (128, True, 0), (128, False, 64), (256, True, 0)]
+)
+def test_as_much_of_k_is_kept_as_leaves_the_loop_without_spills(head_dim, causal, kept):
+    step, before = get_step("keys_kept"), get_step("freed_together")
+    shape = standard(4096, head_dim, causal)
+    assert step.variant(shape).kept == kept
+    assert (step.compile(shape).code != before.compile(shape).code) == (kept > 0)
+    assert step.compile(shape).spilled_bytes <= 64
+
+
+def test_whole_lines_touch_half_as_many():
+    """An instruction's lanes, each with 16 bytes: so many lines of 128 bytes."""
+    variant = get_step("whole_lines").variant(standard(4096, 256))
+
+    def lines(layout) -> int:
+        found = set()
+        for lane in range(32):
+            bases = [base for bit, base in enumerate(layout.lane_bases) if lane >> bit & 1]
+            row, column = (sum(base[axis] for base in bases) for axis in (0, 1))
+            found.add((row, column // 32))
+        return len(found)
+
+    assert variant.whole_lines and (lines(variant.query_fours), lines(variant.query_lines)) == (8, 4)
+    assert not get_step("whole_lines").variant(standard(4096, 128)).whole_lines  # TMA adds there
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("freed_together", {"parts": 1, "spare_warps": False, "heads_apart": False, "alternate": False}, "parts=2"),
+        ("zeros_ahead", {"spare_warps": False}, "spare_warps=True"),
+        (
+            "whole_lines",
+            {"adding": "reduction", "spare_warps": False, "heads_apart": False, "zeros_ahead": False},
+            "fours",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(name, changes, told):
+    with pytest.raises(ValueError, match=told):
+        replace(get_step(name), **changes)
