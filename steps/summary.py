@@ -282,7 +282,15 @@ def trial(name: str) -> Page:
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
 
 
-UNITS = ("tensor pipe %", "MUFU (xu) pipe %", "shared memory %", "its wavefronts, million", "issue active %", "L2 %")
+UNITS = (
+    "time µs",
+    "tensor pipe %",
+    "MUFU (xu) pipe %",
+    "shared memory %",
+    "its wavefronts, million",
+    "issue active %",
+    "L2 %",
+)
 
 
 def counters(problem: Problem, names: Sequence[str], gradients: bool = False) -> Page:

@@ -10,6 +10,9 @@ to a later one. As many before its own is the one that it scales. Kernels of the
 scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
 block's spare warps have more to do where its products take longer.
 
+Where blocks are too short for all of that, one spare warp lets TMA clear sums of a later head, and the others do
+nothing (``clear_ahead``).
+
 Two numbers in global memory stand for every head: how many pieces of its rows are prepared, and how many parts of
 blocks have added to its dQ. Whoever needs all of them waits. It waits for blocks with lower numbers alone, which have
 begun: theirs prepare without waiting for anybody, so all of it comes to an end.

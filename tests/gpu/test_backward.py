@@ -12,7 +12,8 @@ from tests.backward.test_gradients import CUTILE, accuracy_of
 from tests.backward.test_heads_apart import SHAPES as APART
 from tests.backward.test_hopper import cut_calls
 from tests.backward.test_spare import SHAPES as SPARE
-from tests.shapes import SHAPES, few_at_once, problem
+from tests.backward.test_zeros import SHAPES as ZEROS
+from tests.shapes import SHAPES, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
 
 pytestmark = pytest.mark.gpu
@@ -82,13 +83,16 @@ def test_halves_on_two_streams_can_be_captured(monkeypatch):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["last_scales", "spare_warps", "heads_apart"])
+@pytest.mark.parametrize("name", ["last_scales", "spare_warps", "heads_apart", "zeros_ahead"])
 def test_dq_is_scaled_in_every_call(name):
     """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
     step, shape = dataclasses.replace(get_step(name)), standard(2048, causal=True)
     if name == "heads_apart":  # and dK and dV are cleared, added up and rounded
         shape = dataclasses.replace(shape, kv_heads=8)
         assert step.variant(shape).sharing > 1 and step.variant(shape).spare
+    if name == "zeros_ahead":
+        shape = standard(1024, causal=True)
+        assert step.variant(shape).clears
     inputs = BACKWARD.inputs(shape, 0, "cuda")
     step.gradients(*inputs, causal=True)
     graph = torch.cuda.CUDAGraph()
@@ -128,6 +132,16 @@ def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
         assert accuracy.correct, accuracy.explain()
 
 
+@pytest.mark.parametrize("shape", [*ZEROS, *OF_SPARE[-3:-1]], ids=lambda p: p.slug)
+def test_sums_are_cleared_in_short_sections(shape, monkeypatch):
+    zeros_alone(monkeypatch)
+    step = dataclasses.replace(get_step("zeros_ahead"))
+    assert step.variant(shape).clears
+    for _ in range(3):
+        accuracy = accuracy_of(step, shape, "cuda")
+        assert accuracy.correct, accuracy.explain()
+
+
 def test_calls_in_two_streams_do_not_wait_for_each_other():
     """Each waits for blocks of its own alone, of which those with lower numbers have begun. Their ends overlap."""
     step = dataclasses.replace(get_step("spare_warps"))
@@ -150,7 +164,7 @@ def test_calls_in_two_streams_do_not_wait_for_each_other():
 
 ON_STREAMS = [
     *CUTILE,
-    *(get_step(name) for name in ("two_streams", "last_scales", "spare_warps", "heads_apart", "adder")),
+    *(get_step(name) for name in ("two_streams", "last_scales", "spare_warps", "heads_apart", "whole_lines", "adder")),
 ]
 
 
