@@ -2,7 +2,7 @@
 
 ``python -m steps.once gluon '{"batch": 1, "heads": 2, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128}'``; steps
 that do not take the problem are passed over. A version of a trial has the trial's name and its value: ``lazy_4``. A
-third argument, ``backward``, names peers of that pass: the forward pass, of which they need something, runs before.
+third argument, ``backward``, says of which pass peers are meant; their forward pass runs before.
 """
 
 from __future__ import annotations

@@ -30,13 +30,10 @@ def add_to_query(
             store_for_tma(d_query, tiles, part, variant)
             async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
         else:
-            if variant.whole_lines:
+            if variant.in_fours:
                 FOURS: gl.constexpr = variant.query_fours
-                LAYOUT: gl.constexpr = variant.query_lines
+                LAYOUT: gl.constexpr = variant.query_lines if variant.whole_lines else FOURS
                 d_query = gl.convert_layout(fours_together(d_query, FOURS), LAYOUT)
-            elif variant.in_fours:
-                LAYOUT: gl.constexpr = variant.query_fours
-                d_query = fours_together(d_query, LAYOUT)
             else:  # as wgmma leaves it, a lane has pairs of neighbouring columns
                 LAYOUT: gl.constexpr = variant.query_sums
             D: gl.constexpr = variant.head_dim

@@ -73,7 +73,7 @@ def consume_apart(
         await_tile(barriers.query_ready, turn, variant.stages)
         if variant.kept > 0:
             scores = issue_from_registers(kept, keys, query, variant)
-        if variant.kept == 0:
+        else:
             scores = issue_side(keys, query, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)

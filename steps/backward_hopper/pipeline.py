@@ -17,8 +17,8 @@ from steps.backward_hopper.spare import await_made
 class Arrays(NamedTuple):
     """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
 
-    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to. d_key, d_value: where query heads
-    have blocks of their own, pointers to the like for dK and dV.
+    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value:
+    where query heads have blocks of their own, pointers to the like for dK and dV.
     """
 
     query: object
@@ -50,7 +50,8 @@ class Tiles(NamedTuple):
 class Barriers(NamedTuple):
     """mbarriers: complete when TMA has filled a place, and when all parts have used it.
 
-    d_scores_ready, d_scores_free: between parts, when all that write dS have, and when all have multiplied it.
+    d_scores_ready, d_scores_free: between parts, when all that write dS have, and when all have multiplied it. Where
+    places are freed together, d_output_free says the latter, too, of the turn before.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
     turns: a part's completes when it is its turn to compute weights.
     sums_ready, sums_free: a part's dQ is in shared memory for the warp that adds it, and TMA has read it.

@@ -44,7 +44,7 @@ def prepare_rows(
 
 @gluon.jit
 def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: gl.constexpr):
-    """Zeros for dQ's sums of as many rows."""
+    """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
     LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
     SUMS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
     place = gl.arange(0, SUMS, LINE)

@@ -48,13 +48,13 @@ class HopperGradients(GradientStep, FusedStep):
     heads_apart: with grouped heads a block has one query head, and not all of a group, where it takes turns enough for
     it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too. At head_dim 256
     nothing changes. Takes the same.
-
     freed_together: the place of dS is free when that of dO is, with one barrier for both. Takes parts that are apart;
     at head_dim 256 nothing changes.
-    keys_kept: parts keep K, or half of its columns, in registers, too, where these suffice. Takes the same.
-    whole_lines: where fours are added from registers, eight lanes have a row's 128 bytes. Takes them in fours.
+    keys_kept: parts keep K in registers, too, at head_dim 64; without a mask half of its columns at head_dim 128, where
+    spare warps then have fewer registers, and do fewer rows at a time. Takes the same.
     zeros_ahead: where spare warps cannot keep pace, one lets TMA clear the sums of later heads. Takes spare_warps; at
     head_dim 256 nothing changes.
+    whole_lines: at head_dim 256 eight lanes have 128 bytes of a row of dQ when it is added. Takes fours.
 
     Raises ValueError for values that do not go together.
     """
@@ -133,7 +133,7 @@ class HopperGradients(GradientStep, FusedStep):
         return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, problem.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
-        """Numbers in global memory that blocks count up: of each part's tiles of queries, or two of each head."""
+        """Numbers in global memory that blocks count up: of each part's tiles of queries, or up to two of each head."""
         variant = self.variant(problem)
         if variant.ahead:
             return (1 if variant.clears else 2) * problem.batch * problem.heads
@@ -247,13 +247,13 @@ class HopperGradients(GradientStep, FusedStep):
 
         numbers, sums, key_sums, counted = scratch()
         rows, first_line = (tiles, problem.heads, problem.batch), 0
-        ahead = heads_ahead(variant, own_blocks(problem, variant)[0]) if variant.ahead else lines
+        cleared = heads_ahead(variant, own_blocks(problem, variant)[0]) if variant.ahead else lines  # by a kernel
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
-            rows, first_line = (tiles, 1, ahead), lines - ahead
+            rows, first_line = (tiles, 1, cleared), lines - cleared
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
         pieces = math.prod(of_keys) // (variant.tile.query * problem.head_dim)
-        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, ahead, variant)
+        passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, cleared, variant)
         preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.sharing > 1 else (dk, dv)

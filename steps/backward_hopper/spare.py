@@ -10,12 +10,12 @@ to a later one. As many before its own is the one that it scales. Kernels of the
 scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
 block's spare warps have more to do where its products take longer.
 
-Where blocks are too short for all of that, one spare warp lets TMA clear sums of a later head, and the others do
-nothing (``clear_ahead``).
+Where blocks take too few turns for all of that, one spare warp lets TMA clear sums of a later head, an equal share for
+every block, and the others do nothing (``clear_ahead``). A kernel clears the first heads, prepares all and scales all.
 
-Two numbers in global memory stand for every head: how many pieces of its rows are prepared, and how many parts of
-blocks have added to its dQ. Whoever needs all of them waits. It waits for blocks with lower numbers alone, which have
-begun: theirs prepare without waiting for anybody, so all of it comes to an end.
+Two numbers in global memory stand for every head: how many pieces of its rows are prepared, or cleared; and, where dQ
+is scaled here, how many parts of blocks have added to it. Whoever needs all of them waits. It waits for blocks with
+lower numbers alone, which have begun: theirs prepare without waiting for anybody, so all of it comes to an end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Spare(NamedTuple):
 
 @gluon.jit
 def lines_ahead(variant: gl.constexpr):
-    """The heads from a block's own to that whose rows it prepares (``variant.heads_ahead``)."""
+    """The heads from a block's own to that whose rows it prepares, or clears (``variant.heads_ahead``)."""
     return gl.maximum(2, variant.ahead // gl.num_programs(0))
 
 

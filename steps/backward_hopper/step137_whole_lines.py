@@ -4,8 +4,8 @@ At head_dim 256 shared memory has no room for dQ, and warps add it from register
 beside each other. wgmma leaves 16 columns of a row in four lanes. So an instruction of a warp adds 64 bytes in each of
 eight rows, and touches eight lines of 128 bytes.
 
-Here lanes exchange half of what they have, by shuffles, such that eight lanes have 32 columns of a row. An instruction
-then adds 128 bytes in each of four rows: as many bytes, in half as many lines.
+Here lanes exchange what they have, by shuffles, such that eight neighbouring lanes have 32 columns of a row. An
+instruction then adds 128 bytes in each of four rows: as many bytes, in half as many lines.
 
 Where TMA adds dQ nothing changes.
 """

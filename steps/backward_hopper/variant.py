@@ -179,7 +179,6 @@ class Variant:
         fours = self.query_fours
         first, second, eighth, sixteenth, *more = fours.reg_bases
         *lanes, fourth = fours.lane_bases
-        assert sixteenth == [0, 16] and fourth == [4, 0]
         return gl.DistributedLinearLayout(
             reg_bases=[first, second, eighth, fourth, *more],
             lane_bases=[*lanes[:2], sixteenth, *lanes[2:]],
@@ -339,9 +338,9 @@ def make_variant(
         adder=adder and adding in BY_TMA,
         sharing=sharing,
     )
-    if not made.by_tma and made.in_fours:
+    if made.roles_apart:
         made = replace(made, whole_lines=whole_lines)
-    if made.parts > 1 and not made.roles_apart:
+    elif made.parts > 1:
         made = replace(made, freed_together=freed_together, kept=columns_kept(made) if keys_kept else 0)
     with_spare = replace(made, ahead=max(AT_ONCE, made.section))
     turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
@@ -354,7 +353,7 @@ def make_variant(
 
 
 def columns_kept(variant: Variant) -> int:
-    """Columns of K that a part can keep in registers without spills."""
+    """Columns of K that a part keeps in registers: as many as cost the loop few spills, by what the compiler makes."""
     masks = variant.causal or variant.ragged
     return {64: 64, 128: 0 if masks else 64}.get(variant.head_dim, 0)
 

@@ -21,11 +21,15 @@ from tutorial_lib.reference import sdpa_masked
 
 @dataclass(frozen=True, kw_only=True)
 class _Elsewhere:
-    """What somebody else's code needs. requires: the module; top_left: causal also where the lengths differ."""
+    """What somebody else's code needs. requires: the module; top_left: causal also where the lengths differ.
+
+    counted: as ``Step`` has it, and empty where no counters are read.
+    """
 
     requires: str | None = None
     install: str = ""
     top_left: bool = True
+    counted: str = ""
 
     def unsupported(self, problem, target):
         if target == "cpu":
@@ -51,14 +55,11 @@ class Peer(_Elsewhere, TorchStep):
     """Somebody else's attention."""
 
     backend: ClassVar[str] = "peer"
-    counted: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPeer(_Elsewhere, AutogradGradients):
-    """Somebody else's gradients: those of a peer's attention. counted: see ``Step``, and empty for none."""
-
-    counted: str = ""
+    """Somebody else's gradients: those of a peer's attention."""
 
     backend: ClassVar[str] = "peer"
 
@@ -68,7 +69,6 @@ class PagedPeer(_Elsewhere, TorchPaged):
     """Somebody else's attention to keys in pages."""
 
     backend: ClassVar[str] = "peer"
-    counted: ClassVar[str] = ""
 
 
 @cache
@@ -266,6 +266,7 @@ PAGED_PEERS = (
 )
 
 
+# Of the backward pass: a part of the large kernel's name.
 LARGE_KERNELS = {"sdpa_cudnn": "flash_bprop", "sdpa_flash": "flash_bwd_dq_dk_dv", "flash_attn_4": "flash_bwd_sm"}
 
 

@@ -1,16 +1,14 @@
 """Step heads_apart: with grouped heads, blocks of single query heads add to dK and dV of their kv head."""
 
-import secrets
 from dataclasses import replace
 
 import pytest
 
 from steps import get_step
 from steps.backward_hopper import skeleton
+from tests.backward.schedules import right
 from tests.shapes import always_apart, few_at_once, problem
-from tutorial_lib.passes import BACKWARD
 from tutorial_lib.problem import Problem
-from tutorial_lib.simulator.run import watched
 
 SHAPES = [
     problem(batch=2, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=200, head_dim=128),
@@ -21,24 +19,13 @@ SHAPES = [
 ]
 
 
-def right(shape, seed=None) -> bool:
-    """Whether the gradients are right and the simulator finds no mistake, under random latencies."""
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    exact = BACKWARD.reference(shape, inputs)
-    with watched(seed, at_once=8) as watch:
-        accuracy = BACKWARD.check(
-            replace(get_step("heads_apart")), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact)
-        )
-    return accuracy.correct and not any(run.found for run in watch.runs)
-
-
 @pytest.mark.parametrize("spare", [True, False], ids=["spare", "alone"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_gradients_are_right_under_any_schedule(shape, spare, nothing_is_zero, monkeypatch):
     (few_at_once if spare else always_apart)(monkeypatch)
     variant = get_step("heads_apart").variant(shape)
     assert variant.sharing == shape.group_size and variant.group_size == 1 and variant.spare == spare
-    assert all(right(shape, seed) for seed in (None, 1, 2))
+    assert all(right("heads_apart", shape, seed) for seed in (None, 1, 2))
 
 
 def test_sums_that_nobody_clears_are_found_out(nothing_is_zero, monkeypatch):
@@ -52,7 +39,7 @@ def test_sums_that_nobody_clears_are_found_out(nothing_is_zero, monkeypatch):
         return real(kernel, blocks, passed, *rest)
 
     monkeypatch.setattr(skeleton, "_launcher", clears_nothing)
-    assert not right(SHAPES[0])
+    assert not right("heads_apart", SHAPES[0])
 
 
 def grouped(seq_len: int, causal: bool, head_dim: int = 128, kv_heads: int = 8) -> Problem:

@@ -12,7 +12,7 @@ from tests.backward.test_gradients import CUTILE, accuracy_of
 from tests.backward.test_heads_apart import SHAPES as APART
 from tests.backward.test_hopper import cut_calls
 from tests.backward.test_spare import SHAPES as SPARE
-from tests.backward.test_zeros import SHAPES as ZEROS
+from tests.backward.test_whole_lines import SHAPES as ZEROS
 from tests.shapes import SHAPES, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
 

@@ -152,7 +152,10 @@ def test_recorded_steps_are_compared_with_the_model():
         assert c.limit.seconds < c.measured
         assert c.explanation()
     for c in counted:
-        assert set(c.measurement.counters) <= set(METRICS)  # some were recorded before there were as many
+        found = set(c.measurement.counters)
+        assert (
+            set(METRICS) - {"shared_pct", "shared_wavefronts", "l2_pct"} <= found <= set(METRICS)
+        )  # not all have those
         # What ran at once stays below what the resources allow, and is most of it.
         assert 0.6 < c.measurement.counters["achieved_occupancy_pct"] / c.measurement.resources["occupancy_pct"] < 1.01
         assert c.measurement.counters["time_us"] == pytest.approx(1e6 * c.measured, rel=0.1)

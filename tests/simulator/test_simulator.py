@@ -36,7 +36,7 @@ def test_a_kernel_computes():
 
 
 def test_integers_are_divided_towards_zero_as_on_a_gpu():
-    """Python rounds down; a barrier's phase that was computed so waited forever on a GPU, and not here."""
+    """Python rounds down."""
     found = [torch.zeros(32, dtype=torch.int32) for _ in range(3)]
     launch(kernels.divide, (1,), (*found, 16, 2), 4)
     quotients, remainders, ceilings = (x.tolist() for x in found)

@@ -29,8 +29,8 @@ def remainder(x, y):
 
 
 DIVISIONS = {"floordiv": quotient, "mod": remainder}
-BINARY = {name: getattr(operator, f"__{name}__") for name in ("add", "sub", "mul", "and", "or", "xor")}
-BINARY |= {"lshift": operator.lshift, "rshift": operator.rshift, **DIVISIONS}
+OF_PYTHON = ("add", "sub", "mul", "and", "or", "xor", "lshift", "rshift")
+BINARY = {name: getattr(operator, f"__{name}__") for name in OF_PYTHON} | DIVISIONS
 
 
 def _binary(function: Callable, swapped: bool) -> Callable:

