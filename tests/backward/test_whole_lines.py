@@ -95,6 +95,7 @@ def test_only_where_spare_warps_would_do_nothing(monkeypatch):
     }
     assert [which for which, does in clears.items() if does] == [(1024, 64, True), (1024, 128, True)]
     assert step.variant(standard(4096)) == before.variant(standard(4096))
+    assert not before.variant(standard(1024, causal=True)).ahead
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
-from steps.reference.peers import PEERS
+from steps.once import named
+from steps.reference.peers import PEERS, peers_of
 from steps.run import main, make_parser, make_problems, select_peers, select_steps, show_run
 from tests import faulty
 from tests.shapes import problem
@@ -425,6 +426,25 @@ def test_counters_of_all_kernels_of_a_step_are_put_together(monkeypatch):
     contenders = [_Contender(step, status="measured") for step in steps]
     assert _profile(HEADLINE, contenders, cpu_settings(), Progress()) == []
     assert [c.counters["time_us"] for c in contenders] == [3.0, 4.0, 24.0]
+
+
+def test_peers_that_name_their_kernels_are_counted_beside_steps(monkeypatch):
+    """Of the pass that is measured. Of flash-attn-4 a kernel is asked for, of PyTorch's memory-efficient one none."""
+    peers = {peer.name: peer for peer in peers_of("backward")}
+    steps = [get_step("even_banks"), peers["flash_attn_4"], peers["sdpa_efficient"], get_step("sdpa_gradients")]
+    asked = []
+
+    def read(command, kernel, timeout):
+        asked.append((command[3], command[5], kernel))
+        return [{"time_us": 1.0}, {"time_us": 2.0}]
+
+    monkeypatch.setattr("steps.measuring.measure.read_counters", read)
+    monkeypatch.setattr("steps.measuring.measure.find_ncu", lambda: "ncu")
+    contenders = [_Contender(step, status="measured") for step in steps]
+    assert _profile(HEADLINE, contenders, cpu_settings(), Progress()) == []
+    assert [c.counters and c.counters["time_us"] for c in contenders] == [1.0, 2.0, None, None]
+    [(names, direction, kernel)] = asked
+    assert kernel == "fmha|flash_bwd_sm" and named(names, HEADLINE, direction) == steps[:2]
 
 
 class FakeWorker:

@@ -380,3 +380,17 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(notebooks, "sources", lambda folder=tmp_path, find=notebooks.sources: find(folder))
     assert notebooks.main(["--html", str(tmp_path / "html")]) == 1
     assert "00_two.ipynb" in capsys.readouterr().err
+
+
+def test_counters_of_steps_and_peers_stand_in_one_table():
+    from steps import summary
+    from steps.core.problems import standard
+
+    problem = standard(4096, 128, causal=False)
+    told, shown = summary.counters(problem, ("heads_apart", "flash_attn_4", "nobody"), gradients=True).parts
+    assert problem.describe() in told
+    header, _, *rows = shown.splitlines()
+    assert [row.split(" | ")[0] for row in rows] == ["| 133 heads_apart", "| flash-attn-4"]
+    assert header.count("|") - 2 == len(summary.UNITS) + 1  # none of these headers is unknown to the table
+    [none] = summary.counters(standard(2048, 128), ("heads_apart",), gradients=True).parts
+    assert "--profile" in none

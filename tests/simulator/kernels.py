@@ -28,16 +28,16 @@ def add_one(source, target, n):
 
 
 @gluon.jit
-def divide(quotients, remainders, ceilings, count, by: gl.constexpr):
-    """What ``//``, ``%`` and ``cdiv`` make of -3, -2, … one by one, and of the same numbers as a tile behind them."""
+def divide(quotients, remainders, ceilings, count):
+    """What ``//``, ``%`` and ``cdiv`` by 2 make of -3, -2, … one by one, and of the same as a tile behind them."""
     for n in range(count):
         x = n - 3
-        gl.store(quotients + n, x // by)
-        gl.store(remainders + n, x % by)
-        gl.store(ceilings + n, gl.cdiv(x, by))
+        gl.store(quotients + n, x // 2)
+        gl.store(remainders + n, x % 2)
+        gl.store(ceilings + n, gl.cdiv(x, 2))
     at = gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
-    gl.store(quotients + count + at, (at - 3) // by)
-    gl.store(remainders + count + at, (at - 3) % by)
+    gl.store(quotients + count + at, (at - 3) // 2)
+    gl.store(remainders + count + at, (at - 3) % 2)
 
 
 @gluon.jit
