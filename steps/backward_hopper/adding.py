@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.backward_hopper.in_turn import await_own_turn, await_turn, pass_on
-from steps.backward_hopper.instruction import async_reduce_shared_to_global
+from steps.backward_hopper.instruction import async_reduce_shared_to_global, await_kernels_before
 from steps.backward_hopper.pipeline import position
 
 
@@ -76,6 +76,7 @@ def add_in_turn(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
     It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory.
     """
     PARTS: gl.constexpr = variant.parts
+    await_kernels_before(variant)
     for turn in range(variant.group_size * work.a_head):
         await_turn(Turns, turn, work, 0, variant)
         for part in gl.static_range(PARTS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 
@@ -16,6 +17,25 @@ AWAIT = gl.constexpr(
 # [PTX ISA: cp.async.bulk.wait_group]
 WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
 WRITTEN_BUT_TWO = gl.constexpr("cp.async.bulk.wait_group 2; mov.b32 $0, 0;")  # the last two may be under way
+
+# A kernel that was launched to begin early waits until all kernels before it have ended, and what they have written is
+# there. And a block lets the next kernel begin; it does when all blocks have, or have ended. [PTX ISA: griddepcontrol]
+AWAIT_KERNELS_BEFORE = gl.constexpr("griddepcontrol.wait; mov.b32 $0, 0;")
+LET_NEXT_BEGIN = gl.constexpr("griddepcontrol.launch_dependents; mov.b32 $0, 0;")
+
+
+@gluon.jit
+def await_kernels_before(variant: gl.constexpr):
+    """Wait until all kernels before this one have ended, where this one may begin early."""
+    if variant.early:
+        gl.inline_asm_elementwise(AWAIT_KERNELS_BEFORE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_next_begin(variant: gl.constexpr):
+    """Let the next kernel begin, where that may begin early, as soon as blocks of it find room."""
+    if variant.early:
+        gl.inline_asm_elementwise(LET_NEXT_BEGIN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @builtin

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from steps.backward_hopper.instruction import await_kernels_before, let_next_begin
 from steps.backward_hopper.spare import await_made
 
 
@@ -94,7 +95,8 @@ def place_in_section(variant: gl.constexpr):
     """(tile of keys, head, batch) of this block, where blocks are numbered in sections.
 
     A GPU starts blocks in the order of their numbers. The heads of all batches are cut into sections. Of a section all
-    blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it.
+    blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it. So two
+    neighbouring blocks of a head do not begin one right after the other.
     """
     tiles, heads = gl.num_programs(0), gl.num_programs(1)
     number = gl.program_id(0) + tiles * (gl.program_id(1) + heads * gl.program_id(2))
@@ -112,10 +114,10 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
-        j = gl.num_programs(0) - 1 - j
     if variant.section:
         j, head, batch = place_in_section(variant)
+    if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
+        j = gl.num_programs(0) - 1 - j
     tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -187,6 +189,8 @@ def produce(arrays, tiles, barriers, work, padded, Turns, variant: gl.constexpr)
     mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
     tma.async_copy_global_to_shared(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
     tma.async_copy_global_to_shared(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    let_next_begin(variant)
+    await_kernels_before(variant)  # now: no kernel of this call has written keys or values
     if variant.spare:
         await_made(Turns.counts, Turns.padded, variant.rows_prepared, work, variant)
     if variant.clears:

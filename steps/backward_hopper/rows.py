@@ -5,6 +5,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from steps.backward_hopper.instruction import await_kernels_before, let_next_begin
+
 
 @gluon.jit
 def prepare_rows(
@@ -51,6 +53,19 @@ def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: g
     gl.store(Sums + (line * padded + first_row) * variant.head_dim + place, gl.full([SUMS], 0.0, gl.float32, LINE))
 
 
+@gluon.jit
+def line_of_block(variant: gl.constexpr):
+    """The head of a block of a small kernel, among those of all batches that it is for. A GPU starts block 0 first.
+
+    newest_first: the last head begins. Of what the kernel before has written L2 still holds the last; and of what this
+    one reads or writes the next kernel needs the first head's rows first.
+    """
+    line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
+    if variant.newest_first:
+        line = gl.num_programs(1) * gl.num_programs(2) - 1 - line
+    return line
+
+
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
 def prepare(
     Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts,
@@ -62,8 +77,9 @@ def prepare(
     and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
     """
     ROWS: gl.constexpr = variant.tile.query
+    let_next_begin(variant)
     i = gl.program_id(0)
-    line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
+    line = line_of_block(variant)
     prepare_rows(
         Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
         batches, seq_len_q, padded, False, variant,
@@ -93,8 +109,10 @@ def scaled(
     """
     ROWS: gl.constexpr = variant.tile.query
     D: gl.constexpr = variant.head_dim
+    let_next_begin(variant)  # where dK or dV are scaled behind dQ
+    await_kernels_before(variant)
     i = gl.program_id(0)
-    line = (first_line + gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)).to(gl.int64)
+    line = (first_line + line_of_block(variant)).to(gl.int64)
     head, batch = line % heads, line // heads
     row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))

@@ -35,7 +35,7 @@ class HopperGradients(GradientStep, FusedStep):
     parts: whether the two warp groups compute together, or each for itself.
     in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
-    block has several query heads. Not for blocks in turn.
+    block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
     alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
     changes. Takes parts that are apart.
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
@@ -55,6 +55,8 @@ class HopperGradients(GradientStep, FusedStep):
     zeros_ahead: where spare warps cannot keep pace, one lets TMA clear the sums of later heads. Takes spare_warps; at
     head_dim 256 nothing changes.
     whole_lines: at head_dim 256 eight lanes have 128 bytes of a row of dQ when it is added. Takes fours.
+    early: a kernel of a call begins before the one before it has ended, and waits for that where it needs to.
+    newest_first: small kernels begin with the last head, not with the first.
 
     Raises ValueError for values that do not go together.
     """
@@ -74,6 +76,8 @@ class HopperGradients(GradientStep, FusedStep):
     keys_kept: bool = hole(default=False)
     zeros_ahead: bool = hole(default=False)
     whole_lines: bool = hole(default=False)
+    early: bool = hole(default=False)
+    newest_first: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -84,8 +88,6 @@ class HopperGradients(GradientStep, FusedStep):
     def __post_init__(self):
         if self.in_turn and self.parts == 1:
             raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
-        if self.in_turn and self.sections:
-            raise ValueError("in_turn takes sections=False: blocks in turn have an order of their own")
         if self.parts > 1 and self.adding not in BY_TMA:
             raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
         if self.alternate and self.parts == 1:
@@ -170,6 +172,8 @@ class HopperGradients(GradientStep, FusedStep):
             keys_kept=self.keys_kept,
             zeros_ahead=self.zeros_ahead,
             whole_lines=self.whole_lines,
+            early=self.early,
+            newest_first=self.newest_first,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
@@ -254,7 +258,7 @@ class HopperGradients(GradientStep, FusedStep):
         sizes = (problem.seq_len_q, padded, problem.heads)
         pieces = math.prod(of_keys) // (variant.tile.query * problem.head_dim)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, cleared, variant)
-        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5)
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.early)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.sharing > 1 else (dk, dv)
         passed = (*arguments(q, k, v, do, numbers, sums, *into, problem, padded, variant), *constants)
@@ -267,16 +271,21 @@ class HopperGradients(GradientStep, FusedStep):
 
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
-        multiplying = _launcher(kernel, blocks, passed, more, variant.warps, device, 8, kept)
-        passed = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant)
-        scaling = None if variant.last_scales else _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2)
+        early, summed = variant.early, variant.sharing > 1
+        in_a_row = {"early": early, "overtaken": early and not variant.last_scales}
+        multiplying = _launcher(kernel, blocks, passed, more, variant.warps, device, 8, kept, **in_a_row)
+        scaling = None
+        if not variant.last_scales:
+            passed = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant)
+            in_a_row = {"early": early, "overtaken": early and summed}
+            scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2, **in_a_row)
         rounding = []  # dK and dV, where they were added up
         for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
             of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
             rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
-            rounding.append(
-                _launcher(scaled, rows_of_keys, (summed, x, x.stride()[:3], scale, *of), (), ROW_WARPS, device, 2)
-            )
+            passed = (summed, x, x.stride()[:3], scale, *of)
+            in_a_row = {"early": early, "overtaken": early and not rounding}
+            rounding.append(_launcher(scaled, rows_of_keys, passed, (), ROW_WARPS, device, 2, **in_a_row))
 
         def run(q, k, v, o, lse, do, dq, dk, dv):
             numbers, sums, key_sums, counted = scratch()
@@ -338,10 +347,12 @@ def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
     return -(-problem.seq_len_kv // variant.tile.key), heads, problem.batch
 
 
-def _launcher(kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = ()):
+def _launcher(
+    kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = (), **in_a_row: bool
+):
     """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so are ``more``, before ``kept``."""
-    behind = range(len(passed), len(passed) + len(more))
-    return gluon_launcher(kernel, blocks, (*passed, *more, *kept), warps, device, moving=(*range(moving), *behind))
+    moving = (*range(moving), *range(len(passed), len(passed) + len(more)))
+    return gluon_launcher(kernel, blocks, (*passed, *more, *kept), warps, device, moving, **in_a_row)
 
 
 def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:

@@ -26,7 +26,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from steps.backward_hopper.instruction import AWAIT, WRITTEN, WRITTEN_BUT_TWO
+from steps.backward_hopper.instruction import AWAIT, WRITTEN, WRITTEN_BUT_TWO, await_kernels_before
 from steps.backward_hopper.rows import clear_rows, prepare_rows
 from steps.gluon import names  # noqa: F401
 
@@ -92,6 +92,7 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
 def prepare_ahead(spare, work, variant: gl.constexpr):
     """The spare warps that prepare rows of a later head."""
     ROWS: gl.constexpr = variant.rows_prepared
+    await_kernels_before(variant)
     line = own_line(work) + lines_ahead(variant)
     lines = gl.num_programs(1) * gl.num_programs(2)
     if line < lines:
@@ -112,6 +113,7 @@ def clear_ahead(arrays, zeros, counts, work, padded, variant: gl.constexpr):
     """The spare warp that lets TMA clear sums of a later head: a share of its rows, as large for every block."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
+    await_kernels_before(variant)
     line = own_line(work) + lines_ahead(variant)
     if line < gl.num_programs(1) * gl.num_programs(2):
         place = zeros.reshape([ROWS, COLUMNS])
@@ -158,6 +160,7 @@ def tell_added(spare, work, variant: gl.constexpr, two_behind: gl.constexpr = Fa
 def scale_behind(spare, work, scale, variant: gl.constexpr):
     """The spare warp that scales dQ of an earlier head."""
     ROWS: gl.constexpr = variant.rows_scaled
+    await_kernels_before(variant)
     line = own_line(work) - lines_ahead(variant)
     if line >= 0:
         first, end = own_share(spare.padded // ROWS, spare.rates[1], work, variant)

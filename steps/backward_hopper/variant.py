@@ -48,7 +48,7 @@ class Variant:
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
     in_turn: bool
-    section: int  # blocks of a section, about, in which the longest are the first; 0: one head after the other
+    section: int  # blocks of a section, about, in which those with the first keys begin; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
     last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
     adder: bool = False  # a warp of its own adds dQ, in turn
@@ -57,6 +57,8 @@ class Variant:
     whole_lines: bool = False  # a warp adds dQ from registers by lines of 128 bytes
     kept: int = 0  # columns of K that a part has in registers, too
     ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
+    early: bool = False  # a kernel begins when SMs are free, and not when the one before has ended
+    newest_first: bool = False  # small kernels begin with the last head
     clears: bool = False  # one spare warp lets TMA clear the sums of a later head, and the others do nothing
 
     @property
@@ -312,6 +314,8 @@ def make_variant(
     keys_kept: bool = False,
     zeros_ahead: bool = False,
     whole_lines: bool = False,
+    early: bool = False,
+    newest_first: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
@@ -332,11 +336,13 @@ def make_variant(
         adding=adding,
         parts=parts,
         in_turn=in_turn,
-        section=SECTION if sections and problem.causal and problem.group_size == sharing else 0,
+        section=SECTION if sections and problem.causal != in_turn and problem.group_size == sharing else 0,
         alternate=alternate and problem.head_dim == 128,
         last_scales=last_scales and problem.group_size == 1,
         adder=adder and adding in BY_TMA,
         sharing=sharing,
+        early=early,
+        newest_first=newest_first,
     )
     if made.roles_apart:
         made = replace(made, whole_lines=whole_lines)

@@ -24,6 +24,7 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PACKS = 64  # of parameters that a launch remembers: by the addresses of its tensors, which an allocator hands out again
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NO_INTERLEAVE, L2_128B, FILL_WITH_ZEROS = 0, 2, 0  # of CUtensorMap, as Triton sets them
 
 
@@ -38,7 +39,7 @@ def cuda() -> ctypes.CDLL:
 
 
 class Attribute(ctypes.Structure):
-    """A CUlaunchAttribute whose value is three numbers."""
+    """A CUlaunchAttribute whose value is up to three numbers."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -68,11 +69,13 @@ def launcher(
     device: Any,
     moving: Sequence[int] = (0, 1, 2, 3),
     neighbours: int = 1,
+    early: bool = False,
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a compiled kernel in the current stream, on tensors of the kind of these arguments.
 
     arguments: all that the kernel takes; of those at the positions ``moving``, which are ``run``'s, only what does
-    not change is kept: no tensor, no address. neighbours: blocks of a cluster, of which Triton does not know.
+    not change is kept: no tensor, no address. neighbours: blocks of a cluster, of which Triton does not know. early: it
+    may begin when the kernel before it in the stream lets it (griddepcontrol), or that one's last block has ended.
     Several threads may call. Raises OtherParameters where the kernel's parameters are not as expected.
     """
     import torch
@@ -84,7 +87,7 @@ def launcher(
     if compiled.metadata.num_ctas != 1 or any(wants.values()):
         raise OtherParameters(f"the kernel wants clusters, or one of {wants}")
     stream_of, index = torch._C._cuda_getCurrentRawStream, device.index
-    launch = _launch(function, blocks, threads, shared, neighbours)
+    launch = _launch(function, blocks, threads, shared, neighbours, early)
     packs: dict[tuple[int, ...], Packed] = {}
 
     def run(*tensors):
@@ -104,16 +107,19 @@ def launcher(
     return run
 
 
-def _launch(function, blocks: tuple[int, int, int], threads: int, shared: int, neighbours: int) -> Callable[..., int]:
+def _launch(
+    function, blocks: tuple[int, int, int], threads: int, shared: int, neighbours: int, early: bool
+) -> Callable[..., int]:
     """``launch(stream, addresses of the parameters)`` starts a kernel, and returns the driver's status."""
-    if neighbours == 1:
+    wanted = [Attribute(id=CLUSTER_DIMENSION, value=(neighbours, 1, 1))] if neighbours > 1 else []
+    wanted += [Attribute(id=EARLY, value=(1, 0, 0))] if early else []
+    if not wanted:
         alone = cuda().cuLaunchKernel
         return lambda stream, addresses: alone(function, *blocks, threads, 1, 1, shared, stream, addresses, None)
-    together = cuda().cuLaunchKernelEx
-    cluster = Attribute(id=CLUSTER_DIMENSION, value=(neighbours, 1, 1))
+    together, attributes = cuda().cuLaunchKernelEx, (Attribute * len(wanted))(*wanted)
 
     def launch(stream, addresses) -> int:
-        config = Config(blocks, (threads, 1, 1), shared, stream, ctypes.pointer(cluster), 1)
+        config = Config(blocks, (threads, 1, 1), shared, stream, attributes, len(attributes))
         return together(ctypes.byref(config), function, addresses, None)
 
     return launch

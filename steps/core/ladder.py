@@ -53,7 +53,7 @@ PARTS = (
     Part(
         "backward_hopper",
         "The backward pass for Hopper, in Gluon",
-        (*range(50, 60), *range(130, 140)),
+        (*range(50, 60), *range(130, 140), *range(160, 170)),
         ("backward_hopper",),
     ),
     Part(

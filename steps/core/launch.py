@@ -177,13 +177,16 @@ def gluon_launcher(
     simulated: str = "sm_90",
     ctas: int = 1,
     neighbours: int = 1,
+    early: bool = False,
+    overtaken: bool = False,
 ) -> Callable[..., None]:
     """``run(q, k, v, o)`` launches a Gluon kernel as compiled for these arguments; on the CPU, the simulator.
 
     arguments: all that the kernel takes; those at the positions ``moving`` hold tensors of the kind that ``run`` will
     get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of. ctas: blocks of a
     cluster; ``blocks`` counts clusters. neighbours: blocks of a cluster of which Triton does not know
-    (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it.
+    (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it. early: it may begin when the
+    kernel launched before it lets it, and waits for that where it has to. overtaken: the next one is such a kernel.
     The simulator raises KernelError also for a race, which a GPU might not show.
     """
     if device.type == "cpu":
@@ -191,6 +194,7 @@ def gluon_launcher(
         from tutorial_lib.simulator.run import simulate
 
         how = {"machine": MACHINES[simulated], "ctas": ctas, "neighbours": neighbours}
+        how |= {"early": early, "overtaken": overtaken}
         run = partial(simulate, kernel, blocks, warps, **how)
     else:
         import torch
@@ -202,7 +206,7 @@ def gluon_launcher(
                 compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **in_clusters(ctas))
             run = compiled[blocks]  # loads the code, too
         try:
-            return driver.launcher(compiled, blocks, arguments, device, moving, neighbours)
+            return driver.launcher(compiled, blocks, arguments, device, moving, neighbours, early)
         except (driver.OtherParameters, AttributeError, LookupError, ValueError):  # another Triton: then it launches
             if neighbours > 1:
                 raise

@@ -83,11 +83,11 @@ def test_halves_on_two_streams_can_be_captured(monkeypatch):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["last_scales", "spare_warps", "heads_apart", "zeros_ahead"])
+@pytest.mark.parametrize("name", ["last_scales", "spare_warps", "heads_apart", "zeros_ahead", "early"])
 def test_dq_is_scaled_in_every_call(name):
     """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
     step, shape = dataclasses.replace(get_step(name)), standard(2048, causal=True)
-    if name == "heads_apart":  # and dK and dV are cleared, added up and rounded
+    if name in ("heads_apart", "early"):  # and dK and dV are cleared, added up and rounded
         shape = dataclasses.replace(shape, kv_heads=8)
         assert step.variant(shape).sharing > 1 and step.variant(shape).spare
     if name == "zeros_ahead":
@@ -119,7 +119,11 @@ OF_SPARE = [
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [*(("spare_warps", shape) for shape in OF_SPARE), *(("heads_apart", shape) for shape in APART)],
+    [
+        *(("spare_warps", shape) for shape in OF_SPARE),
+        *(("heads_apart", shape) for shape in APART),
+        *(("early", shape) for shape in (*OF_SPARE, *APART)),
+    ],
     ids=lambda x: getattr(x, "slug", x),
 )
 def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
@@ -132,10 +136,11 @@ def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
         assert accuracy.correct, accuracy.explain()
 
 
+@pytest.mark.parametrize("name", ["zeros_ahead", "early"])
 @pytest.mark.parametrize("shape", [*ZEROS, *OF_SPARE[-3:-1]], ids=lambda p: p.slug)
-def test_sums_are_cleared_in_short_sections(shape, monkeypatch):
+def test_sums_are_cleared_in_short_sections(name, shape, monkeypatch):
     zeros_alone(monkeypatch)
-    step = dataclasses.replace(get_step("zeros_ahead"))
+    step = dataclasses.replace(get_step(name))
     assert step.variant(shape).clears
     for _ in range(3):
         accuracy = accuracy_of(step, shape, "cuda")
@@ -164,7 +169,10 @@ def test_calls_in_two_streams_do_not_wait_for_each_other():
 
 ON_STREAMS = [
     *CUTILE,
-    *(get_step(name) for name in ("two_streams", "last_scales", "spare_warps", "heads_apart", "whole_lines", "adder")),
+    *(
+        get_step(name)
+        for name in ("two_streams", "last_scales", "spare_warps", "heads_apart", "whole_lines", "early", "adder")
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -23,6 +24,7 @@ from tutorial_lib.simulator import (  # noqa: F401  they enter what they do
 )
 from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
+from tutorial_lib.simulator.overtaken import catch_up, forget, put_off
 from tutorial_lib.simulator.processor import UNITS, Group, Processor
 from tutorial_lib.simulator.translate import as_python
 from tutorial_lib.simulator.values import argument
@@ -158,11 +160,34 @@ def watched(seed: int | None = None, trace: bool = False, **how) -> Iterator[Wat
             _watch = before
 
 
-def simulate(kernel, grid: tuple[int, ...], warps: int, *arguments, machine: Machine = H100, **of_clusters) -> None:
-    """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too."""
-    if _watch is None:
-        if found := launch(kernel, grid, arguments, warps, machine=machine, **of_clusters).found:
-            raise KernelError("\n".join(found.values()))
-    else:
-        how = {name: value for name, value in vars(_watch).items() if name != "runs"}
-        _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, **of_clusters, **how))
+def simulate(
+    kernel,
+    grid: tuple[int, ...],
+    warps: int,
+    *arguments,
+    machine: Machine = H100,
+    early: bool = False,
+    overtaken: bool = False,
+    **of_clusters,
+) -> None:
+    """Run a kernel for what it computes; as ``launch``, and raises KernelError for a race or a missing fence, too.
+
+    early: it begins before those that were put off have ended. overtaken: the next one is such a kernel, so this one is
+    put off until that waits for it (``overtaken``).
+    """
+    if not early:
+        catch_up()
+    if overtaken:
+        put_off(partial(simulate, kernel, grid, warps, *arguments, machine=machine, early=True, **of_clusters))
+        return
+    try:
+        if _watch is None:
+            if found := launch(kernel, grid, arguments, warps, machine=machine, **of_clusters).found:
+                raise KernelError("\n".join(found.values()))
+        else:
+            how = {name: value for name, value in vars(_watch).items() if name != "runs"}
+            _watch.runs.append(launch(kernel, grid, arguments, warps, machine=machine, **of_clusters, **how))
+        catch_up()
+    except BaseException:
+        forget()
+        raise

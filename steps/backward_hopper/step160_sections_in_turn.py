@@ -1,0 +1,32 @@
+"""Step 160: in turn, without a mask, with heads side by side.
+
+In step 132 the blocks of a head begin one right after the other, and without a mask they all begin with the first tile
+of queries. A block may add to it when the one before has, and everybody has to know of it by way of global memory. That
+takes as long as a turn, or longer. So the last block of a head waits for as many handovers as there are blocks before
+it; and as it can be a turn ahead of what it adds, and no more, it does not multiply meanwhile.
+
+Here blocks begin in sections of heads, as in step 56: first the block with the first keys of every head of a section,
+then those with the next keys. So a block begins when the one before it in its head has been at work for a while, and
+finds its tile free. It still waits for blocks with lower numbers alone, which have begun.
+
+Under a causal mask nothing changes: the block with the last keys comes first, and has the fewest tiles.
+
+What came since step 132 is in here, too, where it goes together with turns: whole lines at head_dim 256 (step 137),
+kernels that begin early (138), and the newest rows first (139).
+"""
+
+from steps.backward_hopper import step132_adder
+from steps.core.problems import standard
+
+STEP = step132_adder.STEP.evolve(
+    number=160,
+    name="sections_in_turn",
+    title="Heads side by side, in turn",
+    change="Without a mask, blocks in turn begin in sections of heads, so that a block's turn has come when it begins.",
+    fork=True,
+    sections=True,
+    whole_lines=True,
+    early=True,
+    newest_first=True,
+    default_problem=standard(4096, causal=False),
+)

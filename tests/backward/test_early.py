@@ -1,0 +1,88 @@
+"""Step early: kernels that begin before the one before has ended."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.writing.written import write_step
+from tests.backward.schedules import right
+from tests.shapes import few_at_once, problem, zeros_alone
+from tutorial_lib.passes import BACKWARD
+from tutorial_lib.simulator import language, overtaken
+from tutorial_lib.simulator.block import Deadlock, KernelError
+from tutorial_lib.simulator.run import watched
+
+LATER = {"batch": 1, "heads": 6, "seq_len_q": 200, "seq_len_kv": 200}
+SHAPES = {
+    "spare": problem(**LATER, head_dim=128),
+    "spare, 256": problem(**LATER, head_dim=256, dtype="bfloat16"),
+    "spare, grouped": problem(**LATER, kv_heads=2, head_dim=64),
+    "alone": problem(batch=1, heads=1, seq_len_q=77, seq_len_kv=150, head_dim=64, causal=False),
+    "alone, grouped": problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=70, head_dim=128),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_gradients_are_right_where_kernels_before_run_as_late_as_they_may(kind, nothing_is_zero, monkeypatch):
+    few_at_once(monkeypatch)
+    shape = SHAPES[kind]
+    assert get_step("early").variant(shape).spare == kind.startswith("spare")
+    assert all(right("early", shape, seed) for seed in (None, 1))
+
+
+def test_where_a_warp_clears_sums(nothing_is_zero, monkeypatch):
+    zeros_alone(monkeypatch)
+    shape = problem(**LATER, head_dim=64)
+    assert get_step("early").variant(shape).clears
+    assert all(right("early", shape, seed) for seed in (None, 1))
+
+
+WAITS = re.compile(r"^    await_kernels_before\(\).*\n", re.MULTILINE)
+
+
+def without(step, number: int | None):
+    """A written step, without one of its waits for the kernels before."""
+    found = list(WAITS.finditer(step.text))
+    assert len(found) == 3  # the producer, those who prepare, and the one that scales
+    if number is None:
+        return step
+    begin, end = found[number].span()
+    return dataclasses.replace(step, text=step.text[:begin] + step.text[end:])
+
+
+@pytest.mark.parametrize("taken_out", [None, 0, 1, 2])
+def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypatch):
+    """Numbers that blocks count are what an earlier call may have left: all that the warp that scales waits for."""
+    few_at_once(monkeypatch)
+    shape = SHAPES["spare"]
+    variant, empty = get_step("early").variant(shape), torch.empty
+    all_parts = variant.parts * -(-shape.seq_len_kv // variant.tile.key)
+
+    def as_left(*size, dtype=None, **how):
+        made = empty(*size, dtype=dtype, **how)
+        return made.fill_(all_parts if dtype == torch.int32 else 3.0)
+
+    step = without(write_step(get_step("early"), shape), taken_out)
+    inputs = BACKWARD.inputs(shape, 0)
+    exact = BACKWARD.reference(shape, inputs)
+    allowed = BACKWARD.yardstick(shape, inputs, exact)
+    monkeypatch.setattr(torch, "empty", as_left)
+    assert (taken_out is None) == all(is_right(step, shape, inputs, exact, allowed, seed) for seed in (None, 1, 2))
+
+
+def is_right(step, shape, inputs, exact, allowed, seed) -> bool:
+    try:
+        with watched(seed, at_once=8) as watch:
+            accuracy = BACKWARD.check(dataclasses.replace(step), shape, inputs, exact, allowed)
+    except (Deadlock, KernelError):
+        return False
+    return accuracy.correct and not any(run.found for run in watch.runs)
+
+
+def test_small_kernels_wait_too(monkeypatch):
+    """The one that scales, and those for dK and dV behind it."""
+    monkeypatch.setitem(language.SEQUENCES, overtaken.AWAIT, lambda _: 0)
+    assert not right("early", SHAPES["alone, grouped"])

@@ -1,0 +1,54 @@
+"""Kernels that the next one overtakes, as on a GPU where it may begin early: here they run when it waits for them.
+
+They run as late as can be: whoever does not wait is let go on first, and what it reads is not there yet, or what it
+writes is overwritten. On a GPU that might happen, or not. [PTX ISA: griddepcontrol]
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+
+from tutorial_lib.simulator import state
+from tutorial_lib.simulator.language import SEQUENCES
+
+LATE = 1e7  # clocks: longer than blocks take that go on
+
+
+class _Overtaken(threading.local):
+    def __init__(self):
+        self.launches: list[Callable[[], None]] = []
+
+
+_OVERTAKEN = _Overtaken()
+
+
+def put_off(launch: Callable[[], None]) -> None:
+    """Run a kernel when the next one waits for it, or has ended."""
+    _OVERTAKEN.launches.append(launch)
+
+
+def catch_up() -> None:
+    """Run what has been put off; the last one may itself overtake those before it."""
+    while _OVERTAKEN.launches:
+        _OVERTAKEN.launches.pop()()
+
+
+def forget() -> None:
+    """Run none of them."""
+    _OVERTAKEN.launches.clear()
+
+
+def await_kernels_before(_: re.Match) -> int:
+    if _OVERTAKEN.launches:
+        me = state.role()
+        me.time += LATE
+        me.point()
+        catch_up()
+    return 0
+
+
+AWAIT = r"griddepcontrol\.wait; mov\.b32 \$0, 0;"
+SEQUENCES[AWAIT] = await_kernels_before
+SEQUENCES[r"griddepcontrol\.launch_dependents; mov\.b32 \$0, 0;"] = lambda _: 0  # only when the next one begins
