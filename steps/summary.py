@@ -238,12 +238,16 @@ def wall(arch: str = DEFAULT_ARCH) -> Page:
     return Page(pictures.exponential_wall(REFERENCE_GPUS[arch], points))
 
 
-def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 8) -> Page:
-    """The fastest configurations of the recorded search, and of those like step 7's the fastest."""
-    search = recorded_search(arch)
+def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 8, kernel: str | None = None) -> Page:
+    """The fastest configurations of the recorded search, and of those like step 7's the fastest.
+
+    kernel: one of the backward pass, by its name in ``steps.search``.
+    """
+    direction = "backward" if kernel else "forward"
+    search = recorded_search(arch, direction=direction)
     for one in search.searched if search else ():
         problem = one.the_problem()
-        if (problem.head_dim, problem.causal) != (head_dim, causal):
+        if (one.kernel, problem.head_dim, problem.causal) != (kernel, head_dim, causal):
             continue
         plain = next(f for f in one.found if f.configuration.warps is None and f.configuration.cluster is None)
         shown = [(n, f) for n, f in enumerate(one.found, 1) if n <= best or f is plain]
@@ -267,7 +271,8 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
             f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.",
             table(headers, rows),
         )
-    return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `python -m steps.search`.")
+    command = f"python -m steps.search --direction {direction}"
+    return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `{command}`.")
 
 
 def trial(name: str) -> Page:

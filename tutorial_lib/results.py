@@ -291,14 +291,14 @@ class Run(_Record):
         """This run, and what an earlier record of the same problem holds that it leaves out.
 
         Steps and peers keep their figures, and the ratios of their own rounds; a step keeps its ratio to the previous
-        one where this run leaves out that, and its counters. A record of another GPU adds nothing.
+        one where this run leaves out that, and its counters, as a peer does. A record of another GPU adds nothing.
         """
         if record.machine["name"] != self.machine["name"]:
             return self
         here = {m.name for m in self.everybody}
         all_of = {}
         for kind in ("steps", "inside", "peers"):
-            all_of[kind], before = [_completed(m, record) for m in getattr(self, kind)], None
+            all_of[kind], before = [_completed(m, self, record) for m in getattr(self, kind)], None
             for m in getattr(record, kind):
                 if m.name not in here and m.status == "measured":
                     at = next((n for n, other in enumerate(all_of[kind], 1) if other.name == before), 0)
@@ -327,9 +327,9 @@ class Run(_Record):
         return any(m.status == "measured" for m in self.steps)
 
 
-def _completed(m: Measurement, record: Run) -> Measurement:
-    """A measurement with what ``record`` holds, too: the ratio to a previous step that its own rounds lack, and, of
-    the same machine code, counters where none were read.
+def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
+    """A measurement of a run with what ``record`` holds, too: the ratio to a previous step that its own rounds lack,
+    and counters where none were read: of the same machine code, or of a peer of the same version.
     """
     before = record.measurement(m.name)
     if before is None or m.status != "measured":
@@ -338,7 +338,8 @@ def _completed(m: Measurement, record: Run) -> Measurement:
     if before.speedup_vs_previous and not m.speedup_vs_previous:
         ratio = before.speedup_vs_previous
         more["speedup_vs_previous"] = ratio.model_copy(update={"earlier": ratio.earlier or record.day})
-    if m.counters is None and same_code(m, before):
+    same = same_code(m, before) or (m.code is None and run.versions == record.versions)
+    if m.counters is None and same:
         more["counters"] = before.counters
     return m.model_copy(update=more)
 

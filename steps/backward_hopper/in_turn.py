@@ -7,9 +7,10 @@ later, when TMA has long written what it added, so that it seldom waits for that
 The order is that of the blocks' numbers, in which a GPU starts them: a block waits for such as have started, and they
 cannot all wait. Without a mask all blocks begin with the first tile of queries, and the first to add is block 0. Under
 a causal mask the last keys come first: of all that add to a tile, their block begins with it. A block comes to a tile
-when those before it have gone on, and nobody waits for long. Where blocks begin in sections (``place_in_section``), other
-heads' blocks begin between those of a head, which then come to a tile later than each other. FlashAttention-3 has that order, and calls it "shortest
+when those before it have gone on, and nobody waits for long. FlashAttention-3 has that order, and calls it "shortest
 processing time first" (https://github.com/Dao-AILab/flash-attention/pull/1893).
+
+Where blocks begin in sections (``place_in_section``), blocks of other heads begin between two of a head.
 """
 
 from __future__ import annotations

@@ -331,7 +331,9 @@ class HopperGradients(GradientStep, FusedStep):
         )
         blocks = math.prod(own_blocks(problem, variant))
         again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
-        return replace(compiled, blocks=blocks, kv_tiles=tiles_visited(problem, variant.tile), other_kernels=again)
+        order = "the last head first" if variant.newest_first else None  # of small kernels, which the large one is not
+        turns = tiles_visited(problem, variant.tile)
+        return replace(compiled, blocks=blocks, kv_tiles=turns, other_kernels=again, lists=order)
 
 
 def rates(problem: Problem, variant: Variant) -> tuple[int, int]:

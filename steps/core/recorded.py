@@ -37,9 +37,9 @@ def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
 
 
 @cache
-def recorded_search(arch: str, results: Path = RESULTS) -> Search | None:
-    """The newest recorded search on an architecture, or None."""
-    found = [search for search in recorded_searches(results) if search.machine["arch"] == arch]
+def recorded_search(arch: str, results: Path = RESULTS, direction: str = "forward") -> Search | None:
+    """The newest recorded search of a pass on an architecture, or None."""
+    found = [search for search in recorded_searches(results, direction) if search.machine["arch"] == arch]
     return max(found, key=lambda search: search.date, default=None)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from steps import get_step
+from steps.core.problems import standard
 from steps.writing.written import write_step
 from tests.backward.schedules import right
 from tests.shapes import few_at_once, problem, zeros_alone
@@ -73,13 +74,39 @@ def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypat
     assert (taken_out is None) == all(is_right(step, shape, inputs, exact, allowed, seed) for seed in (None, 1, 2))
 
 
-def is_right(step, shape, inputs, exact, allowed, seed) -> bool:
+def is_right(step, shape, inputs, exact, allowed, seed, at_once=8) -> bool:
     try:
-        with watched(seed, at_once=8) as watch:
+        with watched(seed, at_once=at_once) as watch:
             accuracy = BACKWARD.check(dataclasses.replace(step), shape, inputs, exact, allowed)
     except (Deadlock, KernelError):
         return False
     return accuracy.correct and not any(run.found for run in watch.runs)
+
+
+@pytest.mark.parametrize("kind", ["spare", "alone, grouped"])
+def test_gradients_are_right_with_the_last_head_first(kind, nothing_is_zero, monkeypatch):
+    few_at_once(monkeypatch)
+    assert all(right("newest_first", SHAPES[kind], seed) for seed in (None, 1))
+
+
+def test_the_last_head_first_is_not_the_same_code():
+    """The large kernel is, and the small ones are not."""
+    before, now = (get_step(name).compile(standard(1024)) for name in ("early", "newest_first"))
+    assert before.sass == now.sass and not now.same_code(before)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [True, False])
+def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, nothing_is_zero, monkeypatch):
+    """And still wait for blocks alone that have begun: with room for one at a time, too."""
+    few_at_once(monkeypatch)
+    shape = problem(**LATER | {"seq_len_kv": 300}, head_dim=head_dim, causal=causal)
+    step = get_step("sections_in_turn")
+    assert (step.variant(shape).section > 0) is not causal and step.deterministic
+    assert all(right("sections_in_turn", shape, seed) for seed in (None, 1))
+    inputs = BACKWARD.inputs(shape, 0)
+    exact = BACKWARD.reference(shape, inputs)
+    assert is_right(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact), None, at_once=1)
 
 
 def test_small_kernels_wait_too(monkeypatch):

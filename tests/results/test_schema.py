@@ -212,6 +212,29 @@ def test_a_record_keeps_what_a_new_run_leaves_out():
     assert new.with_earlier(elsewhere) == new
 
 
+@pytest.mark.parametrize(
+    ("codes", "versions", "kept"),
+    [
+        ((None, None), "same", True),
+        ((None, None), "others", False),
+        (("a", "a"), "others", True),
+        (("a", "b"), "same", False),
+    ],
+)
+def test_counters_are_kept_of_what_is_still_the_same(codes, versions, kept):
+    """Of the same machine code; and where there is none, as of a peer, of the same versions."""
+    old, new = (run_of({"sdpa": 2.0, "one": 1.0}) for _ in range(2))
+
+    def counted(run, code, counters):
+        changed = {"resources": {"code": code} if code else None, "counters": counters}
+        return run.model_copy(update={"steps": [run.steps[0], run.steps[1].model_copy(update=changed)]})
+
+    old = counted(old, codes[0], {"cycles": 7.0}).model_copy(update={"versions": {"flash-attn-4": "1"}})
+    new = counted(new, codes[1], None)
+    new = new.model_copy(update={"versions": {"flash-attn-4": "1" if versions == "same" else "2"}})
+    assert (new.with_earlier(old).measurement("one").counters == {"cycles": 7.0}) is kept
+
+
 def test_what_the_readme_speaks_of_is_recorded():
     """H100, B=4 H=32 D=128 fp16, five lengths, causal and full, every part and peer."""
     for causal in (True, False):
