@@ -329,7 +329,7 @@ class Run(_Record):
 
 def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     """A measurement of a run with what ``record`` holds, too: the ratio to a previous step that its own rounds lack,
-    and counters where none were read: of the same machine code, or of a peer of the same version.
+    and counters where none were read: of the same machine code, or, where there is none, of the same versions.
     """
     before = record.measurement(m.name)
     if before is None or m.status != "measured":
@@ -338,7 +338,7 @@ def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     if before.speedup_vs_previous and not m.speedup_vs_previous:
         ratio = before.speedup_vs_previous
         more["speedup_vs_previous"] = ratio.model_copy(update={"earlier": ratio.earlier or record.day})
-    same = same_code(m, before) or (m.code is None and run.versions == record.versions)
+    same = same_code(m, before) or (m.code is before.code is None and run.versions == record.versions)
     if m.counters is None and same:
         more["counters"] = before.counters
     return m.model_copy(update=more)

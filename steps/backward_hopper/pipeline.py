@@ -114,10 +114,10 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    if variant.section:
-        j, head, batch = place_in_section(variant)
     if variant.in_turn and variant.causal:  # the last keys begin: see in_turn.py
         j = gl.num_programs(0) - 1 - j
+    if variant.section:
+        j, head, batch = place_in_section(variant)
     tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0

@@ -57,8 +57,8 @@ def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: g
 def line_of_block(variant: gl.constexpr):
     """The head of a block of a small kernel, among those of all batches that it is for. A GPU starts block 0 first.
 
-    newest_first: the last head begins. Of what the kernel before has written L2 still holds the last; and of what this
-    one reads or writes the next kernel needs the first head's rows first.
+    newest_first: the last head begins. It is what the kernel before has written last, and L2 is likely to hold it; and
+    of what this one reads or writes the next kernel needs the first head's rows first.
     """
     line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
     if variant.newest_first:
@@ -101,15 +101,16 @@ def prepare(
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
 def scaled(
     Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line, variant: gl.constexpr,
-    of_keys: gl.constexpr = False,
+    of_keys: gl.constexpr = False, followed: gl.constexpr = False,
 ):  # fmt: skip
     """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on.
 
-    of_keys: dK or dV of as many keys.
+    of_keys: dK or dV of as many keys. followed: by another kernel of the call.
     """
     ROWS: gl.constexpr = variant.tile.query
     D: gl.constexpr = variant.head_dim
-    let_next_begin(variant)  # where dK or dV are scaled behind dQ
+    if followed:
+        let_next_begin(variant)
     await_kernels_before(variant)
     i = gl.program_id(0)
     line = (first_line + line_of_block(variant)).to(gl.int64)

@@ -55,7 +55,8 @@ class HopperGradients(GradientStep, FusedStep):
     zeros_ahead: where spare warps cannot keep pace, one lets TMA clear the sums of later heads. Takes spare_warps; at
     head_dim 256 nothing changes.
     whole_lines: at head_dim 256 eight lanes have 128 bytes of a row of dQ when it is added. Takes fours.
-    early: a kernel of a call begins before the one before it has ended, and waits for that where it needs to.
+    early: a kernel of a call begins before the one before it has ended, and waits for that where it needs to. Takes
+    last_scales=False.
     newest_first: small kernels begin with the last head, not with the first.
 
     Raises ValueError for values that do not go together.
@@ -102,6 +103,8 @@ class HopperGradients(GradientStep, FusedStep):
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
         if self.last_scales and not fits:
             raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
+        if self.early and self.last_scales:
+            raise ValueError("early takes last_scales=False: a block that takes no turn would count too early")
         if self.adder and not self.in_turn:
             raise ValueError("adder takes in_turn=True: elsewhere nobody waits for a turn to add")
         for name in ("spare_warps", "heads_apart"):
@@ -271,21 +274,25 @@ class HopperGradients(GradientStep, FusedStep):
 
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
-        early, summed = variant.early, variant.sharing > 1
-        in_a_row = {"early": early, "overtaken": early and not variant.last_scales}
-        multiplying = _launcher(kernel, blocks, passed, more, variant.warps, device, 8, kept, **in_a_row)
+        multiplying = _launcher(
+            kernel, blocks, passed, more, variant.warps, device, 8, kept, early=variant.early, overtaken=variant.early
+        )
+
+        def scaled_launcher(blocks, summed, x, scale, *of, last: bool):
+            """Of ``scaled``. last: of the call's kernels."""
+            passed = (summed, x, x.stride()[:3], scale, *of, not last)
+            how = {"early": variant.early, "overtaken": variant.early and not last}
+            return _launcher(scaled, blocks, passed, (), ROW_WARPS, device, 2, **how)
+
         scaling = None
         if not variant.last_scales:
-            passed = (sums, dq, dq.stride()[:3], problem.effective_scale, *sizes, first_line, variant)
-            in_a_row = {"early": early, "overtaken": early and summed}
-            scaling = _launcher(scaled, rows, passed, (), ROW_WARPS, device, 2, **in_a_row)
+            of = (*sizes, first_line, variant, False)
+            scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
         rounding = []  # dK and dV, where they were added up
         for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
             of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
             rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
-            passed = (summed, x, x.stride()[:3], scale, *of)
-            in_a_row = {"early": early, "overtaken": early and not rounding}
-            rounding.append(_launcher(scaled, rows_of_keys, passed, (), ROW_WARPS, device, 2, **in_a_row))
+            rounding.append(scaled_launcher(rows_of_keys, summed, x, scale, *of, last=len(rounding) == 1))
 
         def run(q, k, v, o, lse, do, dq, dk, dv):
             numbers, sums, key_sums, counted = scratch()
@@ -331,7 +338,7 @@ class HopperGradients(GradientStep, FusedStep):
         )
         blocks = math.prod(own_blocks(problem, variant))
         again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
-        order = "the last head first" if variant.newest_first else None  # of small kernels, which the large one is not
+        order = "the last head first" if variant.newest_first else None
         turns = tiles_visited(problem, variant.tile)
         return replace(compiled, blocks=blocks, kv_tiles=turns, other_kernels=again, lists=order)
 

@@ -148,6 +148,8 @@ def tell_added(spare, work, variant: gl.constexpr, two_behind: gl.constexpr = Fa
 
     two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
     """
+    if variant.unseen:  # whoever has had a turn is behind the producer, which has waited
+        await_kernels_before(variant)
     if variant.by_tma:
         SO_FAR: gl.constexpr = WRITTEN_BUT_TWO if two_behind else WRITTEN
         gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -1,8 +1,8 @@
 """Step 139: small kernels begin with the last head.
 
 The large kernel ends with the last heads. Their sums for dQ are what L2 was given last. The kernel that scales sums
-began with the first head, whose sums L2 had long written to device memory; and what it read took the place of the sums
-that L2 still had.
+began with the first head, whose sums are the oldest: where L2 holds less than all, it has probably written them to
+device memory. And what the kernel read then took the place of sums that L2 still had.
 
 Here it begins with the last head. So does the kernel that prepares rows: the large kernel needs those of the first head
 first, and finds them, and dO, in L2.

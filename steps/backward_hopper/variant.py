@@ -44,6 +44,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
+    unseen: bool  # under a causal mask the last blocks own keys that no query sees, and take no turn
     under_way: bool
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
@@ -326,17 +327,19 @@ def make_variant(
     few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
     apart = turns >= (TURNS_FEW if few else TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
     sharing = problem.group_size if heads_apart and adding in BY_TMA and apart else 1
+    by_sections = not problem.causal if in_turn else problem.causal
     made = Variant(
         tile=tile,
         head_dim=problem.head_dim,
         group_size=problem.group_size // sharing,
         causal=problem.causal,
         ragged=problem.seq_len_kv % tile.key != 0,
+        unseen=problem.causal and (blocks - 1) * tile.key >= tiles_a_head(problem, tile) * tile.query,
         under_way=under_way,
         adding=adding,
         parts=parts,
         in_turn=in_turn,
-        section=SECTION if sections and problem.causal != in_turn and problem.group_size == sharing else 0,
+        section=SECTION if sections and problem.group_size == sharing and by_sections else 0,
         alternate=alternate and problem.head_dim == 128,
         last_scales=last_scales and problem.group_size == 1,
         adder=adder and adding in BY_TMA,

@@ -19,7 +19,7 @@ FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"},
 }
 POINTER = "Q"
-SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_cooperative_grid")  # not done here
+SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_cooperative_grid")  # not for Triton
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PACKS = 64  # of parameters that a launch remembers: by the addresses of its tensors, which an allocator hands out again
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet

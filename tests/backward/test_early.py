@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from steps import get_step
+from steps.backward_hopper import skeleton
 from steps.core.problems import standard
 from steps.writing.written import write_step
 from tests.backward.schedules import right
-from tests.shapes import few_at_once, problem, zeros_alone
+from tests.shapes import always_apart, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
-from tutorial_lib.simulator import language, overtaken
+from tutorial_lib.simulator import language, overtaken, state
 from tutorial_lib.simulator.block import Deadlock, KernelError
 from tutorial_lib.simulator.run import watched
 
@@ -21,6 +22,9 @@ SHAPES = {
     "spare": problem(**LATER, head_dim=128),
     "spare, 256": problem(**LATER, head_dim=256, dtype="bfloat16"),
     "spare, grouped": problem(**LATER, kv_heads=2, head_dim=64),
+    "spare, keys unseen": problem(**LATER | {"seq_len_kv": 500}, head_dim=128),
+    "spare, keys unseen, 256": problem(**LATER | {"seq_len_kv": 500}, head_dim=256),
+    "spare, keys unseen, grouped": problem(**LATER | {"seq_len_kv": 500}, kv_heads=2, head_dim=64, dtype="bfloat16"),
     "alone": problem(batch=1, heads=1, seq_len_q=77, seq_len_kv=150, head_dim=64, causal=False),
     "alone, grouped": problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=70, head_dim=128),
 }
@@ -30,8 +34,22 @@ SHAPES = {
 def test_gradients_are_right_where_kernels_before_run_as_late_as_they_may(kind, nothing_is_zero, monkeypatch):
     few_at_once(monkeypatch)
     shape = SHAPES[kind]
-    assert get_step("early").variant(shape).spare == kind.startswith("spare")
+    variant = get_step("early").variant(shape)
+    assert variant.spare == kind.startswith("spare") and variant.unseen == ("unseen" in kind)
     assert all(right("early", shape, seed) for seed in (None, 1))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("queries", [1, 64, 100, 128, 190, 300])
+def test_which_problems_have_keys_that_no_query_sees(head_dim, queries):
+    """A block of them takes no turn."""
+    for keys in range(64, 600, 32):
+        shape = problem(seq_len_q=queries, seq_len_kv=keys, head_dim=head_dim)
+        variant = get_step("early").variant(shape)
+        tiles = -(-queries // variant.tile.query)
+        starts = range(0, keys, variant.tile.key)
+        assert variant.unseen == any(start // variant.tile.query >= tiles for start in starts)
+        assert not get_step("early").variant(dataclasses.replace(shape, causal=False)).unseen
 
 
 def test_where_a_warp_clears_sums(nothing_is_zero, monkeypatch):
@@ -100,16 +118,58 @@ def test_the_last_head_first_is_not_the_same_code():
 def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, nothing_is_zero, monkeypatch):
     """And still wait for blocks alone that have begun: with room for one at a time, too."""
     few_at_once(monkeypatch)
+    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 12)
     shape = problem(**LATER | {"seq_len_kv": 300}, head_dim=head_dim, causal=causal)
     step = get_step("sections_in_turn")
-    assert (step.variant(shape).section > 0) is not causal and step.deterministic
+    heads = step.variant(shape).section // -(-shape.seq_len_kv // step.variant(shape).tile.key)
+    assert heads == (0 if causal else 2 if head_dim == 256 else 4) and step.deterministic
     assert all(right("sections_in_turn", shape, seed) for seed in (None, 1))
     inputs = BACKWARD.inputs(shape, 0)
     exact = BACKWARD.reference(shape, inputs)
     assert is_right(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact), None, at_once=1)
 
 
-def test_small_kernels_wait_too(monkeypatch):
-    """The one that scales, and those for dK and dV behind it."""
-    monkeypatch.setitem(language.SEQUENCES, overtaken.AWAIT, lambda _: 0)
-    assert not right("early", SHAPES["alone, grouped"])
+@pytest.mark.parametrize("kind", ["spare", "alone, grouped"])
+def test_the_last_kernel_waits_too(kind, monkeypatch):
+    """It scales dQ, or dV. On the simulator it begins first, as all others are put off."""
+    few_at_once(monkeypatch)
+    first, wait = [], language.SEQUENCES[overtaken.AWAIT]
+
+    def unless_last(found):
+        first.append(state.run)
+        return 0 if state.run is first[0] else wait(found)
+
+    monkeypatch.setitem(language.SEQUENCES, overtaken.AWAIT, unless_last)
+    assert not right("early", SHAPES[kind])
+
+
+def test_simulated_clocks_count_no_time_for_kernels_before(monkeypatch):
+    """The simulator puts them off by many clocks, which are none of the kernel's."""
+    inputs = BACKWARD.inputs(SHAPES["alone"], 0)
+    with watched() as watch:
+        BACKWARD.call(dataclasses.replace(get_step("early")), SHAPES["alone"], inputs, BACKWARD.poisoned(inputs))
+    assert len(watch.runs) == 3
+    assert max(clocks for run in watch.runs for clocks in run.clocks.values()) < overtaken.LATE / 10
+
+
+def test_early_kernels_are_launched_so_and_the_first_is_not(monkeypatch):
+    launched, real = [], skeleton.gluon_launcher
+
+    def noted(kernel, *rest, early=False, overtaken=False):
+        launched.append((kernel.fn.__name__, early, overtaken))
+        return real(kernel, *rest, early=early, overtaken=overtaken)
+
+    monkeypatch.setattr(skeleton, "gluon_launcher", noted)
+    always_apart(monkeypatch)
+    shape = SHAPES["alone, grouped"]
+    inputs = BACKWARD.inputs(shape, 0)
+    step = dataclasses.replace(get_step("early"))
+    assert step.variant(shape).sharing == 2
+    BACKWARD.call(step, shape, inputs, BACKWARD.poisoned(inputs))
+    names = ["prepare", "fmha_backward", "scaled", "scaled", "scaled"]
+    assert launched == [(name, n > 0, n < 4) for n, name in enumerate(names)]
+
+
+def test_early_does_not_go_with_the_last_block_scaling():
+    with pytest.raises(ValueError, match="last_scales=False"):
+        dataclasses.replace(get_step("last_scales"), early=True)

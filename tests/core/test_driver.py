@@ -35,11 +35,10 @@ class FakeCuda:
 
     def cuLaunchKernelEx(self, config, function, addresses, extra):
         told = config._obj
-        cluster = told.attributes.contents
-        self.launched.append(
-            (function.value, *told.grid, *told.block, told.stream, cluster.id, *cluster.value, addresses)
-        )
-        assert told.attribute_count == 1 and ctypes.sizeof(cluster) == 72 and ctypes.sizeof(told) == 56
+        attributes = [told.attributes[n] for n in range(told.attribute_count)]
+        numbers = [number for attribute in attributes for number in (attribute.id, *attribute.value)]
+        self.launched.append((function.value, *told.grid, *told.block, told.stream, *numbers, addresses))
+        assert ctypes.sizeof(attributes[0]) == 72 and ctypes.sizeof(told) == 56
         return self.statuses.pop(0) if self.statuses else 0
 
     def cuGetErrorName(self, status, name):
@@ -168,6 +167,17 @@ def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
     together(*tensors(*PLACES))
     [(*told, _)] = cuda.launched
     assert told == [99, 6, 1, 1, 32 * compiled.metadata.num_warps, 1, 1, 7, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "neighbours", "attributes"), [("linked", 1, []), ("kv_multicast", 2, [4, 2, 1, 1])])
+def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attributes, run, cuda):
+    """6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+    compiled, given = compiled_step(next(s for s in STEPS if s.name == name), problem())
+    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
+    early = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=neighbours, early=True)
+    early(*tensors(*PLACES))
+    [(*told, _)] = cuda.launched
+    assert told[8:] == [*attributes, 6, 1, 0, 0]
 
 
 def test_places_without_end_are_not_all_kept(run, cuda, monkeypatch):

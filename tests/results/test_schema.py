@@ -219,6 +219,7 @@ def test_a_record_keeps_what_a_new_run_leaves_out():
         ((None, None), "others", False),
         (("a", "a"), "others", True),
         (("a", "b"), "same", False),
+        (("a", None), "same", False),
     ],
 )
 def test_counters_are_kept_of_what_is_still_the_same(codes, versions, kept):

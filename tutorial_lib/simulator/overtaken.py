@@ -1,7 +1,9 @@
 """Kernels that the next one overtakes, as on a GPU where it may begin early: here they run when it waits for them.
 
-They run as late as can be: whoever does not wait is let go on first, and what it reads is not there yet, or what it
-writes is overwritten. On a GPU that might happen, or not. [PTX ISA: griddepcontrol]
+They run as late as the first role that waits lets them: of the blocks that have begun by then, a role that does not
+wait goes on first. What it reads is not there yet, or what it writes is overwritten. On a GPU that might happen, or
+not. Blocks that begin later find all of it done, so mistakes in them show with many blocks at once.
+[PTX ISA: griddepcontrol]
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def await_kernels_before(_: re.Match) -> int:
         me.time += LATE
         me.point()
         catch_up()
+        me.time -= LATE  # nobody's clock but the order of things has changed
     return 0
 
 
