@@ -44,7 +44,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    unseen: bool  # under a causal mask the last blocks own keys that no query sees, and take no turn
+    unseen: bool  # kernels begin early, and there are blocks that take no turn: no query sees their keys
     under_way: bool
     adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
@@ -334,7 +334,7 @@ def make_variant(
         group_size=problem.group_size // sharing,
         causal=problem.causal,
         ragged=problem.seq_len_kv % tile.key != 0,
-        unseen=problem.causal and (blocks - 1) * tile.key >= tiles_a_head(problem, tile) * tile.query,
+        unseen=early and problem.causal and (blocks - 1) * tile.key >= tiles_a_head(problem, tile) * tile.query,
         under_way=under_way,
         adding=adding,
         parts=parts,

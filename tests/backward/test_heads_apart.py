@@ -32,11 +32,11 @@ def test_sums_that_nobody_clears_are_found_out(nothing_is_zero, monkeypatch):
     always_apart(monkeypatch)
     real = skeleton._launcher
 
-    def clears_nothing(kernel, blocks, passed, *rest):
+    def clears_nothing(kernel, blocks, passed, *rest, **how):
         if kernel is skeleton.prepare:
             *before, _, variant = passed
             passed = (*before, 0, variant)
-        return real(kernel, blocks, passed, *rest)
+        return real(kernel, blocks, passed, *rest, **how)
 
     monkeypatch.setattr(skeleton, "_launcher", clears_nothing)
     assert not right("heads_apart", SHAPES[0])

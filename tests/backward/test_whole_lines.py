@@ -57,9 +57,9 @@ def test_the_kernel_before_clears_the_first_heads_alone(monkeypatch, nothing_is_
     """And prepares the rows of all."""
     launched, real = {}, skeleton._launcher
 
-    def noted(kernel, blocks, passed, *rest):
+    def noted(kernel, blocks, passed, *rest, **how):
         launched[kernel.fn.__name__] = blocks, passed
-        return real(kernel, blocks, passed, *rest)
+        return real(kernel, blocks, passed, *rest, **how)
 
     monkeypatch.setattr(skeleton, "_launcher", noted)
     shape = SHAPES[0]
