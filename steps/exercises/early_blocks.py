@@ -9,7 +9,8 @@ def judge(function, chance):
     for ends, setup in shapes:
         wanted = [max(end + setup, max(ends)) for end in ends]
         told = function(list(ends), setup)
-        if not isinstance(told, list) or len(told) != len(ends):
+        times = isinstance(told, list) and all(isinstance(time, int | float) for time in told)
+        if not times or len(told) != len(ends):
             return f"`usable_at` must return a list with a time for each of {len(ends)} SMs, and yours gives {told!r}."
         for n, (mine, right) in enumerate(zip(told, wanted, strict=True)):
             if mine == right:

@@ -63,6 +63,17 @@ def test_a_chapter_shows_the_search():
     assert RECORDED[0].day in text and "cluster of 2" in text
 
 
+def test_a_chapter_shows_the_search_of_a_backward_kernel():
+    """And of one that was not searched how to."""
+    kernel = "keys, adding to dQ"
+    found = recorded_search("sm_90", direction="backward")
+    [one] = [s for s in found.searched if s.kernel == kernel and s.the_problem().head_dim == 128]
+    text = text_of(summary.searched(128, True, kernel=kernel))
+    assert found.day in text and one.found[0].configuration.label in text and "cluster" not in text.split("|", 1)[1]
+    assert "steps.search --direction backward" in text_of(summary.searched(128, False, kernel=kernel))
+    assert "No search is recorded" in text_of(summary.searched(128, True, kernel="another"))
+
+
 def test_requests_that_make_no_sense_get_one_line(capsys, tmp_path):
     assert search.main(["--seq-len", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
