@@ -3,10 +3,10 @@
 The kernel is step approx_division's, with the hints of steps latency and occupancy left to be found; with
 ``--direction backward`` they are those of the backward pass, each searched alone. ``cuda.tile.tune`` times every
 combination. Recorded as ``results/<machine>/search.json``, or ``search_backward.json``, failures included. The file is
-written after every problem that was timed, so that an interrupted search keeps what it has. ``--head-dim`` searches a
-part, which takes the place of what the file had on the same problems with the same compilers. No kernel reads that
-file: what is to be used is written into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be written;
-2 bad request; 130 interrupted.
+written after every problem that was timed, so that an interrupted search keeps what it has. ``--head-dim`` and
+``--kernel`` search a part, which takes the place of what the file had of it with the same compilers. No kernel reads
+that file: what is to be used is written into ``steps/core/rules.toml`` by hand. Exit status: 0 done; 1 it cannot be
+written; 2 bad request; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class GradientKernel:
     step: str
     kernel: str
     direction: ClassVar[str] = "backward"
-    masks: ClassVar[tuple] = (True,)  # without a mask the same loop runs for longer
+    masks: ClassVar[tuple] = (True, False)
 
     def space(self) -> list[Configuration]:
         """Every combination; eight warps only where tiles are not small, two blocks only where they are not large."""
@@ -128,8 +128,8 @@ class GradientKernel:
 SEARCHED = (
     AttentionKernel(),
     GradientKernel("keys, adding to dQ", "folded", "keys"),
-    GradientKernel("keys", "mask_loops", "keys"),
-    GradientKernel("queries", "mask_loops", "queries"),
+    GradientKernel("keys", "prepared", "keys"),
+    GradientKernel("queries", "prepared", "queries"),
 )
 
 
@@ -225,6 +225,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="64, 128 or 256; again for more (all)",
     )
+    parser.add_argument(
+        "--kernel",
+        choices=[kernel.name for kernel in SEARCHED if kernel.name],
+        action="append",
+        metavar="NAME",
+        help='of --direction backward: "keys", "queries" or "keys, adding to dQ"; again for more (all)',
+    )
     parser.add_argument("--seq-len", default=4096, type=whole_number, metavar="N", help="(4096)")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     return parser
@@ -242,6 +249,10 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     machine = describe_machine("cuda")
     kernels = [kernel for kernel in SEARCHED if kernel.direction == options.direction]
+    if options.kernel:
+        kernels = [kernel for kernel in kernels if kernel.name in options.kernel]
+        if not kernels:
+            raise BadRequest("--kernel is for the kernels of --direction backward, and the direction is forward")
     dims = options.head_dim or HEAD_DIMS
     asked = [(kernel, problem) for kernel in kernels for problem in problems(options.seq_len, kernel.masks, dims)]
     path = options.output_dir / machine["slug"] / f"{folder_name('search', options.direction)}.json"

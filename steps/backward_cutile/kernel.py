@@ -14,6 +14,8 @@ import math
 
 import cuda.tile as ct
 
+INVERSE_LN2 = 1 / math.log(2)
+
 
 def load_rows(X, batch, head, i, rows, head_dim):
     """The i-th tile of a tensor's rows [rows, head_dim]; rows past the end are zero."""
@@ -26,10 +28,24 @@ def load_numbers(X, batch, head, i, rows, padding):
     return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=padding), (rows,))
 
 
-def load_lse(LSE, batch, head, i, rows):
-    """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, past the end and where no key is seen."""
-    lse = load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.POS_INF)
+def load_lse(LSE, batch, head, i, rows, variant):
+    """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, past the end and where no key is seen.
+
+    Prepared ones have that already, but past the end, where dO and its row sums are zero, and so all that is added.
+    """
+    if variant.prepared:
+        return load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.ZERO)
+    return seen_or_infinite(load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.POS_INF))
+
+
+def seen_or_infinite(lse):
+    """Log-sum-exps with infinity in place of minus infinity, which stands where no key is seen."""
     return ct.where(lse > -math.inf, lse, math.inf)
+
+
+def store_numbers(X, batch, head, i, x):
+    """Store a number for each row of the i-th tile; what lies past the end is dropped."""
+    ct.store(X, (batch, head, i), ct.reshape(x, (1, 1, *x.shape)))
 
 
 def store_rows(X, batch, head, i, x):
@@ -65,13 +81,29 @@ def make_row_sums(variant):
     """D: for each query the sum of dO O over head_dim. A block has one tile of queries."""
 
     def row_sums(Out, DO, RowSum):
-        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
-        o = load_rows(Out, batch, head, i, variant.tile.query, variant.head_dim)
-        do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
-        total = ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1)
-        ct.store(RowSum, (batch, head, i), ct.reshape(total, (1, 1, variant.tile.query)))
+        sum_rows(Out, DO, RowSum, variant)
 
     return row_sums
+
+
+def sum_rows(Out, DO, RowSum, variant):
+    """D of the block's tile of queries."""
+    i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    o = load_rows(Out, batch, head, i, variant.tile.query, variant.head_dim)
+    do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
+    store_numbers(RowSum, batch, head, i, ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1))
+
+
+def make_prepare(variant):
+    """Both numbers of each query: D, and the log-sum-exp in base 2, as the large kernels need it."""
+
+    def prepare(Out, DO, LSE, RowSum, Prepared):
+        sum_rows(Out, DO, RowSum, variant)
+        i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+        lse = load_numbers(LSE, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
+        store_numbers(Prepared, batch, head, i, seen_or_infinite(lse) * INVERSE_LN2)
+
+    return prepare
 
 
 def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
@@ -116,7 +148,7 @@ def turn_of_keys(Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value
     """(d_key, d_value) with what the i-th tile of queries adds to them; and, with atomics, what the keys add to dQ."""
     q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
     do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
-    lse = load_lse(LSE, batch, head, i, variant.tile.query)
+    lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)
     row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)
     query_index = i * variant.tile.query + ct.arange(variant.tile.query, dtype=ct.int32)
     key_index = j * variant.tile.key + ct.arange(variant.tile.key, dtype=ct.int32)
@@ -173,7 +205,7 @@ def make_gradients_of_queries(variant):
         seq_len_kv = K.shape[2]
         q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
         do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
-        lse = load_lse(LSE, batch, head, i, variant.tile.query)[:, None]
+        lse = load_lse(LSE, batch, head, i, variant.tile.query, variant)[:, None]
         row_sum = load_numbers(RowSum, batch, head, i, variant.tile.query, ct.PaddingMode.ZERO)[:, None]
         d_query = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
         end = ct.cdiv(seq_len_kv, variant.tile.key)

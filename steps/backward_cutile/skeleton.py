@@ -16,7 +16,7 @@ from steps.backward_cutile import kernel
 from steps.backward_cutile.variant import Variant
 from steps.core.fused import FusedStep, grid, hole
 from steps.core.gradients import GradientStep, tiles_visited
-from steps.core.rules import rule_for
+from steps.core.rules import Rule, rule_for
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.cutile.launching import compiled_when_launched, runner
@@ -39,6 +39,8 @@ class CuTileGradients(GradientStep, FusedStep):
     atomics", which order no other access to memory; or "a kernel of its own" does.
     mask_loops: tiles that the mask cuts are computed in loops of their own.
     longest_first: of the blocks that own queries, those begin first that see most keys.
+    prepared: the small kernel that computes row sums also makes the log-sum-exps as the large ones need them.
+    searched: tile, warps and blocks an SM are what a search found, where the launch rules have that.
     keys, queries: tile, warps and blocks an SM of the kernel whose blocks own keys, and of the one for dQ. None
     takes what the launch rules have (``steps.core.rules``).
     """
@@ -47,6 +49,8 @@ class CuTileGradients(GradientStep, FusedStep):
     d_query: Literal["atomics", "relaxed atomics", "a kernel of its own"] = hole(default="atomics")
     mask_loops: bool = hole(default=False)
     longest_first: bool = hole(default=False)
+    prepared: bool = hole(default=False)
+    searched: bool = hole(default=False)
     keys: BlockShape | None = hole(default=None)
     queries: BlockShape | None = hole(default=None)
 
@@ -63,9 +67,9 @@ class CuTileGradients(GradientStep, FusedStep):
         return None
 
     def scratch_bytes(self, problem: Problem) -> int:
-        """A number for each query, and dQ in float32 where it is added up."""
+        """One or two numbers for each query, and dQ in float32 where it is added up."""
         queries = problem.batch * problem.heads * problem.seq_len_q
-        return 4 * queries * (1 + (problem.head_dim if self.adds else 0))
+        return 4 * queries * (1 + self.prepared + (problem.head_dim if self.adds else 0))
 
     @property
     def adds(self) -> bool:
@@ -78,14 +82,19 @@ class CuTileGradients(GradientStep, FusedStep):
 
     def configured(self, problem: Problem, arch: str) -> CuTileGradients:
         """This step with the shapes of its blocks, by the launch rules where it says nothing itself."""
-        tiles = self.in_tiles(problem)
-        shapes = {name: getattr(self, name) or rule_for(name, tiles, arch).choice for name in ("keys", "queries")}
+        shapes = {name: getattr(self, name) or self._rule(name, problem, arch).choice for name in ("keys", "queries")}
         return dataclasses.replace(self, **shapes)
+
+    def _rule(self, name: Kernel, problem: Problem, arch: str) -> Rule:
+        """The launch rule of a kernel."""
+        tiles = self.in_tiles(problem)
+        found = self.searched and rule_for(f"searched_{name}", tiles, arch)
+        return found or rule_for(name, tiles, arch)
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """Of the kernel whose blocks own keys, and of the one for dQ where there is one."""
         names = ("keys",) if self.adds else ("keys", "queries")
-        shapes = [(getattr(self, name), rule_for(name, self.in_tiles(problem), target)) for name in names]
+        shapes = [(getattr(self, name), self._rule(name, problem, target)) for name in names]
         return tuple(f"Own_{own.tile.query}x{own.tile.key}" if own else rule.name for own, rule in shapes)
 
     def counted_kernels(self, problem: Problem) -> int:
@@ -102,6 +111,7 @@ class CuTileGradients(GradientStep, FusedStep):
             ragged=problem.seq_len_kv % tile.key != 0,
             mask_loops=self.mask_loops,
             longest_first=self.longest_first and problem.causal,
+            prepared=self.prepared,
         )
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
@@ -118,7 +128,8 @@ class CuTileGradients(GradientStep, FusedStep):
         device, scale = tensors[0].device, problem.effective_scale
         step = self.configured(problem, target_of(device))
         rows = grid(problem, ROWS)
-        row_sums = runner(rows, _row_sums(step.variant(problem, ROWS)), SMALL, device)
+        of_rows = (_prepare if step.prepared else _row_sums)(step.variant(problem, ROWS))
+        of_rows = runner(rows, of_rows, SMALL, device)
         blocks, _, shape = step.kernel("keys", problem)
         keys = runner(blocks, function, shape, device)
         if step.adds:
@@ -129,7 +140,11 @@ class CuTileGradients(GradientStep, FusedStep):
         def launch(q, k, v, o, lse, do, out):
             dq, dk, dv = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
             row_sum = torch.empty(q.shape[:-1], dtype=torch.float32, device=device)
-            row_sums(o, do, row_sum)
+            if step.prepared:
+                given, lse = lse, torch.empty_like(row_sum)
+                of_rows(o, do, given, row_sum, lse)
+            else:
+                of_rows(o, do, row_sum)
             if step.adds:
                 sums = torch.zeros(q.shape, dtype=torch.float32, device=device)
                 keys(q, k, v, do, lse, row_sum, sums, dk, dv, scale)
@@ -189,6 +204,7 @@ def signature(name: Kernel, problem: Problem, adds: bool) -> KernelSignature:
 
 
 _row_sums = cache(kernel.make_row_sums)
+_prepare = cache(kernel.make_prepare)
 _scaled = cache(kernel.make_scaled)
 _gradients_of_keys = cache(kernel.make_gradients_of_keys)
 _gradients_of_queries = cache(kernel.make_gradients_of_queries)

@@ -4,13 +4,10 @@ As in the forward pass (step 3), the hardware's exponential is one of base 2. 1 
 log-sum-exp, of which there is one number for a query: what is left for each score is one multiply-add and MUFU.EX2.
 """
 
-import math
-
 import cuda.tile as ct
 
 from steps.backward_cutile import step43_relaxed
-
-INVERSE_LN2 = 1 / math.log(2)
+from steps.backward_cutile.kernel import INVERSE_LN2
 
 
 def weigh_exp2(scores, lse, scale):

@@ -13,7 +13,7 @@ from steps.core.tiles import Tile
 @dataclass(frozen=True)
 class Variant:
     """weigh: a hole of the step. atomics: what the additions to dQ by the blocks that own keys order beside themselves;
-    None: dQ has a kernel of its own. mask_loops, longest_first: holes of the step, too.
+    None: dQ has a kernel of its own. mask_loops, longest_first, prepared: holes of the step, too.
     """
 
     weigh: Callable
@@ -25,3 +25,4 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     mask_loops: bool
     longest_first: bool
+    prepared: bool

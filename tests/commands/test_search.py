@@ -155,17 +155,27 @@ def gpu_that_is_not_there(monkeypatch):
 
 def test_an_interrupted_search_keeps_what_it_has_and_a_part_takes_its_place(gpu_that_is_not_there, tmp_path, capsys):
     done, interrupt_at = gpu_that_is_not_there
-    interrupt_at(2)
+    interrupt_at(3)
     asked = ["--direction", "backward", "--output-dir", str(tmp_path)]
     assert search.main(asked) == 130
     [kept] = recorded_searches(tmp_path, "backward")
-    assert [(s.kernel, s.the_problem()) for s in kept.searched] == done and len(done) == 2
+    assert [(s.kernel, s.the_problem()) for s in kept.searched] == done and len(done) == 3
     interrupt_at(None)
     assert search.main([*asked, "--head-dim", "64"]) == 0
     [kept] = recorded_searches(tmp_path, "backward")
-    keys = [(s.kernel, s.problem["head_dim"]) for s in kept.searched]
-    assert len(set(keys)) == len(keys) and {dim for _, dim in keys} == {64, 128}
+    keys = [(s.kernel, s.the_problem()) for s in kept.searched]
+    assert len(set(keys)) == len(keys) and {problem.head_dim for _, problem in keys} == {64, 128}
     assert "('keys', 64, True): BlockShape(tile=Tile(query=128, key=128)" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_kernel_can_be_searched_alone(gpu_that_is_not_there, tmp_path, capsys):
+    done, _ = gpu_that_is_not_there
+    asked = ["--output-dir", str(tmp_path), "--head-dim", "64", "--kernel", "queries"]
+    assert search.main(["--direction", "backward", *asked]) == 0
+    assert {kernel for kernel, _ in done} == {"queries"} and {problem.causal for _, problem in done} == {True, False}
+    assert search.main(asked) == 2
+    assert "--kernel is for the kernels of --direction backward" in capsys.readouterr().err
+    assert search.main([*asked, "--kernel", "rows"]) == 2
 
 
 def test_what_other_compilers_made_is_not_kept(gpu_that_is_not_there, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,19 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 ALL = [rule for kernel in rules.rules().values() for rule in kernel]
 COMPILED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 HEAD_DIMS = (32, 64, 128, 256)
+OF_GRADIENTS = {
+    "keys": ("mask_loops", "keys"),
+    "queries": ("mask_loops", "queries"),
+    "searched_keys": ("two_blocks", "keys"),
+    "searched_queries": ("two_blocks", "queries"),
+}
 
 
 def compiled(kernel: str, problem, arch: str):
     """What the compiler makes of the kernel that a rule is for."""
-    if kernel in ("keys", "queries"):
-        return get_step("mask_loops").configured(problem, arch).compile_one(kernel, problem, arch)
+    if kernel in OF_GRADIENTS:
+        name, own = OF_GRADIENTS[kernel]
+        return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
     names = {"attention": "approx_division", "searched": "found", "hopper": "at_maxima"}
     names |= {"hopper_together": "reduction", "hopper_apart": "groups_apart"}
     return get_step(names[kernel]).compile(problem, arch)
@@ -94,6 +102,23 @@ def test_what_was_found_is_the_fastest_of_the_recorded_search():
     for (kernel, head_dim, causal), shape in search.fastest(recorded_search("sm_90")).items():
         assert kernel is None
         assert rule_for("searched", standard(head_dim=head_dim, causal=causal), "sm_90").choice == shape
+
+
+def test_what_was_found_for_gradients_is_the_fastest_of_the_recorded_search():
+    found = search.fastest(recorded_search("sm_90", "backward"))
+    kept = {key: shape for key, shape in found.items() if key[0] in ("keys", "queries")}
+    assert {(kernel, head_dim) for kernel, head_dim, _ in kept} == set(product(("keys", "queries"), (64, 128)))
+    for (kernel, head_dim, causal), shape in kept.items():
+        assert rule_for(f"searched_{kernel}", standard(head_dim=head_dim, causal=causal), "sm_90").choice == shape
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "cpu"])
+def test_the_backward_step_takes_what_was_found_and_else_what_the_step_before_takes(arch):
+    problem = standard(head_dim=64)
+    step, before = (get_step(name).configured(problem, arch) for name in ("two_blocks", "prepared"))
+    assert (step.keys.occupancy, step.queries.occupancy) == ((2, 2) if arch == "sm_90" else (None, None))
+    assert arch == "sm_90" or (step.keys, step.queries) == (before.keys, before.queries)
+    assert get_step("two_blocks").choices(problem, "sm_90") == ("SM90_TwoBlocks_64x64",) * 2
 
 
 def test_the_step_takes_what_was_found():
