@@ -250,7 +250,7 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
         if (one.kernel, problem.head_dim, problem.causal) != (kernel, head_dim, causal):
             continue
         plain = next(f for f in one.found if f.configuration.warps is None and f.configuration.cluster is None)
-        shown = [(n, f) for n, f in enumerate(one.found, 1) if n <= best or f is plain]
+        shown = [(n, f) for n, f in enumerate(one.found, 1) if n <= best or (f is plain and not kernel)]
         rows = [
             [
                 n,
@@ -266,11 +266,13 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
         headers = ["", "queries x keys", "TFLOPS", "95 % margin", "registers", "spills", "shared memory, bytes"]
         where = f"{search.machine['name']}, {search.day}, cuda-tile {search.versions['cuda-tile']}"
         failed = f", {len(one.failed)} failed" if one.failed else ""
-        return Page(
-            f"Recorded on {where}: {problem.describe()}, the fastest of {len(one.found)} configurations{failed}. "
-            f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.",
-            table(headers, rows),
-        )
+        told = [
+            f"{kernel or 'Recorded'}, on {where}: {problem.describe()}, the fastest of {len(one.found)} "
+            f"configurations{failed}."
+        ]
+        if not kernel:
+            told.append(f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.")
+        return Page(" ".join(told), table(headers, rows))
     command = f"python -m steps.search --direction {direction}"
     return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `{command}`.")
 
