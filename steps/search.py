@@ -120,7 +120,7 @@ class GradientKernel:
         if self.kernel == "keys":
             written = [torch.zeros(q.shape, dtype=torch.float32, device=q.device)] * step.adds + [dk, dv]
         blocks, function, shape = step.kernel(self.kernel, problem)
-        # The log-sum-exp stands for the row sums, too: a kernel takes as long on any numbers of their kind.
+        # The log-sum-exp stands for the row sums and for what is prepared of it: a kernel takes as long on any numbers.
         arguments = (q, k, v, do, lse, lse, *written, problem.effective_scale)
         return blocks, compiled_when_launched(function, shape), arguments
 

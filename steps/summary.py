@@ -273,8 +273,9 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
         if not kernel:
             told.append(f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.")
         return Page(" ".join(told), table(headers, rows))
-    command = f"python -m steps.search --direction {direction}"
-    return Page(f"No search is recorded for {arch} at head_dim {head_dim}: `{command}`.")
+    command = f"python -m steps.search --direction {direction}" + (f' --kernel "{kernel}"' if kernel else "")
+    mask = "under a mask" if causal else "without a mask"
+    return Page(f"No search is recorded for {arch} at head_dim {head_dim}, {mask}: `{command}`.")
 
 
 def trial(name: str) -> Page:

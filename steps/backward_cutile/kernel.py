@@ -24,14 +24,15 @@ def load_rows(X, batch, head, i, rows, head_dim):
 
 
 def load_numbers(X, batch, head, i, rows, padding):
-    """One number for each row of the i-th tile [rows]; past the end ``padding``."""
+    """One number for each row of the i-th tile [rows]; past the end it is padding."""
     return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=padding), (rows,))
 
 
 def load_lse(LSE, batch, head, i, rows, variant):
-    """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, past the end and where no key is seen.
+    """Log-sum-exp of the i-th tile's rows [rows]; infinity, and so no weight, where no key is seen.
 
-    Prepared ones have that already, but past the end, where dO and its row sums are zero, and so all that is added.
+    Past the end it is infinity, too, or where it is prepared zero: there Q, dO and the row sums are zero, and so is all
+    that they add.
     """
     if variant.prepared:
         return load_numbers(LSE, batch, head, i, rows, ct.PaddingMode.ZERO)

@@ -34,7 +34,8 @@ ORDERS = {"atomics": ct.MemoryOrder.ACQ_REL, "relaxed atomics": ct.MemoryOrder.R
 class CuTileGradients(GradientStep, FusedStep):
     """Kernels of ``steps.backward_cutile.kernel`` with these holes filled.
 
-    weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp.
+    weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp, which
+    is in base 2 where it is ``prepared``.
     d_query: who computes dQ. The blocks that own keys add their parts, by "atomics" as they are or by "relaxed
     atomics", which order no other access to memory; or "a kernel of its own" does.
     mask_loops: tiles that the mask cuts are computed in loops of their own.

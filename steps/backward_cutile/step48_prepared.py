@@ -5,8 +5,8 @@ rows that see no key. So all blocks of a head do the same for the same queries. 
 sums has each query once. Here it also writes the log-sum-exp in base 2, with infinity for a row that sees no key.
 
 What is left in the loop is a load of numbers that need no more work. Past the last query it may fill with zeros, as for
-the row sums: Q and dO are zero there, and so is all that they add. FlashAttention-2 prepares it so, too
-(https://github.com/Dao-AILab/flash-attention).
+the row sums: Q and dO are zero there, and so is all that they add. FlashAttention-3 prepares it in base 2, too
+(https://github.com/Dao-AILab/flash-attention, hopper/).
 """
 
 import cuda.tile as ct

@@ -16,7 +16,8 @@ def judge(function, chance):
         lse[:hidden] = -torch.inf  # the first rows see no key
         made = function(o.clone(), do.clone(), lse.clone())
         if not isinstance(made, tuple) or len(made) != 2:
-            return f"The result must be two tensors, `row_sum, number`; got {type(made).__name__}."
+            came = f"{len(made)} of them" if isinstance(made, tuple) else type(made).__name__
+            return f"The result must be two tensors, `row_sum, number`; got {came}."
         for name, x in zip(("row_sum", "number"), made, strict=True):
             if not isinstance(x, torch.Tensor) or x.shape != lse.shape or x.dtype != torch.float32:
                 came = f"{list(x.shape)} in {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
@@ -36,9 +37,10 @@ def judge(function, chance):
             )
         if not torch.allclose(weights, wanted, rtol=1e-3, atol=1e-6):
             n = int((weights - wanted).abs().amax(1).argmax())
+            right, mine = wanted[n, 0].item(), weights[n, 0].item()
             return (
-                f"A weight of row {n} must be {wanted[n, 0].item():.4g}, and with your number {number[n].item():.4g} it "
-                f"is {weights[n, 0].item():.4g}. The log-sum-exp {lse[n].item():.4g} is in base e."
+                f"A weight of row {n} must be {right:.4g}, and with your number {number[n].item():.4g} it is "
+                f"{mine:.4g}. The log-sum-exp {lse[n].item():.4g} is in base e."
             )
     return None
 
@@ -62,7 +64,12 @@ def prepare(o, do, lse):
         Wrong("rows that see no key", "see no key", old="torch.where(lse > -torch.inf, lse, torch.inf)", new="lse"),
         Wrong("base e", "base e", old=" / math.log(2)", new=""),
         Wrong("a sum over the queries", "for each query", old=".sum(-1)", new=".sum(0)"),
-        Wrong("in 16 bits", "float32", old="(o.float() * do.float()).sum(-1)", new="(o * do).sum(-1)"),
+        Wrong(
+            "summed in 16 bits",
+            "not the sum",
+            old="(o.float() * do.float()).sum(-1)",
+            new="(o * do).sum(-1).float()",
+        ),
     ),
     debrief="The loop of step 48 loads both numbers, and does nothing with them but subtract.",
     by=judge,

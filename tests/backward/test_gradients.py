@@ -196,6 +196,38 @@ def test_a_step_compiles(step, arch):
     assert arch != "sm_90" or found == kinds[step.d_query]
     if arch == "sm_90":
         assert compiled.spilled_bytes <= rule.spilled
+        assert ("LDGSTS" in compiled.sass) is not step.prepared  # by threads, where TMA could not fill in infinity
+
+
+@pytest.mark.parametrize("make", ["make_row_sums", "make_prepare", "make_scaled"])
+def test_a_small_kernel_compiles(make):
+    import cuda.tile as ct
+    from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarConstraint
+
+    from steps.backward_cutile import kernel
+    from steps.backward_cutile.skeleton import ROWS, SMALL
+    from steps.cutile.launching import compiled_when_launched
+    from steps.cutile.skeleton import array
+    from tutorial_lib import compiler
+
+    shape = standard()
+    numbers = (shape.batch, shape.heads, shape.seq_len_q)
+    x, sums, number = array((*numbers, 128), ct.float16), array((*numbers, 128), ct.float32), array(numbers, ct.float32)
+    taken = {
+        "make_row_sums": [x, x, number],
+        "make_prepare": [x, x, number, number, number],
+        "make_scaled": [sums, x, ScalarConstraint(ct.float32)],
+    }
+    signature = KernelSignature(taken[make], CallingConvention.cutile_python_v1(), symbol="small")
+    function = getattr(kernel, make)(get_step("prepared").variant(shape, ROWS))
+    compiled = compiler.compile_cutile(compiled_when_launched(function, SMALL), signature, "sm_90", ROWS.scores, 4)
+    assert compiled.spilled_bytes == 0 and "HGMMA" not in compiled.sass
+
+
+def test_numbers_that_are_prepared_take_memory_of_their_own():
+    shape = problem()
+    before, after = (get_step(name).scratch_bytes(shape) for name in ("longest_first", "prepared"))
+    assert after - before == 4 * shape.batch * shape.heads * shape.seq_len_q
 
 
 @pytest.mark.parametrize("shape", [problem(batch=1, heads=4, kv_heads=2, seq_len_q=100, seq_len_kv=330), problem()])

@@ -10,10 +10,11 @@ from steps.core.recorded import recorded_search
 from steps.core.rules import rule_for
 from tutorial_lib.display import Page
 from tutorial_lib.files import RESULTS
-from tutorial_lib.passes import FORWARD
+from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Found, Searched, recorded_searches
 
 RECORDED = recorded_searches(RESULTS)
+OF_GRADIENTS = recorded_searches(RESULTS, "backward")
 
 
 def text_of(page: Page) -> str:
@@ -27,15 +28,18 @@ def test_the_space_holds_every_combination_once():
     assert {(c.warps, c.cluster) for c in found} == set(search.TOGETHER)
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda s: s.machine["slug"])
+@pytest.mark.parametrize("recorded", [*RECORDED, *OF_GRADIENTS], ids=lambda s: f"{s.machine['slug']}-{s.day}")
 def test_a_recorded_search_is_of_the_whole_space_in_order(recorded):
+    kernels = {kernel.name: kernel for kernel in search.SEARCHED}
     for searched in recorded.searched:
+        kernel = kernels[searched.kernel]
         times = [found.microseconds for found in searched.found]
         assert times == sorted(times)
         asked = {found.configuration.label for found in searched.found} | set(searched.failed)
-        assert asked == {c.label for c in search.AttentionKernel().space()}
+        assert asked == {c.label for c in kernel.space()}
+        operations = PASSES[kernel.direction].operations(searched.the_problem())
         for found in searched.found:
-            assert found.tflops == pytest.approx(FORWARD.operations(searched.the_problem()) / found.microseconds / 1e6)
+            assert found.tflops == pytest.approx(operations / found.microseconds / 1e6)
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda s: s.machine["slug"])
@@ -67,10 +71,12 @@ def test_a_chapter_shows_the_search_of_a_backward_kernel():
     """And of one that was not searched how to."""
     kernel = "keys, adding to dQ"
     found = recorded_search("sm_90", direction="backward")
-    [one] = [s for s in found.searched if s.kernel == kernel and s.the_problem().head_dim == 128]
+    asked = (kernel, 128, True)
+    [one] = [s for s in found.searched if (s.kernel, (of := s.the_problem()).head_dim, of.causal) == asked]
     text = text_of(summary.searched(128, True, kernel=kernel))
     assert found.day in text and one.found[0].configuration.label in text and "cluster" not in text.split("|", 1)[1]
-    assert "steps.search --direction backward" in text_of(summary.searched(128, False, kernel=kernel))
+    text = text_of(summary.searched(96, False, kernel=kernel))
+    assert "steps.search --direction backward" in text and "without a mask" in text and kernel in text
     assert "No search is recorded" in text_of(summary.searched(128, True, kernel="another"))
 
 
@@ -175,7 +181,12 @@ def test_a_kernel_can_be_searched_alone(gpu_that_is_not_there, tmp_path, capsys)
     assert {kernel for kernel, _ in done} == {"queries"} and {problem.causal for _, problem in done} == {True, False}
     assert search.main(asked) == 2
     assert "--kernel is for the kernels of --direction backward" in capsys.readouterr().err
-    assert search.main([*asked, "--kernel", "rows"]) == 2
+    capsys.readouterr()
+    assert search.main(["--direction", "backward", *asked, "--kernel", "rows"]) == 2
+    assert "rows" in capsys.readouterr().err
+    assert search.main(["--direction", "backward", *asked[:-1], "keys"]) == 0
+    [kept] = recorded_searches(tmp_path, "backward")
+    assert {s.kernel for s in kept.searched} == {"keys", "queries"}
 
 
 def test_what_other_compilers_made_is_not_kept(gpu_that_is_not_there, monkeypatch, tmp_path):
