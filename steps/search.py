@@ -52,7 +52,7 @@ def as_shape(c: Configuration) -> BlockShape:
 class AttentionKernel:
     """Step approx_division's kernel."""
 
-    name, direction = None, "forward"
+    name, step, direction = None, "approx_division", "forward"
     masks = (True, False)
 
     def space(self) -> list[Configuration]:
@@ -68,7 +68,7 @@ class AttentionKernel:
         from steps import get_step
         from steps.cutile.skeleton import configured_as
 
-        return configured_as(get_step("approx_division"), as_shape(configuration))
+        return configured_as(get_step(self.step), as_shape(configuration))
 
     def compile(self, step, problem: Problem, arch: str):
         return step.compile(problem, arch)
@@ -168,6 +168,8 @@ def compile_all(asked: Sequence[tuple]) -> dict:
 
 def search(kernel, problem: Problem, made: dict, console) -> Searched:
     """Time every configuration on a problem. made: what ``compile_one`` said of each."""
+    from datetime import UTC, datetime
+
     import cuda.tile as ct
     import torch
 
@@ -209,6 +211,8 @@ def search(kernel, problem: Problem, made: dict, console) -> Searched:
     return Searched(
         problem=problem.as_dict(),
         kernel=kernel.name,
+        step=kernel.step,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
         found=found,
         failed={c.label: why for c, why in failed.items()},
     )
@@ -279,10 +283,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _on_record(path: Path, versions: dict[str, str]) -> list[Searched]:
-    """What was searched on this machine before, with the same compilers."""
+    """What was searched on this machine before, of the same steps and with the same compilers."""
     record = read_search(path)
-    same = record and all(record.versions.get(name) == versions.get(name) for name in COMPILERS)
-    return record.searched if same else []
+    if record is None or any(record.versions.get(name) != versions.get(name) for name in COMPILERS):
+        return []
+    steps = {kernel.name: kernel.step for kernel in SEARCHED}
+    return [searched for searched in record.searched if searched.step == steps.get(searched.kernel)]
 
 
 def fastest(record: Search) -> dict[tuple[str | None, int, bool], BlockShape]:

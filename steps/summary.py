@@ -264,15 +264,14 @@ def searched(head_dim: int, causal: bool, arch: str = DEFAULT_ARCH, best: int = 
             for n, f in shown
         ]
         headers = ["", "queries x keys", "TFLOPS", "95 % margin", "registers", "spills", "shared memory, bytes"]
-        where = f"{search.machine['name']}, {search.day}, cuda-tile {search.versions['cuda-tile']}"
+        day = (one.date or search.date)[:10]
+        where = f"{search.machine['name']}, {day}, cuda-tile {search.versions['cuda-tile']}"
         failed = f", {len(one.failed)} failed" if one.failed else ""
-        told = [
-            f"{kernel or 'Recorded'}, on {where}: {problem.describe()}, the fastest of {len(one.found)} "
-            f"configurations{failed}."
-        ]
+        of = f"kernel *{kernel}* of step {get_step(one.step).label}, " if kernel and one.step else ""
+        told = f"Recorded on {where}: {of}{problem.describe()}, the fastest of {len(one.found)} configurations{failed}."
         if not kernel:
-            told.append(f"The best of four warps without a cluster is number {one.found.index(plain) + 1}.")
-        return Page(" ".join(told), table(headers, rows))
+            told += f" The best of four warps without a cluster is number {one.found.index(plain) + 1}."
+        return Page(told, table(headers, rows))
     command = f"python -m steps.search --direction {direction}" + (f' --kernel "{kernel}"' if kernel else "")
     mask = "under a mask" if causal else "without a mask"
     return Page(f"No search is recorded for {arch} at head_dim {head_dim}, {mask}: `{command}`.")

@@ -435,11 +435,14 @@ class Found(_Record):
 class Searched(_Record):
     """A search on one problem, the fastest first, and why the others failed.
 
-    kernel: which of the step's kernels, where it has several.
+    kernel: which of the step's kernels, where it has several. step: the step's name. date: when it was searched. Older
+    records lack both.
     """
 
     problem: dict
     kernel: str | None = None
+    step: str | None = None
+    date: str | None = None
     found: list[Found]
     failed: dict[str, str]
 
@@ -448,7 +451,7 @@ class Searched(_Record):
 
 
 class Search(_Record):
-    """What was searched on one machine in one go."""
+    """What was searched on one machine. date, machine and versions: of the newest part."""
 
     schema_: Literal[2] = Field(SCHEMA, alias="schema")
     date: str

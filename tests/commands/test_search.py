@@ -1,5 +1,6 @@
 """The search: what is recorded is what chapters show, and bad requests get one line."""
 
+import dataclasses
 import json
 
 import pytest
@@ -147,7 +148,7 @@ def gpu_that_is_not_there(monkeypatch):
             )
             for c in sorted(made, key=lambda c: -c.query * c.key)
         ]  # fmt: skip
-        return Searched(problem=problem.as_dict(), kernel=kernel.name, found=found, failed={})
+        return Searched(problem=problem.as_dict(), kernel=kernel.name, step=kernel.step, found=found, failed={})
 
     stop = None
 
@@ -187,6 +188,17 @@ def test_a_kernel_can_be_searched_alone(gpu_that_is_not_there, tmp_path, capsys)
     assert search.main(["--direction", "backward", *asked[:-1], "keys"]) == 0
     [kept] = recorded_searches(tmp_path, "backward")
     assert {s.kernel for s in kept.searched} == {"keys", "queries"}
+
+
+def test_what_was_searched_of_another_step_is_not_kept(gpu_that_is_not_there, monkeypatch, tmp_path):
+    """A kernel keeps its name when another step takes over."""
+    asked = ["--direction", "backward", "--output-dir", str(tmp_path), "--head-dim", "64", "--kernel"]
+    assert search.main([*asked, "keys"]) == search.main([*asked, "queries"]) == 0
+    others = [dataclasses.replace(k, step="mask_loops") if k.name == "keys" else k for k in search.SEARCHED[1:]]
+    monkeypatch.setattr(search, "SEARCHED", others)
+    assert search.main([*asked, "queries"]) == 0
+    [kept] = recorded_searches(tmp_path, "backward")
+    assert {s.kernel for s in kept.searched} == {"queries"}
 
 
 def test_what_other_compilers_made_is_not_kept(gpu_that_is_not_there, monkeypatch, tmp_path):
