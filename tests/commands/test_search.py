@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,7 +77,7 @@ def test_a_chapter_shows_the_search_of_a_backward_kernel():
     asked = (kernel, 128, True)
     [one] = [s for s in found.searched if (s.kernel, (of := s.the_problem()).head_dim, of.causal) == asked]
     text = text_of(summary.searched(128, True, kernel=kernel))
-    assert found.day in text and one.found[0].configuration.label in text and "cluster" not in text.split("|", 1)[1]
+    assert one.date[:10] in text and one.found[0].configuration.label in text and "cluster" not in text.split("|", 1)[1]
     text = text_of(summary.searched(96, False, kernel=kernel))
     assert "steps.search --direction backward" in text and "without a mask" in text and kernel in text
     assert "No search is recorded" in text_of(summary.searched(128, True, kernel="another"))
@@ -173,6 +175,26 @@ def test_an_interrupted_search_keeps_what_it_has_and_a_part_takes_its_place(gpu_
     keys = [(s.kernel, s.the_problem()) for s in kept.searched]
     assert len(set(keys)) == len(keys) and {problem.head_dim for _, problem in keys} == {64, 128}
     assert "('keys', 64, True): BlockShape(tile=Tile(query=128, key=128)" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_what_is_searched_says_of_which_step_and_when(monkeypatch):
+    """The tuner is made up."""
+    import cuda.tile as ct
+
+    [kernel] = [k for k in search.SEARCHED if k.name == "queries"]
+    [first, *_] = kernel.space()
+    made = {first: {"registers": 1, "spill_instructions": 0, "shared_bytes": 2}}
+    timed = SimpleNamespace(config=first, mean_us=2.0, error_margin_us=0.1, num_samples=3)
+    tuned = SimpleNamespace(successes=[timed], failures=[])
+    monkeypatch.setattr("steps.core.step.target_of", lambda device: "sm_90")
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: None)
+    monkeypatch.setattr(type(kernel), "prepared", lambda *_: (None, None, None))
+    monkeypatch.setattr(PASSES["backward"], "inputs", lambda *_: ())
+    monkeypatch.setattr(PASSES["backward"], "poisoned", lambda *_: ())
+    monkeypatch.setattr(ct.tune, "exhaustive_search", lambda *_, **__: tuned)
+    searched = search.search(kernel, standard(head_dim=64), made, SimpleNamespace(print=lambda *_: None))
+    assert (searched.kernel, searched.step) == ("queries", "prepared")
+    assert datetime.fromisoformat(searched.date) <= datetime.now(UTC)
 
 
 def test_a_kernel_can_be_searched_alone(gpu_that_is_not_there, tmp_path, capsys):

@@ -118,6 +118,7 @@ def test_the_backward_step_takes_what_was_found_and_else_what_the_step_before_ta
     problem = standard(head_dim=64)
     step, before = (get_step(name).configured(problem, arch) for name in ("two_blocks", "prepared"))
     assert (step.keys.occupancy, step.queries.occupancy) == ((2, 2) if arch == "sm_90" else (None, None))
+    assert (before.keys.occupancy, before.queries.occupancy) == (None, None)
     assert arch == "sm_90" or (step.keys, step.queries) == (before.keys, before.queries)
     for head_dim, of_queries in ((64, "SM90_TwoBlocks_64x64"), (80, "SM90_EightWarps_128x64")):  # 80 in tiles of 128
         choices = get_step("two_blocks").choices(standard(head_dim=head_dim), "sm_90")

@@ -275,6 +275,7 @@ def test_a_search_times_every_configuration(monkeypatch, tmp_path):
     [searched] = recorded.searched
     assert len(searched.found) + len(searched.failed) == 6
     assert searched.found[0].microseconds > 0 and searched.the_problem() == SMALL
+    assert searched.step == "approx_division" and searched.date
 
 
 def test_a_trial_is_measured_and_kept(monkeypatch, tmp_path):
