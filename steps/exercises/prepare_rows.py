@@ -9,7 +9,7 @@ def judge(function, chance):
     import torch
 
     for hidden in (0, chance.randint(1, 20)):
-        rows, head_dim = chance.randint(40, 90), 64
+        rows, head_dim = chance.randint(70, 110), 64  # never square: a sum along the wrong axis is found out
         anew = torch.Generator().manual_seed(chance.getrandbits(32))
         o, do = (torch.randn(rows, head_dim, generator=anew).half() for _ in range(2))
         lse = 3 * torch.randn(rows, generator=anew)
