@@ -117,12 +117,16 @@ def test_what_was_found_for_gradients_is_the_fastest_of_the_recorded_search():
 def test_the_backward_step_takes_what_was_found_and_else_what_the_step_before_takes(arch):
     problem = standard(head_dim=64)
     step, before = (get_step(name).configured(problem, arch) for name in ("two_blocks", "prepared"))
-    assert (step.keys.occupancy, step.queries.occupancy) == ((2, 2) if arch == "sm_90" else (None, None))
+    assert (step.keys.occupancy, step.queries.occupancy) == ((2, 1) if arch == "sm_90" else (None, None))
     assert (before.keys.occupancy, before.queries.occupancy) == (None, None)
     assert arch == "sm_90" or (step.keys, step.queries) == (before.keys, before.queries)
-    for head_dim, of_queries in ((64, "SM90_TwoBlocks_64x64"), (80, "SM90_EightWarps_128x64")):  # 80 in tiles of 128
-        choices = get_step("two_blocks").choices(standard(head_dim=head_dim), "sm_90")
-        assert choices == ("SM90_TwoBlocks_64x64", of_queries)
+
+
+def test_a_mask_and_head_dim_decide_what_the_backward_step_takes():
+    small, large, eight = "SM90_TwoBlocks_64x64", "SM90_TwoBlocks_128x64", "SM90_EightWarps_128x64"
+    taken = {(64, True): (small, small), (64, False): (large, eight), (80, False): (small, eight)}  # 80 as 128
+    for (head_dim, causal), choices in taken.items():
+        assert get_step("two_blocks").choices(standard(head_dim=head_dim, causal=causal), "sm_90") == choices
 
 
 def test_the_step_takes_what_was_found():
