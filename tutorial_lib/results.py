@@ -185,6 +185,13 @@ class Round(_Record):
     throttled_by: list[str] = []
 
 
+class EarlierRounds(_Record):
+    """Rounds of an earlier run, of who was timed together in none since: their latencies and clocks."""
+
+    day: str
+    rounds: list[Round]
+
+
 class Ceiling(_Record):
     """The large matrix product that was timed in the same rounds, or where bytes decide, the copy.
 
@@ -222,6 +229,7 @@ class Run(_Record):
     ceiling: Ceiling | None = None
     rounds: list[Round] = []
     sustained: list[Round] = []
+    earlier_rounds: list[EarlierRounds] = []  # the newest first
     notes: list[str] = []
 
     def the_problem(self) -> Problem:
@@ -233,20 +241,31 @@ class Run(_Record):
 
     def latencies(self, name: str) -> list[float] | None:
         """Milliseconds in every round, or None for who was not in all of them."""
-        found = [r.latency_ms[name] for r in self.rounds if name in r.latency_ms]
-        return found if found and len(found) == len(self.rounds) else None
+        return [r.latency_ms[name] for r in self.rounds] if name in in_all(self.rounds) else None
+
+    def together(self, m: Measurement, other: Measurement) -> EarlierRounds | None:
+        """The newest rounds in which both were timed every time, be they of an earlier run; None where there are none.
+
+        Of the record's own rounds the day is empty.
+        """
+        of_days = [EarlierRounds(day="", rounds=self.rounds), *self.earlier_rounds]
+        return next((each for each in of_days if {m.name, other.name} <= in_all(each.rounds)), None)
 
     def speedup(self, m: Measurement, other: Measurement) -> Speedup | None:
-        """How many times as fast ``m`` is as ``other``, or None where one of them was not in all rounds."""
-        before, now = self.latencies(other.name), self.latencies(m.name)
-        return speedup_of(timing.speedup(before, now), m, other) if before and now else None
+        """How many times as fast ``m`` is as ``other``, or None where no rounds hold both."""
+        if (found := self.together(m, other)) is None:
+            return None
+        before, now = ([r.latency_ms[x.name] for r in found.rounds] for x in (other, m))
+        ratio = speedup_of(timing.speedup(before, now), m, other)
+        return ratio.model_copy(update={"earlier": found.day}) if found.day else ratio
 
     def split(self, m: Measurement, other: Measurement) -> tuple[float, float] | None:
         """What a speedup consists of: (how many times fewer cycles, how many times the clock), medians over rounds.
 
         Their product is the speedup, but for what medians of ratios differ by. None where a clock was not read.
         """
-        return split(self.rounds, m.name, other.name)
+        found = self.together(m, other)
+        return split(found.rounds, m.name, other.name) if found else None
 
     def sustained_speedup(self, m: Measurement, other: Measurement) -> Speedup | None:
         """As ``speedup``, in the load that goes on."""
@@ -291,7 +310,8 @@ class Run(_Record):
         """This run, and what an earlier record of the same problem holds that it leaves out.
 
         Steps and peers keep their figures, and the ratios of their own rounds; a step keeps its ratio to the previous
-        one where this run leaves out that, and its counters, as a peer does. A record of another GPU adds nothing.
+        one where this run leaves out that, and its counters, as a peer does. So do rounds in which two were timed who
+        are not in this run's, as far as they are still the same. A record of another GPU adds nothing.
         """
         if record.machine["name"] != self.machine["name"]:
             return self
@@ -304,7 +324,7 @@ class Run(_Record):
                     at = next((n for n, other in enumerate(all_of[kind], 1) if other.name == before), 0)
                     all_of[kind].insert(at, m.model_copy(update={"earlier": m.earlier or record.day}))
                 before = m.name
-        return self.model_copy(update=all_of)
+        return self.model_copy(update=all_of | {"earlier_rounds": _rounds_kept(self, record)})
 
     @property
     def told(self) -> list[str]:
@@ -338,10 +358,40 @@ def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     if before.speedup_vs_previous and not m.speedup_vs_previous:
         ratio = before.speedup_vs_previous
         more["speedup_vs_previous"] = ratio.model_copy(update={"earlier": ratio.earlier or record.day})
-    same = same_code(m, before) or (m.code is before.code is None and run.versions == record.versions)
-    if m.counters is None and same:
+    if m.counters is None and _still(m, before, run, record):
         more["counters"] = before.counters
     return m.model_copy(update=more)
+
+
+def _still(m: Measurement, before: Measurement, run: Run, record: Run) -> bool:
+    """Whether a run measured what the record holds: the same machine code; where there is none, the same versions."""
+    return same_code(m, before) or (m.code is before.code is None and run.versions == record.versions)
+
+
+def in_all(rounds: Sequence[Round]) -> set[str]:
+    """Who was timed in each of some rounds."""
+    return set.intersection(*(set(r.latency_ms) for r in rounds)) if rounds else set()
+
+
+def _rounds_kept(run: Run, record: Run) -> list[EarlierRounds]:
+    """The rounds of an earlier record, of its own and of those before, that tell of two whom no newer ones hold both.
+
+    Left out is whoever the run has measured since as something else, such as a step whose kernel has changed.
+    """
+    pairs = [(run.measurement(m.name), m) for m in record.everybody if m.status == "measured"]
+    same = {m.name for now, m in pairs if now is None or (now.status == "measured" and _still(now, m, run, record))}
+    newer, kept = [in_all(run.rounds)], []
+    for each in (EarlierRounds(day=record.day, rounds=record.rounds), *record.earlier_rounds):
+        names = in_all(each.rounds) & same
+        pairs = ({n, other} for n in names for other in names if n != other)
+        new = set().union(*(pair for pair in pairs if not any(pair <= since for since in newer)))
+        if new:
+            latencies = [{n: r.latency_ms[n] for n in r.latency_ms if n in new} for r in each.rounds]
+            clocks = [{n: r.clock_ghz[n] for n in r.clock_ghz if n in new} for r in each.rounds]
+            rounds = [Round(latency_ms=of, clock_ghz=clock) for of, clock in zip(latencies, clocks, strict=True)]
+            kept.append(EarlierRounds(day=each.day, rounds=rounds))
+            newer.append(new)
+    return kept
 
 
 def split(rounds: Sequence[Round], name: str, other: str) -> tuple[float, float] | None:

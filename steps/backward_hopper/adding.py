@@ -18,12 +18,14 @@ def add_to_query(
     """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums; in turn, if blocks add so."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    if variant.adder:
+    if variant.adders > 0 and variant.by_tma:
         mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
         store_for_tma(d_query, tiles, part, variant)
-        mbarrier.arrive(barriers.sums_ready.index(part), count=1)
+        mbarrier.arrive(barriers.sums_ready.index(turn % variant.adders * variant.parts + part), count=1)
     else:
-        if variant.in_turn:
+        if variant.adders > 0:
+            await_turn(Turns, turn, work, part, variant)
+        elif variant.in_turn:
             await_own_turn(Turns, turn, work, part, variant)
         if variant.by_tma:
             tma.store_wait(0)
@@ -43,6 +45,10 @@ def add_to_query(
             column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
             place = arrays.sums + (start + row * D)[:, None] + column[None, :]
             gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
+        if variant.adders > 0:
+            mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
+            gl.barrier()  # one thread tells for all
+            mbarrier.arrive(barriers.sums_ready.index(part), count=1)
 
 
 @gluon.jit
@@ -70,22 +76,33 @@ def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
-def add_in_turn(arrays, tiles, barriers, work, Turns, variant: gl.constexpr):
-    """The adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
+def add_in_turn(arrays, tiles, barriers, work, Turns, first: gl.constexpr, variant: gl.constexpr):
+    """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
 
-    It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory.
+    It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
+    adders one takes every other tile, from the ``first`` on, and waits while the other does.
     """
     PARTS: gl.constexpr = variant.parts
+    ADDERS: gl.constexpr = variant.adders
     await_kernels_before(variant)
-    for turn in range(variant.group_size * work.a_head):
+    for turn in range(first, variant.group_size * work.a_head, ADDERS):
         await_turn(Turns, turn, work, 0, variant)
         for part in gl.static_range(PARTS):
-            mbarrier.wait(barriers.sums_ready.index(part), turn & 1)
+            mbarrier.wait(barriers.sums_ready.index(first * PARTS + part), turn // ADDERS & 1)
             async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
         tma.store_wait(0)
         for part in gl.static_range(PARTS):
             mbarrier.arrive(barriers.sums_free.index(part), count=1)
         pass_on(Turns, turn, work, 0, variant)
+
+
+@gluon.jit
+def pass_turns_on(barriers, work, Turns, part: gl.constexpr, variant: gl.constexpr):
+    """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
+    for turn in range(variant.group_size * work.a_head):
+        mbarrier.wait(barriers.sums_ready.index(part), turn & 1)
+        mbarrier.arrive(barriers.sums_free.index(part), count=1)
+        pass_on(Turns, turn, work, part, variant)
 
 
 @gluon.jit

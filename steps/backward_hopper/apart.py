@@ -117,7 +117,7 @@ def consume_apart(
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
         add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, Turns, part, variant)
-        if variant.in_turn and not variant.adder:
+        if variant.in_turn and variant.adders == 0:
             pass_on(Turns, turns - 1, work, part, variant)
 
     if variant.sharing > 1:

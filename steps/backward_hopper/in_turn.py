@@ -2,7 +2,8 @@
 
 A float32 sum depends on the order of its additions. For every tile of dQ, and every part, global memory holds a number:
 how many blocks have added. A block waits until all before it have, adds, and counts itself. It counts itself a turn
-later, when TMA has long written what it added, so that it seldom waits for that.
+later, when TMA has long written what it added, so that it seldom waits for that. Warps of their own may do all of
+this, or count the block as soon as it has added (``adding``).
 
 The order is that of the blocks' numbers, in which a GPU starts them: a block waits for such as have started, and they
 cannot all wait. Without a mask all blocks begin with the first tile of queries, and the first to add is block 0. Under

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from steps.backward_hopper.adding import add_in_turn
+from steps.backward_hopper.adding import add_in_turn, pass_turns_on
 from steps.backward_hopper.apart import consume_apart
 from steps.backward_hopper.consumer import consume
 from steps.backward_hopper.last import Ending
@@ -65,8 +65,8 @@ def fmha_backward(
         done = barrier_ring(2, PARTS)
     if variant.alternate:
         turns = barrier_ring(2, 1)
-    if variant.adder:
-        sums_ready = barrier_ring(PARTS, 1)
+    if variant.adders > 0:
+        sums_ready = barrier_ring(variant.adders * PARTS if variant.by_tma else PARTS, 1)
         sums_free = barrier_ring(PARTS, 1)
     barriers = Barriers(
         barrier_ring(1, 1),
@@ -120,6 +120,18 @@ def fmha_backward(
             WORKERS,
             BUDGETS,
         )
+    elif variant.roles_apart and variant.adders > 0:
+        gl.warp_specialize(
+            [
+                (consume_scores, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
+                (consume_gradients, (arrays, tiles, barriers, handover, work, scale, padded, Turns, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
+                (pass_turns_on, (barriers, work, Turns, 0, variant)),
+                (pass_turns_on, (barriers, work, Turns, 1, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
     elif variant.roles_apart:
         gl.warp_specialize(
             [
@@ -153,13 +165,25 @@ def fmha_backward(
             WORKERS,
             BUDGETS,
         )
-    elif variant.adder:
+    elif variant.adders == 2:
         gl.warp_specialize(
             [
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
                 (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
-                (add_in_turn, (arrays, tiles, barriers, work, Turns, variant)),
+                (add_in_turn, (arrays, tiles, barriers, work, Turns, 0, variant)),
+                (add_in_turn, (arrays, tiles, barriers, work, Turns, 1, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    elif variant.adders == 1:
+        gl.warp_specialize(
+            [
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 0, variant)),
+                (consume_apart, (arrays, tiles, barriers, work, scale, padded, Turns, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, padded, Turns, variant)),
+                (add_in_turn, (arrays, tiles, barriers, work, Turns, 0, variant)),
             ],
             WORKERS,
             BUDGETS,

@@ -87,7 +87,7 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
         add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, Turns, 0, variant)
-        if variant.in_turn:
+        if variant.in_turn and variant.adders == 0:
             pass_on(Turns, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
     if variant.spare:
@@ -131,7 +131,7 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
 
-    if variant.in_turn:  # noqa: SIM102
+    if variant.in_turn and variant.adders == 0:  # noqa: SIM102
         if turns > 0:
             pass_on(Turns, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)

@@ -42,6 +42,8 @@ class HopperGradients(GradientStep, FusedStep):
     last_scales: the last block of a head scales dQ (``last``); not with grouped heads. Takes parts that are apart and
     add fours by TMA, not in turn, and calls that stay whole.
     adder: a warp of its own adds dQ in turn, where TMA adds; at head_dim 256 nothing changes. Takes in_turn.
+    two_adders: two such warps, each of which adds every other tile; at head_dim 256 a warp for each part that passes
+    tiles on, to which the part has added. Takes adder.
     spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
     earlier ones (``spare``), where there are heads enough, and blocks enough for each tile of queries; not with grouped
     heads, unless these are apart. Takes the same, and not last_scales.
@@ -71,6 +73,7 @@ class HopperGradients(GradientStep, FusedStep):
     two_streams: bool = hole(default=False)
     last_scales: bool = hole(default=False)
     adder: bool = hole(default=False)
+    two_adders: bool = hole(default=False)
     spare_warps: bool = hole(default=False)
     heads_apart: bool = hole(default=False)
     freed_together: bool = hole(default=False)
@@ -107,6 +110,8 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError("early takes last_scales=False: a block that takes no turn would count too early")
         if self.adder and not self.in_turn:
             raise ValueError("adder takes in_turn=True: elsewhere nobody waits for a turn to add")
+        if self.two_adders and not self.adder:
+            raise ValueError("two_adders takes adder=True: it is a second one")
         for name in ("spare_warps", "heads_apart"):
             if getattr(self, name) and (self.last_scales or not fits):
                 wanted = "in_turn, two_streams and last_scales=False"
@@ -169,6 +174,7 @@ class HopperGradients(GradientStep, FusedStep):
             alternate=self.alternate,
             last_scales=self.last_scales,
             adder=self.adder,
+            two_adders=self.two_adders,
             spare_warps=self.spare_warps,
             heads_apart=self.heads_apart,
             freed_together=self.freed_together,

@@ -52,7 +52,7 @@ class Variant:
     section: int  # blocks of a section, about, in which those with the first keys begin; 0: one head after the other
     alternate: bool  # of the parts, one at a time computes weights and dS
     last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
-    adder: bool = False  # a warp of its own adds dQ, in turn
+    adders: int = 0  # warps of their own that add dQ in turn, or pass tiles on for parts that add from registers
     sharing: int = 1  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     freed_together: bool = False  # the place of dS of a turn is free when that of its dO is, and no barrier tells it
     whole_lines: bool = False  # a warp adds dQ from registers by lines of 128 bytes
@@ -142,7 +142,7 @@ class Variant:
     @property
     def workers(self) -> list[int]:
         """Warps of every part but the first, of the producer, and of whoever else works in its warp group."""
-        others = [2, 1] if self.spare else [1] if self.adder or self.clears else []
+        others = [2, 1] if self.spare else [1] if self.clears else [1] * self.adders
         return [self.warps] * (self.parts - 1) + [1] + others
 
     @cached_property
@@ -309,6 +309,7 @@ def make_variant(
     alternate: bool,
     last_scales: bool = False,
     adder: bool = False,
+    two_adders: bool = False,
     spare_warps: bool = False,
     heads_apart: bool = False,
     freed_together: bool = False,
@@ -342,7 +343,7 @@ def make_variant(
         section=SECTION if sections and problem.group_size == sharing and by_sections else 0,
         alternate=alternate and problem.head_dim == 128,
         last_scales=last_scales and problem.group_size == 1,
-        adder=adder and adding in BY_TMA,
+        adders=2 if two_adders else int(adder and adding in BY_TMA),
         sharing=sharing,
         early=early,
         newest_first=newest_first,

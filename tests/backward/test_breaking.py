@@ -23,6 +23,8 @@ ONE_CLOCK = "in the simulator all warps of a role have one clock; on a GPU they 
 STORES = "tma.store_wait(0)"
 OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_free.index(stage), used)"
 OF_D_SCORES = "mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)"
+TAKEN = "mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)"
+NOT_SO_LATE = "in the simulator no warp that passes tiles on is as late as two tiles; on a GPU one may be"
 TURN = "mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)"
 ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
@@ -39,7 +41,8 @@ HARMLESS = {
         (WITHOUT, STORES): WRITTEN_SAYS_SO,
         (ONE_MORE, STORES): WRITTEN_SAYS_SO,
     },
-    ("adder", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
+    ("two_adders", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
+    ("two_adders", 256): {(WITHOUT, "gl.barrier()"): ONE_CLOCK, (WITHOUT, TAKEN): NOT_SO_LATE},
     ("spare_warps", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,

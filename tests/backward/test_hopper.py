@@ -262,22 +262,29 @@ def bits(step, shape) -> set:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [*(("in_turn", shape) for shape in IN_TURN), *(("adder", shape) for shape in IN_TURN[:2])],
+    [
+        *(("in_turn", shape) for shape in IN_TURN),
+        *(("adder", shape) for shape in IN_TURN[:2]),
+        *(("two_adders", shape) for shape in IN_TURN),
+    ],
     ids=str,
 )
 def test_blocks_in_turn_give_the_same_bits_under_any_schedule(name, shape):
     assert len(bits(get_step(name), shape)) == 1
 
 
-@pytest.mark.parametrize("name", ["in_turn", "adder"])
+@pytest.mark.parametrize("name", ["in_turn", "adder", "two_adders"])
 @pytest.mark.parametrize("broken", ["await_number", "store_written"])
 def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, name, monkeypatch):
-    """For the blocks before, or until what was added has reached global memory."""
+    """For the blocks before, or until what was added has reached global memory.
+
+    Where blocks of a head begin one after the other, or after a wait for another kernel, they came in order by chance.
+    """
     shape = problem(batch=1, heads=2, seq_len_q=256, seq_len_kv=1500, head_dim=64, causal=False)
     instead = {"await_number": lambda *_: 0, "store_written": lambda *_: hopper.store_wait(0)}
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == broken]
     monkeypatch.setitem(language.SEQUENCES, pattern, instead[broken])
-    assert len(bits(get_step(name), shape)) > 1
+    assert len(bits(replace(get_step(name), sections=False, early=False), shape)) > 1
 
 
 def test_what_a_step_adds_is_as_it_says():
@@ -359,11 +366,21 @@ def test_with_grouped_heads_the_last_block_has_nothing_to_scale():
 def test_a_warp_adds_where_tma_does():
     """At head_dim 256 the kernel is that of blocks in turn; elsewhere one warp waits for turns, and not eight."""
     step = get_step("adder")
-    assert [step.variant(standard(head_dim=d)).adder for d in (64, 128, 256)] == [True, True, False]
+    assert [step.variant(standard(head_dim=d)).adders for d in (64, 128, 256)] == [1, 1, 0]
     waits = {n: get_step(n).compile(standard()).ptx.count("ld.acquire.gpu") for n in ("in_turn", "adder")}
     assert waits["adder"] == 1 < waits["in_turn"]
     with pytest.raises(ValueError, match="adder takes in_turn"):
         replace(step, in_turn=False)
+
+
+def test_of_two_adders_each_takes_every_other_tile():
+    """And at head_dim 256, where warp groups add from registers, each has a warp that passes its tiles on."""
+    step = get_step("two_adders")
+    for head_dim, places in ((64, (1, 2)), (128, (1, 2)), (256, (5, 2))):  # where a block counts itself
+        code = [get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("sections_in_turn", "two_adders")]
+        assert tuple(text.count("atom.global.gpu.release.add") for text in code) == places
+    with pytest.raises(ValueError, match="two_adders takes adder"):
+        replace(step, adder=False)
 
 
 UNFIT = [{"in_turn": True, "sections": False}, {"adding": "reduction"}, {"two_streams": True}]

@@ -17,6 +17,7 @@ from tutorial_lib.results import (
     ResultsError,
     Round,
     earliest_within_noise,
+    in_all,
     of_every_part,
     read_run,
     recorded_runs,
@@ -210,6 +211,32 @@ def test_a_record_keeps_what_a_new_run_leaves_out():
     assert again.measurement("one").earlier == "2026-01-01" and again.measurement("two").earlier == new.day
     elsewhere = old.model_copy(update={"machine": {**old.machine, "name": "another GPU"}})
     assert new.with_earlier(elsewhere) == new
+
+
+def test_a_record_keeps_rounds_of_those_who_met_in_none_since():
+    """Their ratios have the day; those who have met again, or have changed, are left out of the old rounds."""
+
+    def of(day, latencies, codes):
+        run = run_of(latencies, code={name: name for name in latencies} | codes)
+        return run.model_copy(update={"date": f"2026-01-0{day}T00:00:00+00:00"})
+
+    first = of(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0, "three": 0.5}, {})
+    second = of(2, {"sdpa": 2.0, "two": 0.9, "three": 0.4}, {"three": "another kernel"}).with_earlier(first)
+    one, two, three = (second.measurement(name) for name in ("one", "two", "three"))
+    assert [(each.day, in_all(each.rounds)) for each in second.earlier_rounds] == [
+        ("2026-01-01", {"sdpa", "one", "two"})
+    ]
+    assert (second.speedup(two, one).median, second.speedup(two, one).earlier) == (
+        pytest.approx(1.5, rel=0.05),
+        "2026-01-01",
+    )
+    assert second.speedup(three, one) is None and second.speedup(three, two).earlier is None
+    third = of(3, {"sdpa": 2.0, "one": 1.2, "two": 0.9}, {}).with_earlier(second)
+    assert [(each.day, in_all(each.rounds)) for each in third.earlier_rounds] == [
+        ("2026-01-02", {"sdpa", "two", "three"})
+    ]
+    assert third.speedup(two, one).median == pytest.approx(1.2 / 0.9, rel=0.05)
+    assert third.speedup(three, two).median == pytest.approx(0.9 / 0.4, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ BACKWARD_KERNELS = [
     ("alternate", 128),
     ("adder", 64),
     ("adder", 256),
+    ("two_adders", 64),
+    ("two_adders", 256),
     ("spare_warps", 64),
     ("spare_warps", 128),
     ("spare_warps", 256),
