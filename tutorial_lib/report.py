@@ -87,11 +87,11 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
             parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
     parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
     if run.inside:
-        parts += ["What steps were put together from, in the same rounds:", "", _inside(run, folder), ""]
+        parts += [f"What steps were put together from{_in_rounds(run.inside)}:", "", _inside(run, folder), ""]
     if run.peers:
         peer_columns = [column for column in columns if not column[0].startswith("vs previous")]
         cells = [line[1:] for line in tables.rows(run.peers, peer_columns)]  # without the step's number
-        parts += ["Peers, in the same rounds:", ""]
+        parts += [f"Peers{_in_rounds(run.peers)}:", ""]
         parts += [tables.markdown([header for header, _ in peer_columns[1:]], cells), ""]
     if reasons := tables.reasons(run.everybody):
         parts += [*(f"- {line}" for line in reasons), ""]
@@ -125,6 +125,11 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     parts += ["What each step changes is in its file; every figure, the latencies of every round and the clocks are in"]
     parts += ["results.json." if linked else "results.json. `make report` draws figures beside it.", ""]
     return "\n".join(parts)
+
+
+def _in_rounds(measurements: Sequence[Measurement]) -> str:
+    """Whether all of them were in the rounds of the record; if not, a note of the report says who was not."""
+    return "" if any(m.earlier for m in measurements) else ", in the same rounds"
 
 
 def _inside(run: Run, folder: Path | None) -> str:
@@ -304,6 +309,7 @@ def best_by_problem(
     computes what it hides. In decoding all are near what device memory can do.
     """
     known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
+    known = [(run, best) for run, best in known if run.together(best, run.measurement(rival))]
     cells, factors = [], []
     for run, best in known:
         if _best_parts([(at, other) for at, other in known if _kind(at) == _kind(run)]) <= _parts(run):

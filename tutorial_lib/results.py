@@ -186,9 +186,14 @@ class Round(_Record):
 
 
 class EarlierRounds(_Record):
-    """Rounds of an earlier run, of who was timed together in none since: their latencies and clocks."""
+    """Rounds of an earlier run, of who was timed together in none since: their latencies and clocks.
+
+    versions, notes: that run's.
+    """
 
     day: str
+    versions: dict[str, str] = {}
+    notes: list[str] = []
     rounds: list[Round]
 
 
@@ -310,8 +315,10 @@ class Run(_Record):
         """This run, and what an earlier record of the same problem holds that it leaves out.
 
         Steps and peers keep their figures, and the ratios of their own rounds; a step keeps its ratio to the previous
-        one where this run leaves out that, and its counters, as a peer does. So do rounds in which two were timed who
-        are not in this run's, as far as they are still the same. A record of another GPU adds nothing.
+        one where this run leaves out that, and its counters, as a peer does. Kept are also rounds in which two were
+        timed who are not both in this run's. Whoever this run has measured as something else, such as a step whose
+        kernel has changed, keeps none of that. Of a step that it leaves out nobody knows. A record of another GPU adds
+        nothing.
         """
         if record.machine["name"] != self.machine["name"]:
             return self
@@ -336,7 +343,7 @@ class Run(_Record):
                 notes.append(f"Measured on {day}, and not in these rounds: {', '.join(names)}.")
             if names := [label for label, measured in ratios.items() if day and measured == day]:
                 notes.append(f"Set beside the previous step on {day}, and not in these rounds: {', '.join(names)}.")
-        return notes
+        return notes + [f"Of the rounds of {each.day}: {note}" for each in self.earlier_rounds for note in each.notes]
 
     @property
     def day(self) -> str:
@@ -355,17 +362,20 @@ def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     if before is None or m.status != "measured":
         return m
     more = {}
+    if not _still(m, before, run, record.versions):
+        return m
     if before.speedup_vs_previous and not m.speedup_vs_previous:
         ratio = before.speedup_vs_previous
-        more["speedup_vs_previous"] = ratio.model_copy(update={"earlier": ratio.earlier or record.day})
-    if m.counters is None and _still(m, before, run, record):
+        day = ratio.earlier or before.earlier or record.day
+        more["speedup_vs_previous"] = ratio.model_copy(update={"earlier": day})
+    if m.counters is None:
         more["counters"] = before.counters
     return m.model_copy(update=more)
 
 
-def _still(m: Measurement, before: Measurement, run: Run, record: Run) -> bool:
-    """Whether a run measured what the record holds: the same machine code; where there is none, the same versions."""
-    return same_code(m, before) or (m.code is before.code is None and run.versions == record.versions)
+def _still(m: Measurement, before: Measurement, run: Run, versions: dict[str, str]) -> bool:
+    """Whether a run measured what an earlier one did: the same machine code; where there is none, the same versions."""
+    return same_code(m, before) or (m.code is before.code is None and run.versions == versions)
 
 
 def in_all(rounds: Sequence[Round]) -> set[str]:
@@ -376,22 +386,29 @@ def in_all(rounds: Sequence[Round]) -> set[str]:
 def _rounds_kept(run: Run, record: Run) -> list[EarlierRounds]:
     """The rounds of an earlier record, of its own and of those before, that tell of two whom no newer ones hold both.
 
-    Left out is whoever the run has measured since as something else, such as a step whose kernel has changed.
+    Left out is whoever the run has measured since as something else.
     """
-    pairs = [(run.measurement(m.name), m) for m in record.everybody if m.status == "measured"]
-    same = {m.name for now, m in pairs if now is None or (now.status == "measured" and _still(now, m, run, record))}
     newer, kept = [in_all(run.rounds)], []
-    for each in (EarlierRounds(day=record.day, rounds=record.rounds), *record.earlier_rounds):
-        names = in_all(each.rounds) & same
+    own = EarlierRounds(day=record.day, versions=record.versions, notes=record.notes, rounds=record.rounds)
+    for each in (own, *record.earlier_rounds):
+        names = {n for n in in_all(each.rounds) if _may_stand_beside(n, run, record, each.versions)}
         pairs = ({n, other} for n in names for other in names if n != other)
         new = set().union(*(pair for pair in pairs if not any(pair <= since for since in newer)))
         if new:
             latencies = [{n: r.latency_ms[n] for n in r.latency_ms if n in new} for r in each.rounds]
             clocks = [{n: r.clock_ghz[n] for n in r.clock_ghz if n in new} for r in each.rounds]
             rounds = [Round(latency_ms=of, clock_ghz=clock) for of, clock in zip(latencies, clocks, strict=True)]
-            kept.append(EarlierRounds(day=each.day, rounds=rounds))
+            kept.append(each.model_copy(update={"rounds": rounds}))
             newer.append(new)
     return kept
+
+
+def _may_stand_beside(name: str, run: Run, record: Run, versions: dict[str, str]) -> bool:
+    """Whether old rounds tell of who a run has measured since, or of someone whom it leaves out."""
+    before, now = record.measurement(name), run.measurement(name)
+    if before is None:  # the matrix product, or who is no longer in the record
+        return False
+    return now is None or (now.status == "measured" and _still(now, before, run, versions))
 
 
 def split(rounds: Sequence[Round], name: str, other: str) -> tuple[float, float] | None:

@@ -80,7 +80,7 @@ def add_in_turn(arrays, tiles, barriers, work, Turns, first: gl.constexpr, varia
     """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
 
     It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
-    adders one takes every other tile, from the ``first`` on, and waits while the other does.
+    adders each takes every other tile, from the ``first`` on, so that it waits while the other is at work.
     """
     PARTS: gl.constexpr = variant.parts
     ADDERS: gl.constexpr = variant.adders

@@ -55,8 +55,8 @@ class Barriers(NamedTuple):
     places are freed together, d_output_free says the latter, too, of the turn before.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
     turns: a part's completes when it is its turn to compute weights.
-    sums_ready, sums_free: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Where parts add
-    from registers, a part has added, and the warp that passes its tiles on knows.
+    sums_ready, sums_free: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such
+    warps each has a sums_ready. Where parts add from registers: a part has added, and the warp that passes on knows.
     """
 
     keys_ready: object

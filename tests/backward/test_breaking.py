@@ -41,6 +41,7 @@ HARMLESS = {
         (WITHOUT, STORES): WRITTEN_SAYS_SO,
         (ONE_MORE, STORES): WRITTEN_SAYS_SO,
     },
+    ("adder", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
     ("two_adders", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
     ("two_adders", 256): {(WITHOUT, "gl.barrier()"): ONE_CLOCK, (WITHOUT, TAKEN): NOT_SO_LATE},
     ("spare_warps", 64): OF_ALL

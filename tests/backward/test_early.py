@@ -114,17 +114,18 @@ def test_the_last_head_first_is_not_the_same_code():
     assert before.sass == now.sass and not now.same_code(before)
 
 
+@pytest.mark.parametrize("name", ["sections_in_turn", "two_adders"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])
-def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, nothing_is_zero, monkeypatch):
+def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, name, nothing_is_zero, monkeypatch):
     """And still wait for blocks alone that have begun: with room for one at a time, too."""
     few_at_once(monkeypatch)
     monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 12)
     shape = problem(**LATER | {"seq_len_kv": 300}, head_dim=head_dim, causal=causal)
-    step = get_step("sections_in_turn")
+    step = get_step(name)
     heads = step.variant(shape).section // -(-shape.seq_len_kv // step.variant(shape).tile.key)
     assert heads == (0 if causal else 2 if head_dim == 256 else 4) and step.deterministic
-    assert all(right("sections_in_turn", shape, seed) for seed in (None, 1))
+    assert all(right(name, shape, seed) for seed in (None, 1))
     inputs = BACKWARD.inputs(shape, 0)
     exact = BACKWARD.reference(shape, inputs)
     assert is_right(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact), None, at_once=1)

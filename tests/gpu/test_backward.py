@@ -22,6 +22,7 @@ LONGER = [
     problem(seq_len_q=900, seq_len_kv=1500, kv_heads=2, dtype="bfloat16", causal=False),
     problem(batch=1, seq_len_q=2000, seq_len_kv=700, head_dim=256),
 ]
+AT_LENGTH = [standard(2048), *(standard(2048, head_dim, causal=False) for head_dim in (64, 128, 256))]
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
@@ -31,7 +32,7 @@ def test_a_step_is_correct(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("shape", [*LONGER, standard(2048), standard(2048, 64, causal=False)], ids=lambda p: p.slug)
+@pytest.mark.parametrize("shape", [*LONGER, *AT_LENGTH], ids=lambda p: p.slug)
 @pytest.mark.parametrize("step", [s for s in GRADIENTS if s.deterministic], ids=lambda s: s.name)
 def test_a_step_that_says_so_gives_the_same_bits_every_time(step, shape):
     inputs = BACKWARD.inputs(shape, 0, "cuda")

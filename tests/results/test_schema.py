@@ -213,30 +213,88 @@ def test_a_record_keeps_what_a_new_run_leaves_out():
     assert new.with_earlier(elsewhere) == new
 
 
+def of_day(day: int, milliseconds: dict[str, float], codes: dict[str, str] | None = None, peers=(), versions="1"):
+    """A run whose steps have codes, and whose clocks are known."""
+    code = {name: name for name in milliseconds if name not in peers} | (codes or {})
+    run = run_of(milliseconds, code=code, peers=peers)
+    rounds = [r.model_copy(update={"clock_ghz": dict.fromkeys(r.latency_ms, 1.0 + day)}) for r in run.rounds]
+    changed = {"date": f"2026-01-0{day}T00:00:00+00:00", "rounds": rounds, "versions": {"peer": versions}}
+    return run.model_copy(update=changed)
+
+
+def kept(run) -> dict[str, set[str]]:
+    return {each.day[-1]: in_all(each.rounds) for each in run.earlier_rounds}
+
+
 def test_a_record_keeps_rounds_of_those_who_met_in_none_since():
     """Their ratios have the day; those who have met again, or have changed, are left out of the old rounds."""
-
-    def of(day, latencies, codes):
-        run = run_of(latencies, code={name: name for name in latencies} | codes)
-        return run.model_copy(update={"date": f"2026-01-0{day}T00:00:00+00:00"})
-
-    first = of(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0, "three": 0.5}, {})
-    second = of(2, {"sdpa": 2.0, "two": 0.9, "three": 0.4}, {"three": "another kernel"}).with_earlier(first)
+    first = of_day(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0, "three": 0.5})
+    second = of_day(2, {"sdpa": 2.0, "two": 0.9, "three": 0.4}, {"three": "another kernel"}).with_earlier(first)
     one, two, three = (second.measurement(name) for name in ("one", "two", "three"))
-    assert [(each.day, in_all(each.rounds)) for each in second.earlier_rounds] == [
-        ("2026-01-01", {"sdpa", "one", "two"})
-    ]
-    assert (second.speedup(two, one).median, second.speedup(two, one).earlier) == (
-        pytest.approx(1.5, rel=0.05),
-        "2026-01-01",
-    )
+    assert kept(second) == {"1": {"sdpa", "one", "two"}}
+    ratio = second.speedup(two, one)
+    assert (ratio.median, ratio.earlier) == (pytest.approx(1.5, rel=0.05), "2026-01-01")
+    assert second.split(two, one) == (pytest.approx(1.5, rel=0.05), 1) and second.split(three, one) is None
     assert second.speedup(three, one) is None and second.speedup(three, two).earlier is None
-    third = of(3, {"sdpa": 2.0, "one": 1.2, "two": 0.9}, {}).with_earlier(second)
-    assert [(each.day, in_all(each.rounds)) for each in third.earlier_rounds] == [
-        ("2026-01-02", {"sdpa", "two", "three"})
-    ]
+    third = of_day(3, {"sdpa": 2.0, "one": 1.2, "two": 0.9}).with_earlier(second)
+    assert kept(third) == {"2": {"sdpa", "two", "three"}}
     assert third.speedup(two, one).median == pytest.approx(1.2 / 0.9, rel=0.05)
     assert third.speedup(three, two).median == pytest.approx(0.9 / 0.4, rel=0.05)
+
+
+def test_old_rounds_outlive_several_runs_the_newest_first():
+    run = of_day(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0})
+    for day, other in ((2, "two"), (3, "three"), (4, "two")):
+        run = of_day(day, {"sdpa": 2.0, "one": 1.5, other: 1.0}).with_earlier(run)
+    run = of_day(5, {"sdpa": 2.0, "four": 0.1}).with_earlier(run)
+    assert list(kept(run).items()) == [("4", {"sdpa", "one", "two"}), ("3", {"sdpa", "one", "three"})]
+    assert run.speedup(*map(run.measurement, ("two", "one"))).earlier == "2026-01-04"
+    assert run.speedup(*map(run.measurement, ("two", "three"))) is None
+
+
+def test_old_rounds_hold_a_peer_as_long_as_its_versions_are_theirs():
+    """Even if runs without it came between; who is left out of a run stays."""
+    first = of_day(1, {"sdpa": 2.0, "one": 1.5, "peer": 1.0}, peers=("peer",))
+    second = of_day(2, {"sdpa": 2.0, "one": 1.5}, versions="2").with_earlier(first)
+    assert kept(second) == {"1": {"sdpa", "one", "peer"}}
+    assert second.speedup(second.measurement("one"), second.measurement("peer")).earlier == "2026-01-01"
+    for versions, stay in (("1", {"one", "peer"}), ("2", set())):
+        third = of_day(3, {"sdpa": 2.0, "two": 1.0, "peer": 0.5}, peers=("peer",), versions=versions)
+        assert kept(third.with_earlier(second)).get("1", set()) >= stay
+        one, peer = (third.with_earlier(second).measurement(name) for name in ("one", "peer"))
+        assert (third.with_earlier(second).speedup(one, peer) is not None) == bool(stay)
+
+
+def test_old_rounds_leave_out_who_failed_or_missed_one():
+    first = of_day(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0})
+    second = of_day(2, {"sdpa": 2.0, "three": 1.5, "two": 1.0})
+    [*others, two] = second.steps
+    failed = second.model_copy(update={"steps": [*others, two.model_copy(update={"status": "failed"})]})
+    assert kept(failed.with_earlier(first)) == {"1": {"sdpa", "one"}}
+    missing = first.rounds[0].model_copy(update={"latency_ms": {"sdpa": 2.0, "one": 1.5}})
+    assert "two" not in in_all([*first.rounds, missing]) and in_all([]) == set()
+
+
+def test_what_must_be_known_of_old_rounds_is_told_with_their_day():
+    first = of_day(1, {"sdpa": 2.0, "one": 1.5}).model_copy(update={"notes": ["the GPU was shared"]})
+    second = of_day(2, {"sdpa": 2.0, "two": 1.5}).with_earlier(first)
+    assert "Of the rounds of 2026-01-01: the GPU was shared" in second.told
+
+
+def test_a_ratio_to_the_previous_step_is_not_kept_where_the_kernel_changed():
+    """And it keeps its day, if another run came between."""
+    ratio = speedup_of(timing.Spread(1.5, 1.4, 1.6), None, None)
+
+    def with_ratio(run, ratio):
+        [*others, last] = run.steps
+        return run.model_copy(update={"steps": [*others, last.model_copy(update={"speedup_vs_previous": ratio})]})
+
+    first = with_ratio(of_day(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0}), ratio)
+    between = of_day(2, {"sdpa": 2.0, "three": 1.0}).with_earlier(first)
+    for code, day in (("two", "2026-01-01"), ("another kernel", None)):
+        third = with_ratio(of_day(3, {"sdpa": 2.0, "two": 1.0}, {"two": code}), None).with_earlier(between)
+        found = third.measurement("two").speedup_vs_previous
+        assert (found and found.earlier) == day
 
 
 @pytest.mark.parametrize(

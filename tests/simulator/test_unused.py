@@ -44,6 +44,7 @@ BACKWARD_KERNELS = [
     ("adder", 64),
     ("adder", 256),
     ("two_adders", 64),
+    ("two_adders", 128),
     ("two_adders", 256),
     ("spare_warps", 64),
     ("spare_warps", 128),
