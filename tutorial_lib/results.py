@@ -317,8 +317,8 @@ class Run(_Record):
         Steps and peers keep their figures, and the ratios of their own rounds; a step keeps its ratio to the previous
         one where this run leaves out that, and its counters, as a peer does. Kept are also rounds in which two were
         timed who are not both in this run's. Whoever this run has measured as something else, such as a step whose
-        kernel has changed, keeps none of that. Of a step that it leaves out nobody knows. A record of another GPU adds
-        nothing.
+        kernel has changed, keeps none of that. A step that this run leaves out may have changed since: the day of its
+        figures is all that tells. A record of another GPU adds nothing.
         """
         if record.machine["name"] != self.machine["name"]:
             return self
@@ -361,9 +361,9 @@ def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     before = record.measurement(m.name)
     if before is None or m.status != "measured":
         return m
-    more = {}
     if not _still(m, before, run, record.versions):
         return m
+    more = {}
     if before.speedup_vs_previous and not m.speedup_vs_previous:
         ratio = before.speedup_vs_previous
         day = ratio.earlier or before.earlier or record.day

@@ -208,7 +208,7 @@ def test_a_table_tells_packed_sequences_from_one_long_one_and_from_others():
 
 
 def test_the_mean_leaves_out_what_does_not_know_the_best():
-    """Without the rival; without the part of the best; and what was wrong is not the best."""
+    """Without the rival, or rounds with both; without the part of the best; and what was wrong is not the best."""
     run = small()
     no_rival = run.model_copy(update={"peers": []})
     no_part = run.model_copy(update={"steps": [m for m in run.steps if m.part != "hopper"]})
@@ -225,6 +225,9 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
     table, factors = best_by_problem([run.model_copy(update={"steps": wrong})], "flash_attn_4")
     assert len(factors) == 1 and "1 exp2: 1111" in table
     assert best_by_problem([no_rival], "flash_attn_4") == ("", [])
+    latencies = [{name: ms for name, ms in r.latency_ms.items() if name != "flash_attn_4"} for r in run.rounds]
+    rounds = [r.model_copy(update={"latency_ms": of}) for r, of in zip(run.rounds, latencies, strict=True)]
+    assert best_by_problem([run.model_copy(update={"rounds": rounds})], "flash_attn_4") == ("", [])
     assert "No record holds" in report.readme_table([no_rival])
 
 

@@ -252,6 +252,13 @@ def test_old_rounds_outlive_several_runs_the_newest_first():
     assert run.speedup(*map(run.measurement, ("two", "three"))) is None
 
 
+def test_of_old_rounds_the_newest_alone_hold_a_pair():
+    run = of_day(1, {"sdpa": 2.0, "one": 1.5, "two": 1.0, "three": 0.9})
+    run = of_day(2, {"sdpa": 2.0, "one": 1.5, "two": 1.0, "four": 0.8}).with_earlier(run)
+    run = of_day(3, {"sdpa": 2.0, "one": 1.5, "three": 0.9}).with_earlier(run)
+    assert kept(run) == {"2": {"sdpa", "one", "two", "four"}, "1": {"two", "three"}}
+
+
 def test_old_rounds_hold_a_peer_as_long_as_its_versions_are_theirs():
     """Even if runs without it came between; who is left out of a run stays."""
     first = of_day(1, {"sdpa": 2.0, "one": 1.5, "peer": 1.0}, peers=("peer",))
