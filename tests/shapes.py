@@ -34,7 +34,7 @@ SHAPES = [
     problem(batch=1, heads=2, seq_len_q=77, seq_len_kv=200, head_dim=128, causal=False),
     problem(kv_heads=2),
     problem(kv_heads=1, seq_len_q=100, seq_len_kv=150, causal=False, dtype="bfloat16"),
-    problem(heads=6, kv_heads=2, head_dim=128, seq_len_q=65, seq_len_kv=65),
+    problem(heads=6, kv_heads=2, head_dim=128, seq_len_q=65, seq_len_kv=200),
     problem(scale=0.5),
     problem(scale=-0.3, causal=False, seq_len_q=90, seq_len_kv=90),
     problem(scale=0.0),

@@ -118,7 +118,10 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
     first = 0
     if variant.causal:
         first = min(tiles, (j * variant.tile.key) // variant.tile.query)
-    for head in range(kv_head * variant.group_size, (kv_head + 1) * variant.group_size):
+    heads = variant.group_size
+    if variant.leaves_unseen:
+        heads = min(heads, (tiles - first) * heads)
+    for head in range(kv_head * variant.group_size, kv_head * variant.group_size + heads):
         if variant.mask_loops:
             cut = first  # what the mask cuts ends here
             if variant.causal:

@@ -113,6 +113,7 @@ class CuTileGradients(GradientStep, FusedStep):
             mask_loops=self.mask_loops,
             longest_first=self.longest_first and problem.causal,
             prepared=self.prepared,
+            leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "atomics",
         )
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:

@@ -14,6 +14,10 @@ from steps.core.tiles import Tile
 class Variant:
     """weigh: a hole of the step. atomics: what the additions to dQ by the blocks that own keys order beside themselves;
     None: dQ has a kernel of its own. mask_loops, longest_first, prepared: holes of the step, too.
+
+    leaves_unseen: a block passes over the heads when no query sees its keys. Otherwise the loop over the queries has no
+    turns, which comes to the same. But where a loop over the heads is around it, and additions are ordered, what cuTile
+    1.7 makes of the two for sm_90 never ends.
     """
 
     weigh: Callable
@@ -26,3 +30,4 @@ class Variant:
     mask_loops: bool
     longest_first: bool
     prepared: bool
+    leaves_unseen: bool

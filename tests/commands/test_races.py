@@ -49,15 +49,35 @@ def test_reads_of_a_handover_are_set_aside_and_no_others_of_its_function():
         assert len(found) == 1 and set_aside == [0, 0]
 
 
+@pytest.fixture
+def racecheck(tmp_path, monkeypatch):
+    """``racecheck(report)``: the status of the command where compute-sanitizer says that."""
+
+    def run(report: str) -> int:
+        fake = tmp_path / "compute-sanitizer"
+        fake.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n")
+        fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        monkeypatch.setattr(sys, "argv", ["races", "18", "{}"])
+        return races.main()
+
+    return run
+
+
 @pytest.mark.parametrize(("read", "status"), [(DEFINITION, 0), (DEFINITION + 9, 1)])
-def test_the_exit_status_says_whether_there_is_a_race(tmp_path, monkeypatch, capsys, read, status):
-    fake, report = tmp_path / "compute-sanitizer", REPORT.format(kernel="fmha", write=DEFINITION, read=read)
-    fake.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n")
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(sys, "argv", ["races", "18", "{}"])
-    assert races.main() == status
+def test_the_exit_status_says_whether_there_is_a_race(racecheck, capsys, read, status):
+    assert racecheck(REPORT.format(kernel="fmha", write=DEFINITION, read=read)) == status
     assert ("0 hazards, and 1 reads" in capsys.readouterr().out) == (status == 0)
+
+
+def test_hazards_that_racecheck_counts_and_does_not_tell_of_are_not_passed_over(racecheck, capsys, monkeypatch):
+    """Those that it keeps back at its limit, and those whose text this command cannot read."""
+    report = REPORT.format(kernel="fmha", write=DEFINITION, read=DEFINITION)
+    assert racecheck(report.replace("1 hazard displayed", "2 hazards displayed")) == 1
+    assert "counts 2 hazards, but its output tells of 1" in capsys.readouterr().err
+    monkeypatch.setattr(races, "LIMIT", 1)
+    assert racecheck(report) == 1
+    assert "no more than 1 hazards" in capsys.readouterr().err
 
 
 def test_without_the_tool_one_line_says_so(tmp_path, monkeypatch, capsys):
