@@ -21,7 +21,8 @@ test-gpu: .venv/ready
 	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(None if h.has_gpu() else 'test-gpu: PyTorch finds no CUDA GPU here')"
 	$(PY) -m pytest -m gpu $(ARGS)
 
-# Memory errors, and races between warps, at ragged shapes; compute-sanitizer comes with the CUDA toolkit.
+# Memory errors, and races between warps, at ragged shapes; compute-sanitizer comes with the CUDA toolkit. HANDOVER is
+# small because racecheck takes every number that is handed over for a hazard (steps/races.py).
 RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128, "causal": true}
 NARROW := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 400, "head_dim": 64, "causal": true}
 BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 256, "causal": true}
