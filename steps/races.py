@@ -90,8 +90,8 @@ def main() -> int:
     found, of_roles, of_handover = hazards(done.stdout)
     shown, read = int(summary[1]), len(found) + of_roles + of_handover
     if shown >= LIMIT:
-        print(f"steps.races: racecheck shows no more than {LIMIT} hazards, and there may be others", file=sys.stderr)
-        print("take a smaller problem, or fewer steps", file=sys.stderr)
+        todo = "there may be others: take a smaller problem, or fewer steps"
+        print(f"steps.races: racecheck shows no more than {LIMIT} hazards, and {todo}", file=sys.stderr)
         return 1
     if shown != read:
         print(f"steps.races: racecheck counts {shown} hazards, but its output tells of {read}", file=sys.stderr)
