@@ -21,6 +21,7 @@ def add_to_query(
     if variant.adders > 0 and variant.by_tma:
         mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
         store_for_tma(d_query, tiles, part, variant)
+        fence_async_shared()
         mbarrier.arrive(barriers.sums_ready.index(turn % variant.adders * variant.parts + part), count=1)
     else:
         if variant.adders > 0:
@@ -30,7 +31,8 @@ def add_to_query(
         if variant.by_tma:
             tma.store_wait(0)
             store_for_tma(d_query, tiles, part, variant)
-            async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+            if not variant.added_later:
+                let_tma_add(arrays, tiles, turn, work, part, variant)
         else:
             if variant.in_fours:
                 FOURS: gl.constexpr = variant.query_fours
@@ -62,7 +64,7 @@ def corner(turn, work, part: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it."""
+    """Store a part's dQ where TMA reads it, behind a fence."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
     place = tiles.d_query.index(part)
@@ -72,7 +74,13 @@ def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
         place_of_fours.store(fours_together(d_query, LAYOUT))
     else:
         place.reshape([ROWS, COLUMNS]).store(d_query)
+
+
+@gluon.jit
+def let_tma_add(arrays, tiles, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
     fence_async_shared()
+    async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
 
 
 @gluon.jit

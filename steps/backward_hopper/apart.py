@@ -16,8 +16,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from steps.backward_hopper.adding import add_to_keys, add_to_query
-from steps.backward_hopper.consumer import issue_d_query, issue_side, keys_of, number_of, rows_of, store_both, weigh
+from steps.backward_hopper.adding import add_to_keys, add_to_query, let_tma_add
+from steps.backward_hopper.consumer import (
+    issue_d_query,
+    issue_d_weights,
+    issue_side,
+    keys_of,
+    number_of,
+    rows_of,
+    store_both,
+    weigh,
+)
 from steps.backward_hopper.in_turn import pass_on
 from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.pipeline import await_tile, pass_turn, position, take_turn
@@ -50,6 +59,13 @@ def issue_from_registers(kept, keys, query, variant: gl.constexpr):
 
 
 @gluon.jit
+def tell_stored(barriers, turn):
+    """Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence."""
+    fence_async_shared()
+    mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+
+
+@gluon.jit
 def consume_apart(
     arrays, tiles, barriers, work, scale, padded, Turns, part: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
@@ -76,7 +92,10 @@ def consume_apart(
         else:
             scores = issue_side(keys, query, variant)
         await_tile(barriers.d_output_ready, turn, variant.stages)
-        d_weights = issue_side(values, d_output, variant)
+        d_weights = issue_d_weights(values, d_output, tiles.row_sum, turn, variant)
+        if variant.added_later:  # noqa: SIM102
+            if turn > 1:  # what was stored at the end of the turn before
+                let_tma_add(arrays, tiles, turn - 2, work, part, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
         take_turn(barriers, turn, part, variant)
         weights = weigh(scores, number_of(tiles.lse, turn, variant), first_key, i, scale, work, variant)
@@ -88,21 +107,25 @@ def consume_apart(
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         if variant.weights_rounded:
             weights = rounded.to(gl.float32)
-        d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
+        if not variant.from_row_sums:
+            d_weights -= number_of(tiles.row_sum, turn, variant)
+        d_scores = (weights * d_weights).to(dtype)
         if variant.freed_together:  # both parts said so in the turn before
             told = (turn + variant.stages - 1) // variant.stages & 1 ^ 1
             mbarrier.wait(barriers.d_output_free.index((turn + 1) % variant.stages), told)
         else:
             mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
         tiles.d_scores.index(turn & 1).slice(part * KEYS, KEYS, 0).store(d_scores)
-        fence_async_shared()
-        mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+        if not variant.fence_behind:
+            tell_stored(barriers, turn)
         pass_turn(barriers, part, variant)
 
         # --- dQ of the turn before, and dK; under dK's product dQ is added ---
         mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
         d_query = issue_part_of_d_query(tiles, turn + 1, part, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
+        if variant.fence_behind:
+            tell_stored(barriers, turn)
         d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
         mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
         if not variant.freed_together:
@@ -114,9 +137,14 @@ def consume_apart(
 
     # --- dQ of the last turn ---
     if turns > 0:
+        if variant.added_later:  # noqa: SIM102
+            if turns > 1:
+                let_tma_add(arrays, tiles, turns - 2, work, part, variant)
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
         add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, Turns, part, variant)
+        if variant.added_later:
+            let_tma_add(arrays, tiles, turns - 1, work, part, variant)
         if variant.in_turn and variant.adders == 0:
             pass_on(Turns, turns - 1, work, part, variant)
 

@@ -49,6 +49,18 @@ def issue_side(keys, rows, variant: gl.constexpr):
 
 
 @gluon.jit
+def issue_d_weights(values, d_output, row_sum, turn, variant: gl.constexpr):
+    """Begin the weights' gradient [key, query], from zero or from minus the row sums: dS takes these off."""
+    if variant.from_row_sums:
+        start = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
+        start -= number_of(row_sum, turn, variant)
+        d_weights = warpgroup_mma(values, d_output.permute((1, 0)), start, is_async=True)
+    else:
+        d_weights = issue_side(values, d_output, variant)
+    return d_weights
+
+
+@gluon.jit
 def issue_d_query(d_scores, keys, variant: gl.constexpr):
     """Begin dQ [query, head_dim] of a tile: dS, turned, times K."""
     none = gl.full([variant.query_rows, variant.query_columns], 0.0, gl.float32, variant.query_sums)

@@ -60,6 +60,11 @@ class HopperGradients(GradientStep, FusedStep):
     early: a kernel of a call begins before the one before it has ended, and waits for that where it needs to. Takes
     last_scales=False.
     newest_first: small kernels begin with the last head, not with the first.
+    fence_behind: a warp group asks for the products that it can before the fence behind its dS, and not after. Takes
+    parts that are apart; at head_dim 256 nothing changes.
+    from_row_sums: at head_dim 128 the product for the weights' gradient begins with minus the row sums. Takes the same.
+    added_later: at head_dim 64 without a mask TMA is asked to add dQ when the next scores are under way. Takes the
+    same, and not in_turn.
 
     Raises ValueError for values that do not go together.
     """
@@ -82,6 +87,9 @@ class HopperGradients(GradientStep, FusedStep):
     whole_lines: bool = hole(default=False)
     early: bool = hole(default=False)
     newest_first: bool = hole(default=False)
+    fence_behind: bool = hole(default=False)
+    from_row_sums: bool = hole(default=False)
+    added_later: bool = hole(default=False)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -96,11 +104,13 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
         if self.alternate and self.parts == 1:
             raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
-        for name in ("freed_together", "keys_kept"):
+        for name in ("freed_together", "keys_kept", "fence_behind", "from_row_sums", "added_later"):
             if getattr(self, name) and self.parts == 1:
                 raise ValueError(f"{name} takes parts=2: it is about warp groups that compute each for itself")
         if self.whole_lines and self.adding not in ("fours", "reduction_of_fours"):
             raise ValueError(f'whole_lines takes adding "fours" or "reduction_of_fours", got {self.adding!r}')
+        if self.added_later and self.in_turn:
+            raise ValueError("added_later takes in_turn=False: who adds in turn does not wait for a later one")
         if self.zeros_ahead and not self.spare_warps:
             raise ValueError("zeros_ahead takes spare_warps=True: of these one clears")
         fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
@@ -183,6 +193,9 @@ class HopperGradients(GradientStep, FusedStep):
             whole_lines=self.whole_lines,
             early=self.early,
             newest_first=self.newest_first,
+            fence_behind=self.fence_behind,
+            from_row_sums=self.from_row_sums,
+            added_later=self.added_later,
         )
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:

@@ -56,6 +56,9 @@ class Variant:
     sharing: int = 1  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     freed_together: bool = False  # the place of dS of a turn is free when that of its dO is, and no barrier tells it
     whole_lines: bool = False  # a warp adds dQ from registers by lines of 128 bytes
+    fence_behind: bool = False  # products that need no dS of this turn are asked for before its fence, not after
+    from_row_sums: bool = False  # the product for the weights' gradient begins with minus the row sums, not with zero
+    added_later: bool = False  # TMA is asked to add dQ a turn after it was stored, when the next scores are under way
     kept: int = 0  # columns of K that a part has in registers, too
     ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
     early: bool = False  # a kernel begins when SMs are free, and not when the one before has ended
@@ -318,6 +321,9 @@ def make_variant(
     whole_lines: bool = False,
     early: bool = False,
     newest_first: bool = False,
+    fence_behind: bool = False,
+    from_row_sums: bool = False,
+    added_later: bool = False,
 ) -> Variant:
     """The constants that a kernel is compiled with for ``problem``."""
     tile = rule_of(parts, problem).choice.tile
@@ -351,7 +357,14 @@ def make_variant(
     if made.roles_apart:
         made = replace(made, whole_lines=whole_lines)
     elif made.parts > 1:
-        made = replace(made, freed_together=freed_together, kept=columns_kept(made) if keys_kept else 0)
+        made = replace(
+            made,
+            freed_together=freed_together,
+            kept=columns_kept(made) if keys_kept else 0,
+            fence_behind=fence_behind,
+            from_row_sums=from_row_sums and problem.head_dim == 128,
+            added_later=added_later and problem.head_dim == 64 and not (made.causal or made.ragged or made.in_turn),
+        )
     with_spare = replace(made, ahead=max(AT_ONCE, made.section))
     turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
     enough = problem.batch * problem.heads > heads_ahead(with_spare, blocks)

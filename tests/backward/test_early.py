@@ -114,7 +114,7 @@ def test_the_last_head_first_is_not_the_same_code():
     assert before.sass == now.sass and not now.same_code(before)
 
 
-@pytest.mark.parametrize("name", ["sections_in_turn", "two_adders"])
+@pytest.mark.parametrize("name", ["sections_in_turn", "two_adders", "short_turns"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, name, nothing_is_zero, monkeypatch):

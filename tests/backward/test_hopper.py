@@ -51,14 +51,16 @@ def test_no_schedule_brings_a_mistake_to_light(step, shape):
 def test_ptxas_adds_no_wait_for_products(step, head_dim):
     """It does where it cannot prove that registers which a product writes are not in use: then nothing is under way.
 
-    Seen of dQ, where it was kept from one turn to the next and read under other products.
+    Seen of dQ, where it was kept from one turn to the next and read under other products. And in one warp group of
+    those that set registers for a product while the scores are under way, which gains all the same.
     """
     shape = standard(head_dim=head_dim, causal=True)
     if reason := step.unsupported(shape, "sm_90"):
         pytest.skip(reason)
     compiled = step.compile(shape)
     asked = compiled.ptx.count("wgmma.wait_group")
-    assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked
+    added = 1 if step.variant(shape).from_row_sums else 0
+    assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked + added
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,7 @@ def bits(step, shape) -> set:
         *(("in_turn", shape) for shape in IN_TURN),
         *(("adder", shape) for shape in IN_TURN[:2]),
         *(("two_adders", shape) for shape in IN_TURN),
+        *(("short_turns", shape) for shape in IN_TURN[:2]),
     ],
     ids=str,
 )

@@ -55,6 +55,8 @@ BACKWARD_KERNELS = [
     ("keys_kept", 128),
     ("zeros_ahead", 64),
     ("whole_lines", 256),
+    ("no_turns", 128),
+    ("short_turns", 128),
 ]
 
 

@@ -1,0 +1,24 @@
+"""Step 166: in turn, with what steps 162 to 164 found.
+
+Step 161 adds to dQ always in the same order. Its blocks compute as those of step 139 do, and adders add beside that. So
+what makes a turn shorter in steps 162 to 164 helps it, too. Step 165 does not go together with turns: there a warp of
+its own asks TMA already.
+
+To expect, as a hypothesis: as much as those steps gained, unless blocks wait for each other. What a block gains is lost
+if it then waits for the one before it.
+"""
+
+from steps.backward_hopper import step161_two_adders
+from steps.core.problems import standard
+
+STEP = step161_two_adders.STEP.evolve(
+    number=166,
+    name="short_turns",
+    title="Short turns, in turn",
+    change="In turn, with the fence behind the products, weights without turns, and gradients from the row sums.",
+    fork=True,
+    alternate=False,
+    fence_behind=True,
+    from_row_sums=True,
+    default_problem=standard(4096, causal=False),
+)
