@@ -31,6 +31,7 @@ BETWEEN := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_d
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 DECODING := {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128}
 SPARE := {"batch": 1, "heads": 40, "seq_len_q": 200, "seq_len_kv": 800, "head_dim": 128, "causal": false}
+WHOLE := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 512, "head_dim": 64, "causal": false}
 HALVES := {"batch": 2, "heads": 1024, "seq_len_q": 100, "seq_len_kv": 100, "head_dim": 64}
 PAGES := {"batch": 3, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128, "causal": true, "page_size": 16}
 SANITIZE := compute-sanitizer --error-exitcode 1
@@ -46,15 +47,17 @@ sanitize: .venv/ready
 	$(PY) -m steps.races kv_multicast,pieces '$(BETWEEN)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once group_rows,split_keys,last_merges '$(DECODING)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once paged '$(PAGES)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,50-59,130-139,160,161 '$(RAGGED)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,54-59,130-139,160,161 '$(NARROW)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,54-59,130-139,160,161 '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,50-59,130-139,160-166 '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,54-59,130-139,160-166 '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,54-59,130-139,160-166 '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once two_streams '$(HALVES)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 131,133-139 '$(SPARE)'
-	$(PY) -m steps.races 131,133-139 '$(SPARE)'
-	$(PY) -m steps.races 50-59,130-139,160,161 '$(RAGGED)'
-	$(PY) -m steps.races 54-59,130-139,160,161 '$(NARROW)'
-	$(PY) -m steps.races 54-59,130-139,160,161 '$(HANDOVER)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 131,133-139,162-165 '$(SPARE)'
+	$(PY) -m steps.races 131,133-139,162-165 '$(SPARE)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once added_later '$(WHOLE)'
+	$(PY) -m steps.races added_later '$(WHOLE)'
+	$(PY) -m steps.races 50-59,130-139,160-166 '$(RAGGED)'
+	$(PY) -m steps.races 54-59,130-139,160-166 '$(NARROW)'
+	$(PY) -m steps.races 54-59,130-139,160-166 '$(HANDOVER)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
 
