@@ -64,7 +64,7 @@ def corner(turn, work, part: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it, behind a fence."""
+    """Store a part's dQ where TMA reads it. A fence must follow."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
     place = tiles.d_query.index(part)

@@ -65,5 +65,5 @@ def turn_ends(pieces):
         ),
         Wrong("nobody waits", "too early", old="now = max(now, cores)", new="pass"),
     ),
-    debrief="The first two turns have the same pieces. Asked for before the fence, the product is under way meanwhile.",
+    debrief="Fence 3, ask for 5, wait: done at 8. Ask first: done at 5, as the product is under way meanwhile.",
 )
