@@ -363,7 +363,7 @@ def make_variant(
             kept=columns_kept(made) if keys_kept else 0,
             fence_behind=fence_behind,
             from_row_sums=from_row_sums and problem.head_dim == 128,
-            added_later=added_later and problem.head_dim == 64 and not (made.causal or made.ragged or made.in_turn),
+            added_later=added_later and problem.head_dim == 64 and not (made.causal or made.ragged),
         )
     with_spare = replace(made, ahead=max(AT_ONCE, made.section))
     turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))

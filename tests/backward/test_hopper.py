@@ -19,6 +19,7 @@ from steps.backward_hopper.halves import BATCH, HEADS
 from steps.backward_hopper.skeleton import own_blocks
 from steps.core.problems import standard
 from steps.simulate import Examination
+from steps.writing.written import write_step
 from tests.shapes import problem
 from tutorial_lib import layouts
 from tutorial_lib.passes import BACKWARD
@@ -393,3 +394,56 @@ UNFIT = [{"in_turn": True, "sections": False}, {"adding": "reduction"}, {"two_st
 def test_what_the_last_block_cannot_scale_is_refused(changes):
     with pytest.raises(ValueError, match="last_scales takes parts=2"):
         replace(get_step("last_scales"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "pieces"),
+    [
+        ("newest_first", standard(), ("place.store(d_scores)", "fence", "dQ", "dK", "add")),
+        ("fence_behind", standard(), ("place.store(d_scores)", "dQ", "dK", "fence", "add")),
+        ("added_later", standard(head_dim=64, causal=False), ("add", "place.store(d_scores)", "dQ", "dK", "fence")),
+    ],
+    ids=["newest_first", "fence_behind", "added_later"],
+)
+def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, pieces):
+    """Of the source. A compiler may still put a fence of its own before a product that reads shared memory."""
+    marks = {
+        "place.store(d_scores)": ".store(d_scores)",
+        "dQ": "d_query = issue_part_of_d_query(",
+        "dK": "d_key = warpgroup_mma(",
+        "fence": "fence_async_shared()",
+        "add": "let_tma_add(" if name == "added_later" else "add_to_query(",
+    }
+    text = write_step(get_step(name), shape).text
+    turn = text[text.index("for turn in range(turns):", text.index("def consume_apart")) :]
+    turn = turn[: turn.index("# --- dQ of the last turn")]
+    assert sorted(pieces, key=lambda piece: turn.index(marks[piece])) == list(pieces)
+
+
+def test_what_shortens_turns_is_where_it_pays():
+    step = get_step("added_later")
+    found = {
+        (head_dim, causal): step.variant(standard(head_dim=head_dim, causal=causal))
+        for head_dim in (64, 128, 256)
+        for causal in (True, False)
+    }
+    assert {at for at, variant in found.items() if variant.fence_behind} == {at for at in found if at[0] < 256}
+    assert {at for at, variant in found.items() if variant.from_row_sums} == {(128, True), (128, False)}
+    assert {at for at, variant in found.items() if variant.added_later} == {(64, False)}
+    assert not any(variant.alternate for variant in found.values())
+    assert not step.variant(problem(seq_len_kv=1000, head_dim=64, causal=False)).added_later  # keys need a mask there
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("under_way", {"fence_behind": True}, "fence_behind takes parts=2"),
+        ("under_way", {"from_row_sums": True}, "from_row_sums takes parts=2"),
+        ("under_way", {"added_later": True}, "added_later takes parts=2"),
+        ("short_turns", {"added_later": True}, "added_later takes in_turn=False"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_short_turns_is_refused(name, changes, told):
+    with pytest.raises(ValueError, match=told):
+        replace(get_step(name), **changes)
