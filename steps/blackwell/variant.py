@@ -128,6 +128,11 @@ class Variant:
         return 1
 
     @property
+    def four_chains(self) -> bool:
+        """Whether a row's maximum is looked for in four chains, as in step 121."""
+        return False
+
+    @property
     def packed(self) -> bool:
         """Whether sequences are packed into one tensor."""
         return False

@@ -48,7 +48,8 @@ class HopperShape:
 
     key: keys of a tile. third_group: whether registers suffice for three warp groups that compute. two_queries: whether
     shared memory holds two tiles of Q, and one of the output, beside K and V. lean_sum: whether the lanes of a row
-    should add their sums after the loop. wait: behind what at_maxima holds the wait for the PV product.
+    should add their sums after the loop. wait: behind what at_maxima holds the wait for the PV product. four_chains:
+    whether a lane should look for a row's maximum in four chains.
     """
 
     key: int
@@ -56,3 +57,4 @@ class HopperShape:
     two_queries: bool = True
     lean_sum: bool = True
     wait: Literal["correction", "maxima", "the compiler's"] = "correction"
+    four_chains: bool = True

@@ -211,7 +211,7 @@ def attend_overlapped(
         scores = hide(scores, first_query, (end - 1) * variant.tile.key, place.seq_len_kv, variant)
     else:
         scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
-    row_max = raise_maxima(scores, row_max, factor(scale, variant))
+    row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     weights = weigh(scores, row_max, factor(scale, variant))
     row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
     weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
@@ -232,7 +232,7 @@ def attend_overlapped(
         scores = cap(scores, scale, variant)
         if not variant.diagonal_first:
             scores = hide_in_part(scores, j, whole, first_query, place.seq_len_kv, variant)
-        new_max = raise_maxima(scores, row_max, factor(scale, variant))
+        new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
         if variant.late_wait == "maxima":
             hold(barriers, turn, variant)
             if variant.in_pieces:

@@ -88,13 +88,15 @@ class Overlap(Choices):
     third_group: at head_dim 64 three warp groups compute; "in turn": and issue their products in turn.
     wait: where the wait for the PV product stays in the machine code, too. "behind the softmax"; "behind the maxima":
     and, up to head_dim 128, the correction, and so before the exponentials; None: where the compiler moves it to.
-    lean_sum: up to head_dim 128 the lanes of a row add their sums after the loop.
+    lean_sum: up to head_dim 128 the lanes of a row add their sums after the loop. four_chains: a lane looks for the
+    maximum of a row in four chains of comparisons, not in one; at head_dim 256 only under a causal mask.
     """
 
     stay: Stay | None = None
     third_group: Literal["free", "in turn"] | None = None
     wait: Literal["behind the softmax", "behind the maxima"] | None = None
     lean_sum: bool = False
+    four_chains: bool = field(default=False, repr=False)  # as with Stay, what older steps change reads as before
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Variant:
     half_output: bool  # and that for one half at a time
     own_end: bool
     lean_sum: bool
+    four_chains: bool
     half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
@@ -308,6 +311,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         half_output=room is not None,
         own_end=own_end,
         lean_sum=bool(overlap) and overlap.lean_sum and shape.lean_sum,
+        four_chains=bool(overlap) and overlap.four_chains and shape.four_chains,
         half_query=room is not None and room.half_query,
         early_query=room is not None and room.early_query,
         late_wait=_wait(overlap, shape),

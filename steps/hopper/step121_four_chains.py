@@ -1,0 +1,29 @@
+"""Step 121: the maximum of a row in four chains of comparisons, not in one.
+
+Of a tile of scores a lane has 32 of each of two rows (at head_dim 256, where tiles have 64 keys, 16). It compares the
+first with the second, the larger with the third, and so on. Every comparison waits for the one before: that is a chain.
+An SM needs a few clocks from one comparison to the next of a chain, and in between it can begin others, if there are
+any. ptxas may take comparisons of both rows in turn, and without a mask it does. Under a causal mask, at head_dim 64
+and 256, it takes one row after the other.
+
+Here a lane has four chains for each row: half of its columns, and of each pair of neighbours the left or the right. Two
+more comparisons put the four together. The number of comparisons stays the same.
+
+At head_dim 256 without a mask the kernel stays as it was: a trial with four chains was slower.
+"""
+
+from steps.core.problems import standard
+from steps.hopper import step39_at_maxima
+from steps.hopper.variant import Overlap, Roles
+
+LOOP = Overlap(step39_at_maxima.STAY, "in turn", wait="behind the maxima", lean_sum=True, four_chains=True)
+
+STEP = step39_at_maxima.STEP.evolve(
+    number=121,
+    name="four_chains",
+    title="Four chains of maxima",
+    change="A lane looks for the maximum of a row in four chains of comparisons in place of one.",
+    fork=True,
+    default_problem=standard(head_dim=64, causal=True),
+    roles=Roles(registers=240, loop=LOOP),
+)
