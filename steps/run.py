@@ -370,9 +370,10 @@ def show_run(console, run, recorded) -> None:
     if run.sustained:
         console.print("\nIn a load that goes on, without rest:", style="bold")
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for header, _ in tables.SUSTAINED:
+        headers, lines = tables.sustained(run)
+        for header in headers:
             table.add_column(header, no_wrap=True)
-        for cells in tables.sustained_rows(run):
+        for cells in lines:
             table.add_row(*cells)
         console.print(table)
     for note in run.told:

@@ -306,15 +306,14 @@ def counters(problem: Problem, names: Sequence[str], gradients: bool = False) ->
     counted = [m for name in names if run and (m := run.measurement(name)) and m.counters]
     if not counted:
         return Page(f"No counters are recorded of {problem.describe()}: measure with --profile.")
-    columns = [(header, show) for header, show in tables.counted(counted) if header in UNITS]
-    rows = []
-    for m in counted:
-        cycles = tables.NOTHING if m.cycles is None else f"{m.cycles / 1e6:.2f}"
-        rows.append([m.title if m.number is None else m.label, *(show(m) for _, show in columns), cycles])
+    columns: list[tables.Column] = [
+        ("of the large kernel", lambda m: m.title if m.number is None else m.label),
+        *((header, show) for header, show in tables.counted(counted) if header in UNITS),
+        ("million cycles of a call", lambda m: tables.NOTHING if m.cycles is None else f"{m.cycles / 1e6:.2f}"),
+        *tables.other_days(counted),
+    ]
     where = f"Recorded: {run.machine['name']}, {problem.describe()}, {run.day}."
-    return Page(
-        where, table(["of the large kernel", *(header for header, _ in columns), "million cycles of a call"], rows)
-    )
+    return Page(where, table([header for header, _ in columns], [[show(m) for _, show in columns] for m in counted]))
 
 
 def shares(name: str) -> Page:
@@ -404,7 +403,9 @@ def cycles(problem: Problem = HEADLINE) -> Page:
         return Page(f"No run of {problem.describe()} is recorded with the SMs' clock.")
     columns = [tables.NUMBER, ("name", lambda m: m.name), ("TFLOPS", tables.tflops), *tables.CLOCKED[:2]]
     columns += [("vs previous", tables.compact_vs_previous), tables.cycles_and_clock(run)]
-    cells = tables.rows([m for m in [*run.steps, *run.peers] if m.clock_ghz], columns)
+    shown = [m for m in [*run.steps, *run.peers] if m.clock_ghz]
+    columns += tables.other_days(shown)
+    cells = tables.rows(shown, columns)
     return Page(
         f"Recorded: {tables.provenance(run)}.",
         pictures.cycles_and_clock(run),
@@ -417,11 +418,10 @@ def going_on(problem: Problem = HEADLINE) -> Page:
     run = next((run for run in recorded_runs(RESULTS) if run.the_problem() == problem and run.sustained), None)
     if run is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
-    headers = [header for header, _ in tables.SUSTAINED]
     told = f"Recorded: {tables.provenance(run)}."
     if run.ceiling and (ceiling := run.ceiling.sustained):
         told += f" The matrix product reaches {ceiling.tflops:.0f} TFLOPS at {ceiling.clock_ghz:.2f} GHz there."
-    return Page(told, tables.markdown(headers, tables.sustained_rows(run)), "\n\n".join(run.notes))
+    return Page(told, tables.markdown(*tables.sustained(run)), "\n\n".join(run.notes))
 
 
 def rates() -> Page:

@@ -99,7 +99,7 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
         parts += [f"The ceiling: {tables.ceiling_told(run, spread=True)}, in the same rounds.", ""]
     if run.sustained:
         parts += ["## In a load that goes on", "", HOW_SUSTAINED, ""]
-        parts += [tables.markdown([header for header, _ in tables.SUSTAINED], tables.sustained_rows(run)), ""]
+        parts += [tables.markdown(*tables.sustained(run)), ""]
         if (c := run.ceiling) and c.sustained:
             parts += [f"The ceiling there: {c.sustained.tflops:.0f} TFLOPS.", ""]
     parts += [f"{note}\n" for note in run.told]

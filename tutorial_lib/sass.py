@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 # What an opcode is for, by prefix; the longest that fits decides. Names as in the CUDA binary utilities' manual,
 # https://docs.nvidia.com/cuda/cuda-binary-utilities/#instruction-set-reference
@@ -205,6 +206,15 @@ def _is_mask(jumped: list[Instruction]) -> bool:
 
 def _is_end(jumped: list[Instruction]) -> bool:
     return any(i.takes("RCP") for i in jumped) and not any(i.takes("EX2") for i in jumped)
+
+
+def one_behind_another(body: Sequence[Instruction], opcode: str) -> tuple[int, int]:
+    """(how many instructions of this opcode, how many of them read what the one of them right before has written).
+
+    Such an instruction cannot begin until the one before has ended: they are a chain, with nothing of the kind between.
+    """
+    registers = [re.findall(r"\bR\d+\b", i.operands) for i in body if i.opcode == opcode]
+    return len(registers), sum(before[0] in its[1:] for before, its in pairwise(registers))
 
 
 def hot_loops(instructions: list[Instruction]) -> dict[str, list[Instruction]]:

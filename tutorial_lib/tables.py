@@ -111,6 +111,11 @@ def titled(m: Measurement) -> str:
     return f"{m.title} (fork)" if m.fork else m.title
 
 
+def other_days(measurements: Sequence[Measurement]) -> list[Column]:
+    """A column with the day of each who was not in the rounds of the record; none where everybody was."""
+    return [("on another day", lambda m: m.earlier or "")] if any(m.earlier for m in measurements) else []
+
+
 NUMBER: Column = ("step", lambda m: "" if m.number is None else str(m.number))
 
 TIMING: list[Column] = [
@@ -179,9 +184,11 @@ SUSTAINED: list[Column] = [
 ]
 
 
-def sustained_rows(run: Run) -> list[list[str]]:
-    """The cells of ``SUSTAINED`` for everybody who lasted."""
-    return [[text(m) for _, text in SUSTAINED] for m in run.everybody if m.sustained]
+def sustained(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells of ``SUSTAINED`` for everybody who lasted."""
+    lasted = [m for m in run.everybody if m.sustained]
+    columns = [*SUSTAINED, *other_days(lasted)]
+    return [header for header, _ in columns], [[text(m) for _, text in columns] for m in lasted]
 
 
 RATE_HEADERS = ("what an SM does", "in a clock (p10–p90)", "GHz")
@@ -392,7 +399,7 @@ def columns(run: Run, recorded: Run | None = None, compact: bool = False) -> lis
         timing = COMPACT_TIMING if compact else TIMING
         if any(m.gigabytes_per_s for m in run.everybody):
             timing = [*timing[:2], BYTES, *timing[2:]]
-        return label + timing + clocked + checked + repeated
+        return label + timing + clocked + checked + repeated + other_days(run.everybody)
     return label + CHECKING + RESOURCES + (recorded_columns(recorded) if recorded else [])
 
 

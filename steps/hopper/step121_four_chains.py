@@ -2,14 +2,15 @@
 
 Of a tile of scores a lane has 32 of each of two rows (at head_dim 256, where tiles have 64 keys, 16). It compares the
 first with the second, the larger with the third, and so on. Every comparison waits for the one before: that is a chain.
-An SM needs a few clocks from one comparison to the next of a chain, and in between it can begin others, if there are
-any. ptxas may take comparisons of both rows in turn, and without a mask it does. Under a causal mask, at head_dim 64
-and 256, it takes one row after the other.
+An SM needs a few clocks from one comparison of a chain to the next. Meanwhile it can begin others, if there are any.
+There are those of the other row. At head_dim 128, and at 64 without a mask, ptxas puts the two rows' comparisons in
+turn. Elsewhere it does one row after the other.
 
-Here a lane has four chains for each row: half of its columns, and of each pair of neighbours the left or the right. Two
-more comparisons put the four together. The number of comparisons stays the same.
+Here a lane has four chains for each row: for each half of its columns, and in each pair of neighbours for the left and
+the right. Three more comparisons put them together. The number of comparisons stays the same.
 
-At head_dim 256 without a mask the kernel stays as it was: a trial with four chains was slower.
+At head_dim 256 without a mask the kernel stays as it was: with four chains it was slower in a trial, which is not
+among the records.
 """
 
 from steps.core.problems import standard
@@ -24,6 +25,6 @@ STEP = step39_at_maxima.STEP.evolve(
     title="Four chains of maxima",
     change="A lane looks for the maximum of a row in four chains of comparisons in place of one.",
     fork=True,
-    default_problem=standard(head_dim=64, causal=True),
+    default_problem=standard(16384, head_dim=64, causal=True),
     roles=Roles(registers=240, loop=LOOP),
 )

@@ -6,7 +6,7 @@ the three is the fastest depends on the problem.
 
 from dataclasses import replace
 
-from steps.core.problems import FULL
+from steps.core.problems import HEADLINE
 from steps.hopper import step120_kv_multicast, step121_four_chains
 from steps.hopper.variant import Roles
 
@@ -15,6 +15,6 @@ STEP = step121_four_chains.STEP.evolve(
     name="chains_in_pairs",
     title="Four chains, and one copy for two SMs",
     change="Blocks come in clusters of two that share copies, as in step 120.",
-    default_problem=FULL,
+    default_problem=HEADLINE,
     roles=Roles(registers=240, loop=replace(step121_four_chains.LOOP, stay=step120_kv_multicast.STAY)),
 )

@@ -10,6 +10,7 @@ from steps.core.problems import HEADLINE as EVEN
 from steps.hopper.variant import GROUP_WARPS
 from tests.core.test_steps import HOPPER
 from tests.expected import same_compilers
+from tutorial_lib.sass import one_behind_another
 
 pytestmark = same_compilers
 
@@ -36,6 +37,24 @@ def test_a_mask_moves_the_second_wait_up(head_dim):
     """Left to the compiler, maxima stand in front of it, but hardly one under a mask."""
     (full, _), (masked, _) = (around_the_second_wait("lean_sum", head_dim, causal) for causal in (False, True))
     assert masked["FMNMX"] <= 1 < 10 < full["FMNMX"]
+
+
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (64, False), (128, True), (128, False), (256, True)])
+def test_four_chains_leave_few_comparisons_behind_one_another(head_dim, causal):
+    """Step four_chains: as many comparisons, and few that wait for the one right before, where there were many."""
+    shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
+    one, four = (
+        one_behind_another(get_step(name).compile(shape).hot_body, "FMNMX") for name in ("at_maxima", "four_chains")
+    )
+    in_one_chain = (head_dim, causal) in ((64, True), (256, True))
+    assert one[0] == four[0] and four[1] < four[0] / 4
+    assert (one[1] > one[0] * 0.8) == in_one_chain
+
+
+def test_without_a_mask_at_head_dim_256_there_are_no_four_chains():
+    shape = dataclasses.replace(EVEN, head_dim=256, causal=False)
+    one, four = (get_step(name).compile(shape) for name in ("at_maxima", "four_chains"))
+    assert one.same_code(four)
 
 
 def around_the_second_wait(name, head_dim, causal):

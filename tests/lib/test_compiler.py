@@ -80,6 +80,21 @@ def test_the_order_of_work_is_that_of_the_code():
     assert sass.order_of_work(sass.parse(code)) == expected
 
 
+def test_comparisons_that_wait_for_the_one_before_are_counted():
+    code = """
+        /*0000*/ FMNMX R1, R2, R3, !PT ;
+        /*0010*/ FMNMX R1, R1, R4, !PT ;
+        /*0020*/ FADD R1, R1, R5 ;
+        /*0030*/ FMNMX R6, R5, R1, !PT ;
+        /*0040*/ FMNMX R7, R8, R9, !PT ;
+        /*0050*/ FMNMX R6, R6, R5, !PT ;
+        /*0060*/ @!P0 FMNMX R6, R11, |R6|, !PT ;
+    """
+    body = sass.parse(code)
+    assert sass.one_behind_another(body, "FMNMX") == (6, 3)
+    assert sass.one_behind_another(body, "FADD") == (1, 0) and sass.one_behind_another(body, "MUFU") == (0, 0)
+
+
 def test_code_is_the_same_whatever_its_addresses():
     moved = TEXT.replace("/*0", "/*1")
     assert sass.without_addresses(TEXT) == sass.without_addresses(moved)
