@@ -38,6 +38,7 @@ COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set besid
 
 # The problems whose figures are committed, and linked from reports; .gitignore names their folders.
 HEADLINES = (HEADLINE, FULL)
+OTHER_DAY = "°"  # of a figure that is not of the rounds of its problem's record
 
 NOT_TIMED = "Compiled, simulated, not timed: {}. `python -m steps.run` times these steps on a GPU they are made for."
 
@@ -144,8 +145,10 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
         "A cell holds TFLOPS, in brackets the speed relative to SDPA, and how many times as fast as its predecessor a "
         "step is, in bold where that is more than noise. Spreads, errors, what the compiler made of a step and what "
         "the counters say are in the report of each problem, `<machine>/<problem>/report.md`. A *fork* stands beside "
-        "the main path; what has no number is what the step above it was put together from. A step's table holds the "
-        "standard problems where it was measured on them; the best steps are named for all.",
+        "the main path; what has no number is what the step above it was put together from. Behind TFLOPS, "
+        f"{OTHER_DAY} says that they are of another day than the rounds of that problem's record, and do not compare "
+        "with figures without it. A step's table holds the standard problems where it was measured on them; the best "
+        "steps are named for all.",
         "",
         "## The best steps",
         "",
@@ -237,7 +240,7 @@ def _found(m: Measurement | None) -> str:
     """TFLOPS, the factor over SDPA and that over the predecessor."""
     if m is None or m.tflops is None:
         return tables.NOTHING
-    told = f"{tables.tflops(m)} ({tables.factor(m.speedup_vs_baseline)})"
+    told = f"{tables.tflops(m)}{OTHER_DAY if m.earlier else ''} ({tables.factor(m.speedup_vs_baseline)})"
     ratio = m.speedup_vs_previous
     if ratio is None:
         return told

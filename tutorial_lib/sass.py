@@ -209,12 +209,12 @@ def _is_end(jumped: list[Instruction]) -> bool:
 
 
 def one_behind_another(body: Sequence[Instruction], opcode: str) -> tuple[int, int]:
-    """(how many instructions of this opcode, how many of them read what the one of them right before has written).
+    """(how many instructions of this opcode, how many of them read what the one of them before has written).
 
-    Such an instruction cannot begin until the one before has ended: they are a chain, with nothing of the kind between.
+    Such an instruction cannot begin until that one has ended. Instructions of other opcodes may stand between.
     """
-    registers = [re.findall(r"\bR\d+\b", i.operands) for i in body if i.opcode == opcode]
-    return len(registers), sum(before[0] in its[1:] for before, its in pairwise(registers))
+    registers = [re.findall(r"\bU?R(?:\d+|Z)\b", i.operands) for i in body if i.opcode == opcode]
+    return len(registers), sum(before[:1] != ["RZ"] and before[0] in its[1:] for before, its in pairwise(registers))
 
 
 def hot_loops(instructions: list[Instruction]) -> dict[str, list[Instruction]]:

@@ -2,6 +2,7 @@
 
 from steps.core.problems import standard
 from steps.exercises.in_kernel import InKernel
+from tutorial_lib.compiler import CompilerError
 from tutorial_lib.exercises import Wrong, source_of
 from tutorial_lib.sass import one_behind_another
 
@@ -20,17 +21,29 @@ class Chains(InKernel):
                 "Your maxima are spread over the lanes otherwise than those of before, and are used together with "
                 "them. gl.convert_layout(x, gl.SliceLayout(1, ACCUMULATOR)) gives them the layout of a row's numbers."
             )
-        return wrong or in_chains(self.kernel(MASKED, source_of(function)).compile(MASKED, ARCH))
+        if wrong:
+            return wrong
+        try:
+            compiled = self.kernel(MASKED, source_of(function)).compile(MASKED, ARCH)
+        except CompilerError:
+            return (
+                "On the simulator the numbers are right, but Triton does not compile this. Shapes must be known when "
+                "it compiles: write `scores.shape[0]` where you need it, or `rows: gl.constexpr = scores.shape[0]`."
+            )
+        return in_chains(compiled)
 
 
 def in_chains(compiled) -> str | None:
     """None if few comparisons of a turn wait for the one right before them."""
     comparisons, behind = one_behind_another(compiled.hot_body, "FMNMX")
+    if comparisons == 0:
+        return "The numbers are right, but a turn has no comparison (FMNMX) that could be judged: use gl.max."
     if behind > MOST * comparisons:
         return (
             f"The numbers are right. But of the {comparisons} comparisons (FMNMX) of a turn, {behind} read what the "
             "one right before them has written. So a lane still has nothing to do between two of them. Give it several "
-            "chains: in which axis is a chain, and which axes are left when it is at its end?"
+            "chains: in which axis is a chain, and which axes are left when it is at its end? If you have several, "
+            "ptxas put them one behind another: cut the columns along another axis."
         )
     return None
 
@@ -42,6 +55,7 @@ EXERCISE = Chains(
     kinds=(  # with scores so large that weights overflow where a maximum is too small: else it would do no harm
         {"head_dim": 64, "causal": True, "heads": 1, "scale": 1.0},
         {"head_dim": 128, "heads": 1, "scale": 1.0},
+        {"head_dim": 256, "causal": True, "heads": 1, "scale": 1.0},
     ),
     lengths=(256, 384),
     multiple=128,
@@ -75,6 +89,18 @@ def highest(scores):
             "spread over the lanes otherwise",
             old="gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, ACCUMULATOR))",
             new="gl.max(own, 1)",
+        ),
+        Wrong(
+            "a shape in a variable",
+            "Shapes must be known",
+            old="    parts = gl.reshape(scores, [scores.shape[0], 2,",
+            new="    rows = scores.shape[0]\n    parts = gl.reshape(scores, [rows, 2,",
+        ),
+        Wrong(
+            "a shape that fits one head_dim alone",
+            "cannot run",
+            old="scores.shape[1] // 16, 4, 2]",
+            new="8, 4, 2]",
         ),
         Wrong(
             "half of the columns",

@@ -69,24 +69,25 @@ def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
 
 @gluon.jit
 def highest(scores, variant: gl.constexpr):
-    """The largest score of every row [query], by four chains of comparisons a lane and row.
+    """The largest score of every row [query]: by one chain of comparisons a lane and row, or by four.
 
-    In one chain every comparison waits for the one before. Of four, others can begin meanwhile.
+    In a chain every comparison waits for the one before. Of four, others can begin meanwhile, where ptxas puts them in
+    turn.
     """
-    PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
-    parts = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
-    ends = gl.max(parts, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
-    own = gl.max(gl.max(ends, 3), 1)
-    return gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, variant.accumulator))
+    if variant.four_chains:
+        PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
+        parts = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
+        ends = gl.max(parts, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
+        own = gl.max(gl.max(ends, 3), 1)  # [query, 4]: each lane's maximum of a row
+        return gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, variant.accumulator))
+    else:
+        return gl.max(scores, 1)
 
 
 @gluon.jit
 def raise_maxima(scores, row_max, scale, variant: gl.constexpr):
     """The new maximum [query] in base 2."""
-    if variant.four_chains:
-        return gl.maximum(row_max, highest(scores, variant) * scale)
-    else:
-        return gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return gl.maximum(row_max, highest(scores, variant) * scale)
 
 
 @gluon.jit

@@ -1,7 +1,6 @@
 """Step 122: steps 120 and 121 together.
 
-Step 120 has two SMs share what TMA brings, and step 121 takes maxima in four chains. Neither needs the other. Which of
-the three is the fastest depends on the problem.
+Step 120 has two SMs share what TMA brings, and step 121 takes maxima in four chains. Neither needs the other.
 """
 
 from dataclasses import replace

@@ -43,11 +43,12 @@ def test_a_mask_moves_the_second_wait_up(head_dim):
 def test_four_chains_leave_few_comparisons_behind_one_another(head_dim, causal):
     """Step four_chains: as many comparisons, and few that wait for the one right before, where there were many."""
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
-    one, four = (
-        one_behind_another(get_step(name).compile(shape).hot_body, "FMNMX") for name in ("at_maxima", "four_chains")
+    one, four, in_pairs = (
+        one_behind_another(get_step(name).compile(shape).hot_body, "FMNMX")
+        for name in ("at_maxima", "four_chains", "chains_in_pairs")
     )
     in_one_chain = (head_dim, causal) in ((64, True), (256, True))
-    assert one[0] == four[0] and four[1] < four[0] / 4
+    assert one[0] == four[0] == in_pairs[0] and max(four[1], in_pairs[1]) < four[0] / 4
     assert (one[1] > one[0] * 0.8) == in_one_chain
 
 

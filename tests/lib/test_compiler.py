@@ -92,6 +92,8 @@ def test_comparisons_that_wait_for_the_one_before_are_counted():
     """
     body = sass.parse(code)
     assert sass.one_behind_another(body, "FMNMX") == (6, 3)
+    nowhere = sass.parse("/*0000*/ FMNMX RZ, R2, R3, !PT ;\n/*0010*/ FMNMX R1, RZ, R2, !PT ;")
+    assert sass.one_behind_another(nowhere, "FMNMX") == (2, 0)
     assert sass.one_behind_another(body, "FADD") == (1, 0) and sass.one_behind_another(body, "MUFU") == (0, 0)
 
 

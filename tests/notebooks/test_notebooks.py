@@ -385,12 +385,17 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, capsys):
 def test_counters_of_steps_and_peers_stand_in_one_table():
     from steps import summary
     from steps.core.problems import standard
+    from steps.core.recorded import find_recorded
+    from tutorial_lib.files import RESULTS
 
     problem = standard(4096, 128, causal=False)
     told, shown = summary.counters(problem, ("heads_apart", "flash_attn_4", "nobody"), gradients=True).parts
     assert problem.describe() in told
     header, _, *rows = shown.splitlines()
     assert [row.split(" | ")[0] for row in rows] == ["| 133 heads_apart", "| flash-attn-4"]
-    assert header.count("|") - 2 == len(summary.UNITS) + 1  # none of these headers is unknown to the table
+    assert header.count("|") - 2 == len(summary.UNITS) + 2  # none of these headers is unknown to the table
+    days = [row.strip("| ").rpartition(" | ")[2] for row in rows]
+    run = find_recorded(problem, [RESULTS], "backward")
+    assert header.endswith("| on another day |") and days[0] == run.measurement("heads_apart").earlier != run.day
     [none] = summary.counters(standard(2048, 128), ("heads_apart",), gradients=True).parts
     assert "--profile" in none

@@ -23,6 +23,9 @@ LINKS = re.compile(r"\]\(([^)#]+)\)")
 PLACE = ROOT / "results" / "nvidia-h100-80gb-hbm3" / recorded().the_problem().slug
 
 
+KINDS = ("steps", "inside", "peers")
+
+
 def small(problem=HEADLINE, **fields):
     """A run with the best of two parts, and a rival."""
     times = {"sdpa": 1.0, "exp2": 0.9, "mask_loop": 0.9005, "linked": 0.5, "flash_attn_4": 0.8}
@@ -286,6 +289,18 @@ def test_a_cell_of_the_ladder_says_what_was_brought():
     cells = [report._found(m) for m in run.steps]
     assert cells == ["1000 (1.00×)", "2000 (2.00×) **2.00×**", "2000 (2.00×) same code", "2000 (2.00×) 1.00×"]
     assert report._found(None) == report._found(measurement("skipped", 1)) == tables.NOTHING
+    before = report._found(run.steps[-1].model_copy(update={"earlier": "2026-11-01"}))
+    assert report.OTHER_DAY in before and before.replace(report.OTHER_DAY, "") == cells[-1]
+
+
+def test_a_table_names_the_day_of_who_was_not_in_the_rounds():
+    run = recorded()
+    old = {m.label: m.earlier or "" for m in run.everybody if m.sustained}
+    headers, rows = tables.sustained(run)
+    assert headers[-1] == "on another day" and {row[0]: row[-1] for row in rows} == old and any(old.values())
+    new = run.model_copy(update={kind: [m for m in getattr(run, kind) if not m.earlier] for kind in KINDS})
+    headers, rows = tables.sustained(new)
+    assert headers == [header for header, _ in tables.SUSTAINED] and {len(row) for row in rows} == {len(headers)}
 
 
 def test_a_table_by_problem_has_a_cell_for_each_run_and_a_dash_for_none():
