@@ -213,8 +213,9 @@ def one_behind_another(body: Sequence[Instruction], opcode: str) -> tuple[int, i
 
     Such an instruction cannot begin until that one has ended. Instructions of other opcodes may stand between.
     """
-    registers = [re.findall(r"\bU?R(?:\d+|Z)\b", i.operands) for i in body if i.opcode == opcode]
-    return len(registers), sum(before[:1] != ["RZ"] and before[0] in its[1:] for before, its in pairwise(registers))
+    registers = [re.findall(r"\bR(?:\d+|Z)\b", i.operands) for i in body if i.opcode == opcode]
+    written = [its[0] if its and its[0] != "RZ" else None for its in registers]
+    return len(registers), sum(last in its[1:] for last, (_, its) in zip(written, pairwise(registers), strict=False))
 
 
 def hot_loops(instructions: list[Instruction]) -> dict[str, list[Instruction]]:

@@ -10,8 +10,8 @@ warp group asks for both before the fence. While it waits at the fence, the tens
 It also passes on its turn at the weights (step 57) before the fence.
 
 This depends on the compiler: Triton 3.6.0, of which the records are, leaves the order as it is. Triton 3.7.1 adds a
-fence of its own before dQ's product, as it does not tell the two places of dS apart. To ask for dQ before dS is stored
-keeps it from that, but takes registers that are not there: chapter 162 has what was tried.
+fence of its own before dQ's product. To ask for dQ before dS is stored keeps it from that, and was slower: chapter 162
+has what was tried.
 
 At head_dim 256 one warp group has all of dS, and asks for dK before the fence already. Nothing changes.
 

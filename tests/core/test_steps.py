@@ -60,6 +60,14 @@ def test_head_dims_between_are_filled_up_with_zeros(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
+@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
+def test_a_maximum_is_that_of_all_keys(step):
+    """Any number near it would do, but for weights that overflow: so with scores that lie far apart."""
+    apart = problem(seq_len_q=192, seq_len_kv=192, scale=1.0)
+    accuracy = accuracy_of(step, apart, "cpu")
+    assert accuracy.correct, accuracy.explain()
+
+
 def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
     shape = problem(head_dim=96)
     refused = get_step("swizzle").unsupported(shape, "sm_90")

@@ -89,11 +89,14 @@ def test_comparisons_that_wait_for_the_one_before_are_counted():
         /*0040*/ FMNMX R7, R8, R9, !PT ;
         /*0050*/ FMNMX R6, R6, R5, !PT ;
         /*0060*/ @!P0 FMNMX R6, R11, |R6|, !PT ;
+        /*0070*/ FMNMX R6, R12, R13, !PT ;
     """
     body = sass.parse(code)
-    assert sass.one_behind_another(body, "FMNMX") == (6, 3)
+    assert sass.one_behind_another(body, "FMNMX") == (7, 3)
     nowhere = sass.parse("/*0000*/ FMNMX RZ, R2, R3, !PT ;\n/*0010*/ FMNMX R1, RZ, R2, !PT ;")
     assert sass.one_behind_another(nowhere, "FMNMX") == (2, 0)
+    without = sass.parse("/*0000*/ BAR.SYNC 0x1 ;\n/*0010*/ BAR.SYNC 0x1 ;")
+    assert sass.one_behind_another(without, "BAR") == (2, 0)
     assert sass.one_behind_another(body, "FADD") == (1, 0) and sass.one_behind_another(body, "MUFU") == (0, 0)
 
 

@@ -18,8 +18,13 @@ SHARING = {
     "parallel",
     "everyday",
 }  # parts whose steps share chapters
-BOTH = "chains_in_pairs"  # two steps together: it stands in the chapter of the later one
-SHARED = [s for s in (*STEPS, *GRADIENTS[1:], *PAGED, *PARALLEL) if part_of(s.number).name in SHARING or s.name == BOTH]
+STEMS = {path.stem for path in SOURCES}
+HEADED = set().union(*(chapters.numbers_of(notebooks.heading(path)) for path in SOURCES))
+SHARED = [
+    s
+    for s in (*STEPS, *GRADIENTS[1:], *PAGED, *PARALLEL)
+    if part_of(s.number).name in SHARING or (s.number in HEADED and f"{s.number:02}_{s.name}" not in STEMS)
+]
 WITH_CHAPTERS = [step for step in STEPS[1:] if step not in SHARED]
 SOURCE = notebooks.NOTEBOOKS / "source"
 COMMITTED = notebooks.NOTEBOOKS / notebooks.LIST
@@ -58,16 +63,15 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
 
 def test_every_step_has_its_chapter():
     of_steps = {f"{s.number:02}_{s.name}" for s in WITH_CHAPTERS}
-    assert of_steps <= {path.stem for path in SOURCES}
+    assert of_steps <= STEMS
 
 
 def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
     """By its name or its number in the text, or by its number in the heading."""
     text = " ".join(path.read_text() for path in SOURCES)
-    headed = set().union(*(chapters.numbers_of(notebooks.heading(path)) for path in SOURCES))
     named = {word.lower() for word in re.findall(r"(?i)\bsteps?\s+(\w+)", text)}
     assert SHARED
-    assert [s.label for s in SHARED if s.number not in headed and not named & {s.name, str(s.number)}] == []
+    assert [s.label for s in SHARED if s.number not in HEADED and not named & {s.name, str(s.number)}] == []
 
 
 def test_a_heading_says_of_which_steps_a_chapter_tells():
