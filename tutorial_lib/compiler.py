@@ -23,7 +23,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutorial_lib import amdgcn, multicast
+from tutorial_lib import amdgcn, rewriting
 from tutorial_lib import sass as sass_reader
 from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 
@@ -370,12 +370,12 @@ def compile_gluon(
     scores_per_tile: int,
     compute_warps: int | None = None,
     ctas: int = 1,
-    neighbours: int = 1,
+    rewrite: bool = False,
 ) -> Compiled:
     """Compile a Gluon kernel for ``arch`` as a launch with ``arguments`` would, or find it on disk.
 
-    compute_warps: of a block, those that compute; None where all do. ctas: blocks of a cluster. neighbours: blocks of a
-    cluster of which Triton does not know (``tutorial_lib.multicast``).
+    compute_warps: of a block, those that compute; None where all do. ctas: blocks of a cluster. rewrite: the kernel's
+    PTX asks to be rewritten (``tutorial_lib.rewriting``).
     Raises ValueError for an architecture that is none, CompilerError when Triton fails.
     """
     import triton
@@ -384,7 +384,7 @@ def compile_gluon(
     compiler = f"Triton {triton.__version__}"
 
     def make() -> Compiled:
-        with multicast.written_into_ptx() if neighbours > 1 else nullcontext():
+        with rewriting.written_into_ptx() if rewrite else nullcontext():
             compiled = _by_triton(source, how, arch)
         with tempfile.TemporaryDirectory() as name:
             cubin = Path(name, "kernel.cubin")
@@ -409,7 +409,7 @@ def compile_gluon(
             )
 
     asked = (FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())
-    asked = (*asked, *([ctas] if ctas > 1 else []), *([multicast.VERSION] if neighbours > 1 else []))
+    asked = (*asked, *([ctas] if ctas > 1 else []), *([rewriting.VERSION] if rewrite else []))
     return _kept(repr(asked).encode(), make)
 
 

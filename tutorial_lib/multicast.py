@@ -16,8 +16,6 @@ wait for a role are not there: they arrive when the kernel begins (PTX ISA, "bar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 PAIR = 2  # CTAs of a cluster
 BEGIN, END, MEET = "// to both CTAs, or to the other:", "// to this CTA:", "// the CTAs meet:"
@@ -74,19 +72,3 @@ def _others_arrive(first: int) -> str:
         "\t{ .reg .pred others; .reg .b32 thread; mov.u32 thread, %tid.x; "
         f"setp.ge.u32 others, thread, {first}; @others barrier.cluster.arrive.release; }}\n"
     )
-
-
-@contextmanager
-def written_into_ptx() -> Iterator[None]:
-    """Inside, Triton's compiler has its PTX rewritten. For one thread at a time."""
-    from triton import knobs
-
-    def stages_are_added(compiler=None, stages=None, options=None, language=None, capability=None):
-        if stages is None:  # Triton asks by what it should know the compiled kernel
-            return VERSION, VERSION
-        made = stages["ptx"]
-        stages["ptx"] = lambda source, metadata: rewritten(made(source, metadata), options.num_warps)
-
-    with knobs.runtime.scope():
-        knobs.runtime.add_stages_inspection_hook = stages_are_added
-        yield

@@ -128,6 +128,11 @@ class Variant:
         return 1
 
     @property
+    def rewrite(self) -> bool:
+        """Whether the kernel asks for its PTX to be rewritten."""
+        return False
+
+    @property
     def four_chains(self) -> bool:
         """Whether a row's maximum is looked for in four chains, as in step 121."""
         return False

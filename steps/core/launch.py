@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tutorial_lib import multicast
+from tutorial_lib import rewriting
 from tutorial_lib.compiler import in_clusters
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def gluon_launcher(
     simulated: str = "sm_90",
     ctas: int = 1,
     neighbours: int = 1,
+    rewrite: bool = False,
     early: bool = False,
     overtaken: bool = False,
 ) -> Callable[..., None]:
@@ -185,7 +186,8 @@ def gluon_launcher(
     arguments: all that the kernel takes; those at the positions ``moving`` hold tensors of the kind that ``run`` will
     get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of. ctas: blocks of a
     cluster; ``blocks`` counts clusters. neighbours: blocks of a cluster of which Triton does not know
-    (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it. early: it may begin when the
+    (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it. rewrite: the kernel's PTX asks
+    to be rewritten (``tutorial_lib.rewriting``). early: it may begin when the
     kernel launched before it lets it, and waits for that where it has to. overtaken: the next one is such a kernel.
     The simulator raises KernelError also for a race, which a GPU might not show.
     """
@@ -202,7 +204,7 @@ def gluon_launcher(
         from steps.core import driver
 
         with torch.cuda.device(device):
-            with multicast.written_into_ptx() if neighbours > 1 else nullcontext():
+            with rewriting.written_into_ptx() if rewrite else nullcontext():
                 compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **in_clusters(ctas))
             run = compiled[blocks]  # loads the code, too
         try:

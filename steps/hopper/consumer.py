@@ -166,11 +166,17 @@ def pass_over_rest(barriers, place, turn, query_turn, part: gl.constexpr, varian
 
 @gluon.jit
 def hold(barriers, turn, variant: gl.constexpr):
-    """Keep what follows behind what is in front: a second wait for a tile of values, which has long arrived.
+    """Keep what follows behind what is in front: a wait for an mbarrier that is over at once.
 
-    ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing.
+    ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing. The wait
+    is a second one for a tile of values, which has long arrived. Where warps do not meet, one of them may give back the
+    place of these values before another begins to wait here, and that one would wait for good. There it is a wait for
+    the phase before the first, which counts as complete, of an mbarrier where nobody arrives.
     """
-    await_tile(barriers.value_ready, turn, variant.stages)
+    if variant.no_meetings:
+        mbarrier.wait(barriers.nobody.index(0), 1)
+    else:
+        await_tile(barriers.value_ready, turn, variant.stages)
 
 
 @gluon.jit

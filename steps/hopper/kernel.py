@@ -19,7 +19,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from steps.hopper.consumer import consume
 from steps.hopper.packed import Packed
 from steps.hopper.pairs import meet
-from steps.hopper.pipeline import Arrays, Barriers, Tiles, Work, barrier_ring, begin, produce, room_for_number
+from steps.hopper.pipeline import (
+    Arrays,
+    Barriers,
+    Tiles,
+    Work,
+    barrier_ring,
+    begin,
+    produce,
+    room_for_number,
+    spare_meetings,
+)
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head", "sequences"])
@@ -64,6 +74,7 @@ def fmha(
         barrier_ring(STAGES, PARTS) if variant.producer else None,
         barrier_ring(PARTS, 1) if variant.in_turn else None,
         barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
+        barrier_ring(1, 1) if variant.no_meetings else None,
     )
     taken = room_for_number(variant) if variant.taken else None
     packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
@@ -72,6 +83,8 @@ def fmha(
     fence_async_shared()  # TMA sees the barriers
     if variant.neighbours > 1:
         meet()
+    if variant.no_meetings:
+        spare_meetings()
 
     # --- who does what; the first part's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers

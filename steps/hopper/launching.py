@@ -23,7 +23,8 @@ class TmaStep(FusedStep):
 
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
     part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
-    one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each),
+    one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each), ``rewrite``
+    (whether its PTX is rewritten),
     ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value`` and
     ``lse``.
     """
@@ -102,8 +103,8 @@ class TmaStep(FusedStep):
             begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
             passed = (*passed, *begins, len(problem.lengths))
             moving = (*moving, len(passed) - 3, len(passed) - 2)
-        launched, clusters = (variant.neighbours * blocks, 1, 1), (variant.ctas, variant.neighbours)
-        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, *clusters)
+        launched, asked = (variant.neighbours * blocks, 1, 1), (variant.ctas, variant.neighbours, variant.rewrite)
+        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, *asked)
 
         def launch(q, k, v, out, *begins):
             if not as_they_are:
@@ -138,7 +139,7 @@ class TmaStep(FusedStep):
             variant.tile.scores // (variant.ctas * variant.neighbours),
             compute_warps=self.compute_warps(variant),
             ctas=variant.ctas,
-            neighbours=variant.neighbours,
+            rewrite=variant.rewrite,
         )
         together, order = variant.ctas * variant.neighbours, self.order_for(problem)
         return replace(

@@ -14,6 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from steps.gluon.softmax import tiles_to_visit
 from steps.hopper.packed import corner, corner_kv, find, keys_of, room_for_task, tell_task
 from steps.hopper.pairs import fetch_as_pair
+from tutorial_lib import meetings
+
+NO_MEETINGS = gl.constexpr(f"{meetings.MARK}\n mov.b32 $0, 0;")
 
 
 class Arrays(NamedTuple):
@@ -45,6 +48,7 @@ class Barriers(NamedTuple):
     value_free: object
     turns: object  # whose turn it is to issue products
     there: object  # in a pair, complete when the other block's place is free, too
+    nobody: object  # where nobody arrives
 
 
 class Taken(NamedTuple):
@@ -109,6 +113,12 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
     for n in gl.static_range(length):
         mbarrier.init(barriers.index(n), count=arrivals)
     return barriers
+
+
+@gluon.jit
+def spare_meetings():
+    """The warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``)."""
+    gl.inline_asm_elementwise(NO_MEETINGS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -62,7 +62,7 @@ class HopperStep(TmaStep):
         if not (self.roles and isinstance(self.roles.loop, Overlap) and self.roles.loop.stay):
             return self
         # Pairs of blocks go through the same list, and what is taken is neither dealt nor computed.
-        stay = replace(self.roles.loop.stay, taken=True, pairs=False, even_end=False, computed=False)
+        stay = replace(self.roles.loop.stay, taken=True, pairs=None, even_end=False, computed=False)
         return replace(self, roles=replace(self.roles, loop=replace(self.roles.loop, stay=stay)))
 
     def shared_clocks(self, problem: Problem) -> float:

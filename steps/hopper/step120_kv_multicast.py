@@ -15,7 +15,7 @@ from steps.core.problems import FULL
 from steps.hopper import step39_at_maxima
 from steps.hopper.variant import Overlap, Roles, Room, Stay
 
-STAY = Stay(linked=True, ends="own", room=Room(), pairs=True)
+STAY = Stay(linked=True, ends="own", room=Room(), pairs="always")
 
 STEP = step39_at_maxima.STEP.evolve(
     number=120,

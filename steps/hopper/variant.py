@@ -57,9 +57,9 @@ class Stay(Choices):
     room for both. ends: where a part stops under a causal mask: at the last tile of keys that the block sees, or at its
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
     the first. room: what is done at head_dim 256 to make room; None: nothing. pairs: two blocks on neighbouring SMs
-    share what TMA brings of keys and values (``steps.hopper.pairs``). even_end: the lists are dealt so that blocks end
-    together (``steps.core.order.deal``). computed: where a head has few tiles of queries, up to
-    ``steps.core.order.FEW``, blocks read no lists, but compute which tiles are theirs.
+    share what TMA brings of keys and values (``steps.hopper.pairs``), always, or where the rule says that it pays.
+    even_end: the lists are dealt so that blocks end together (``steps.core.order.deal``). computed: where a head has few
+    tiles of queries, up to ``steps.core.order.FEW``, blocks read no lists, but compute which tiles are theirs.
 
     Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are
     theirs; and for tiles that are both taken and computed.
@@ -70,7 +70,7 @@ class Stay(Choices):
     room: Room | None = None
     # What steps without them are recorded to change stays as it reads:
     taken: bool = field(default=False, repr=False)
-    pairs: bool = field(default=False, repr=False)
+    pairs: Literal["always", "by rule"] | None = field(default=None, repr=False)
     even_end: bool = field(default=False, repr=False)
     computed: bool = field(default=False, repr=False)
 
@@ -78,7 +78,7 @@ class Stay(Choices):
         if self.pairs and (self.ends != "own" or self.taken):
             raise ValueError('pairs of blocks take ends="own", and lists of tiles')
         if self.computed and (self.pairs or self.taken):
-            raise ValueError("blocks that compute their tiles take pairs=False and taken=False")
+            raise ValueError("blocks that compute their tiles take pairs=None and taken=False")
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,18 @@ class Overlap(Choices):
     wait: where the wait for the PV product stays in the machine code, too. "behind the softmax"; "behind the maxima":
     and, up to head_dim 128, the correction, and so before the exponentials; None: where the compiler moves it to.
     lean_sum: up to head_dim 128 the lanes of a row add their sums after the loop. four_chains: a lane looks for the
-    maximum of a row in four chains of comparisons, not in one; at head_dim 256 only under a causal mask.
+    maximum of a row in four chains of comparisons, not in one; at head_dim 256 only under a causal mask. no_meetings:
+    at head_dim 128 the warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``). Where tiles are
+    taken they do.
     """
 
     stay: Stay | None = None
     third_group: Literal["free", "in turn"] | None = None
     wait: Literal["behind the softmax", "behind the maxima"] | None = None
     lean_sum: bool = False
-    four_chains: bool = field(default=False, repr=False)  # as with Stay, what older steps change reads as before
+    # As with Stay, what older steps change reads as before:
+    four_chains: bool = field(default=False, repr=False)
+    no_meetings: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,7 @@ class Variant:
     own_end: bool
     lean_sum: bool
     four_chains: bool
+    no_meetings: bool
     half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
@@ -264,6 +269,11 @@ class Variant:
         return self.shared
 
     @property
+    def rewrite(self) -> bool:
+        """Whether the kernel asks for its PTX to be rewritten (``tutorial_lib.rewriting``)."""
+        return self.neighbours > 1 or self.no_meetings
+
+    @property
     def ctas(self) -> int:
         """Blocks that work together."""
         return 1
@@ -286,10 +296,12 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     room = stay.room if stay and not shape.two_queries else None
     three = bool(overlap and overlap.third_group) and shape.third_group
     groups = 3 if three else 2
-    neighbours = PAIR if stay and stay.pairs else 1
+    pairs = stay.pairs == "always" or (stay.pairs == "by rule" and shape.pairs) if stay else False
+    neighbours = PAIR if pairs else 1
     tile = Tile(neighbours * groups * ROWS, shape.key)
     registers = roles.registers if roles else 0
     own_end = bool(stay) and stay.ends != "the block's" and problem.causal
+    taken = bool(stay) and (stay.taken or problem.lengths is not None)
     return Variant(
         tile=tile,
         head_dim=problem.head_dim,
@@ -303,7 +315,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         in_turn=overlap.third_group == "in turn" and three if overlap else loop.in_turn,
         overlap=overlap is not None,
         persistent=stay is not None,
-        taken=bool(stay) and (stay.taken or problem.lengths is not None),
+        taken=taken,
         computed=order_of(roles).computes(problem, tile),
         packed=problem.lengths is not None,
         linked=bool(stay) and stay.linked and shape.two_queries,
@@ -312,6 +324,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         own_end=own_end,
         lean_sum=bool(overlap) and overlap.lean_sum and shape.lean_sum,
         four_chains=bool(overlap) and overlap.four_chains and shape.four_chains,
+        no_meetings=bool(overlap) and overlap.no_meetings and shape.no_meetings and not taken,
         half_query=room is not None and room.half_query,
         early_query=room is not None and room.early_query,
         late_wait=_wait(overlap, shape),

@@ -38,7 +38,7 @@ def compiled(kernel: str, problem, arch: str):
     if kernel in OF_GRADIENTS:
         name, own = OF_GRADIENTS[kernel]
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
-    names = {"attention": "approx_division", "searched": "found", "hopper": "at_maxima"}
+    names = {"attention": "approx_division", "searched": "found", "hopper": "no_meetings"}
     names |= {"hopper_together": "reduction", "hopper_apart": "groups_apart"}
     return get_step(names[kernel]).compile(problem, arch)
 
@@ -50,12 +50,14 @@ def cases() -> list:
         for arch in COMPILED:
             for head_dim in HEAD_DIMS:
                 hopper = kernel.startswith("hopper")  # with a mask these are other kernels, most of cuTile's hardly
-                for causal in (True, False)[: 1 + (hopper or kernel in SEARCHED)]:
-                    problem = standard(head_dim=head_dim, causal=causal)
+                masks, lengths = (True, False)[: 1 + (hopper or kernel in SEARCHED)], (4096, 8192)[: 1 + hopper]
+                for causal, seq_len in product(masks, lengths):
+                    problem = standard(seq_len, head_dim=head_dim, causal=causal)
                     rule = rule_for(kernel, problem, arch)
                     if rule is not None and (arch == "sm_90" or not hopper):
                         name = f"{kernel}-{rule.name}-{arch}-{problem.head_dim}{'-causal' * causal}"
-                        found.append(pytest.param(rule, problem, arch, id=name))
+                        if all(case.id != name for case in found):
+                            found.append(pytest.param(rule, problem, arch, id=name))
     return found
 
 

@@ -110,4 +110,4 @@ def test_parts_of_a_pair_may_be_several_tiles_of_keys_apart():
 
 def test_pairs_take_ends_of_their_own():
     with pytest.raises(ValueError, match="pairs of blocks take"):
-        Stay(pairs=True)
+        Stay(pairs="always")

@@ -1,0 +1,65 @@
+"""Meetings of a group's warps that nothing needs, taken out of the PTX that Triton makes.
+
+A meeting is a barrier (PTX: ``bar.sync``) that holds up every warp of a group until the last has come. Gluon writes
+down none. Triton puts them in: in front of every arrival at an mbarrier, and in front of the first wait for an mbarrier
+behind an arrival. A kernel whose PTX holds the comment ``MARK`` is spared two kinds:
+
+- In front of a wait for an mbarrier. A warp that comes early does nothing but wait there, and what it does next is
+  behind a product of all warps of its group, or behind a meeting that stays.
+- In front of an arrival that says that a product has read a tile. The product (``wgmma``) is one operation of all four
+  warps, and one of them arrives once it is complete. CUTLASS's pipelines arrive like that, too.
+
+All others stay: in front of arrivals behind anything else, of what warps write to shared memory, and of copies by TMA.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+VERSION = 1  # of which meetings go: Triton 3.6 keeps compiled kernels by their source, and this is part of it
+MARK = f"// no meetings that nothing needs ({VERSION}):"
+
+# What touches memory or other threads, or branches. What stands between two of these works in registers.
+EVENT = re.compile(
+    r"\s*(?:@!?%p\d+ )?(?P<event>(?:\$L__BB|bar\.|barrier\.|mbarrier\.|wgmma\.|ld\.|st\.|ldmatrix|stmatrix|atom|red\."
+    r"|cp\.|fence|setmaxnreg|bra|brx|call|ret).*)"
+)
+MEETING, WAIT, COMPLETE = "bar.sync", "mbarrier.try_wait", "wgmma.wait_group"
+# What Triton puts a meeting right in front of, each time.
+ARRIVAL, WRITE, STORE = "mbarrier.arrive.shared::cta", "stmatrix", "cp.async.bulk.tensor"
+# How Triton tells warps their roles; any other load or store of a thread may count on a meeting further up.
+ROLES = re.compile(r"ld\.shared\.b8|st\.shared\S*\s+\[global_smem")
+
+
+def without(ptx: str, instead: str = "") -> str:
+    """The PTX without these meetings; unchanged if it does not hold MARK, or holds anything that may need them.
+
+    instead: what is written in place of each.
+    """
+    if MARK not in ptx:
+        return ptx
+    lines = ptx.splitlines(keepends=True)
+    events = [(n, found["event"]) for n, line in enumerate(lines) if (found := EVENT.match(line))]
+    if not _is_known([event for _, event in events]):
+        return ptx
+    gone = set()
+    read = False  # a product is complete, and behind its wait stand only arrivals
+    for (n, event), (_, follows) in pairwise(events):
+        if event.startswith(MEETING):
+            if follows.startswith(WAIT) or (read and follows.startswith(ARRIVAL)):
+                gone.add(n)
+        else:
+            read = event.startswith(COMPLETE) or (read and event.startswith(ARRIVAL))
+    return "".join(instead if n in gone else line for n, line in enumerate(lines))
+
+
+def _is_known(events: list[str]) -> bool:
+    """Whether what stays has a meeting of its own, so that none that goes is missed."""
+    for before, event in pairwise(events):
+        guarded = event.startswith((ARRIVAL, WRITE)) or (event.startswith(STORE) and ".global.shared" in event)
+        if guarded and not before.startswith((MEETING, WRITE if event.startswith(WRITE) else MEETING)):
+            return False
+        if event.startswith(("ld.shared", "st.shared", "atom", "red.")) and not ROLES.match(event):
+            return False
+    return True
