@@ -7,7 +7,8 @@ behind an arrival. A kernel whose PTX holds the comment ``MARK`` is spared two k
 - In front of a wait for an mbarrier. A warp that comes early does nothing but wait there, and what it does next is
   behind a product of all warps of its group, or behind a meeting that stays.
 - In front of an arrival that says that a product has read a tile. The product (``wgmma``) is one operation of all four
-  warps, and one of them arrives once it is complete. CUTLASS's pipelines arrive like that, too.
+  warps, and one of them arrives once it is complete. FlashAttention-3 arrives like that, too
+  (``hopper/sm90_pipeline_no_cluster.hpp``).
 
 All others stay: in front of arrivals behind anything else, of what warps write to shared memory, and of copies by TMA.
 """

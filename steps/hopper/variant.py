@@ -58,8 +58,8 @@ class Stay(Choices):
     own; "own, diagonal first": at head_dim 256 it also visits the tiles of keys from the last, which the mask cuts, to
     the first. room: what is done at head_dim 256 to make room; None: nothing. pairs: two blocks on neighbouring SMs
     share what TMA brings of keys and values (``steps.hopper.pairs``), always, or where the rule says that it pays.
-    even_end: the lists are dealt so that blocks end together (``steps.core.order.deal``). computed: where a head has few
-    tiles of queries, up to ``steps.core.order.FEW``, blocks read no lists, but compute which tiles are theirs.
+    even_end: the lists are dealt so that blocks end together (``steps.core.order.deal``). computed: where a head has
+    few tiles of queries, up to ``steps.core.order.FEW``, blocks read no lists, but compute which tiles are theirs.
 
     Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are
     theirs; and for tiles that are both taken and computed.
@@ -75,8 +75,8 @@ class Stay(Choices):
     computed: bool = field(default=False, repr=False)
 
     def __post_init__(self):
-        if self.pairs and (self.ends != "own" or self.taken):
-            raise ValueError('pairs of blocks take ends="own", and lists of tiles')
+        if self.pairs and (self.ends == "the block's" or self.taken):
+            raise ValueError("pairs of blocks take parts that stop at their own ends, and lists of tiles")
         if self.computed and (self.pairs or self.taken):
             raise ValueError("blocks that compute their tiles take pairs=None and taken=False")
 
@@ -169,6 +169,8 @@ class Variant:
     def __post_init__(self):
         if self.in_pieces and (not self.overlap or self.late_wait == "softmax"):
             raise ValueError("head_dim in pieces takes products that overlap, and no wait behind the softmax")
+        if self.diagonal_first and self.neighbours > 1:
+            raise ValueError("blocks in pairs visit the tiles of keys from the first")
         if self.packed and not (self.producer and self.taken and self.neighbours == 1 and not self.in_pieces):
             raise ValueError("packed sequences take blocks that stay, each for itself, and head_dim in one piece")
 
@@ -301,6 +303,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     tile = Tile(neighbours * groups * ROWS, shape.key)
     registers = roles.registers if roles else 0
     own_end = bool(stay) and stay.ends != "the block's" and problem.causal
+    diagonal_first = own_end and stay.ends == "own, diagonal first" and not shape.two_queries
     taken = bool(stay) and (stay.taken or problem.lengths is not None)
     return Variant(
         tile=tile,
@@ -330,7 +333,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         late_wait=_wait(overlap, shape),
         window=problem.window,
         softcap=problem.softcap,
-        diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
+        diagonal_first=diagonal_first,
         neighbours=neighbours,
     )
 

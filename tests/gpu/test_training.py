@@ -33,7 +33,7 @@ def test_a_step_gives_the_log_sum_exp(step, shape):
     torch.testing.assert_close(lse.double(), exact, rtol=1e-4, atol=1e-3)
 
 
-@pytest.fixture(params=["groups_apart", "two_streams"])
+@pytest.fixture(params=["groups_apart", "two_streams", "from_row_sums", "short_turns"])
 def pair(monkeypatch, request):
     monkeypatch.setattr(front, "_trains", lambda problem, target: True)
     monkeypatch.setattr(halves, "LEAST", 1)

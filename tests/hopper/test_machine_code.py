@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from steps.core.problems import HEADLINE as EVEN
 from steps.hopper.variant import GROUP_WARPS
 from tests.core.test_steps import HOPPER
 from tests.expected import same_compilers
+from tutorial_lib.meetings import EVENT, MEETING
 from tutorial_lib.sass import one_behind_another
 
 pytestmark = same_compilers
@@ -56,6 +58,31 @@ def test_without_a_mask_at_head_dim_256_there_are_no_four_chains():
     shape = dataclasses.replace(EVEN, head_dim=256, causal=False)
     one, four = (get_step(name).compile(shape) for name in ("at_maxima", "four_chains"))
     assert one.same_code(four)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_group_meets_in_the_loop_where_nothing_needs_it(causal):
+    """Step no_meetings: four meetings a tile of keys are gone, and the second wait is where it was."""
+    shape = dataclasses.replace(EVEN, head_dim=128, causal=causal)
+    before, after = (get_step(name).compile(shape) for name in ("chains_in_pairs", "no_meetings"))
+    meetings = [sum(i.opcode == "BAR" for i in compiled.hot_body) for compiled in (before, after)]
+    assert meetings == [4, 0]
+    between, behind = around_the_second_wait("no_meetings", 128, causal)
+    assert between["FMNMX"] and not behind["FMNMX"] and behind["EX2"] > 4 * between["EX2"]
+    for what in ("stmatrix", "cp.async.bulk.tensor"):  # the output of both groups
+        assert met_in_front_of(what, before) == met_in_front_of(what, after) == 2
+
+
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (256, True), (256, False)])
+def test_elsewhere_the_meetings_stay(head_dim, causal):
+    shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
+    assert get_step("no_meetings").compile(shape).same_code(get_step("chains_in_pairs").compile(shape))
+
+
+def met_in_front_of(what: str, compiled) -> int:
+    """In front of how many such instructions of the PTX all warps of a group meet."""
+    events = [found["event"] for line in compiled.ptx.splitlines() if (found := EVENT.match(line))]
+    return sum(a.startswith(MEETING) and b.startswith(what) for a, b in pairwise(events))
 
 
 def around_the_second_wait(name, head_dim, causal):

@@ -1,11 +1,13 @@
 """Blocks in pairs: what is written into the PTX, what the machine code then does, and who must wait for whom."""
 
+import dataclasses
 import re
 import secrets
 
 import pytest
 
 from steps import get_step
+from steps.core.problems import standard
 from steps.hopper.variant import Stay
 from steps.writing.written import edited, write_step
 from tests.shapes import problem
@@ -106,6 +108,22 @@ def test_parts_of_a_pair_may_be_several_tiles_of_keys_apart():
         rows, key, tile = variant.rows, variant.tile.key, variant.tile.query
         ends = [(-(-(first + rows) // key), -(-(first + tile) // key)) for first in range(0, 8 * tile, tile)]
         assert variant.most_over == max(last - own for own, last in ends)
+
+
+def test_by_rule_pairs_are_where_they_pay():
+    paired = {
+        (head_dim, seq_len, causal)
+        for head_dim in (64, 128, 256)
+        for seq_len in (1024, 2048, 4096, 8192)
+        for causal in (True, False)
+        if get_step("chains_in_pairs").variant(standard(seq_len, head_dim, causal)).neighbours == 2
+    }
+    assert paired == {(128, 8192, True), (128, 2048, False), (128, 4096, False), (128, 8192, False)}
+
+
+def test_pairs_visit_the_keys_from_the_first():
+    with pytest.raises(ValueError, match="from the first"):
+        dataclasses.replace(STEP.variant(problem(head_dim=256)), diagonal_first=True)
 
 
 def test_pairs_take_ends_of_their_own():

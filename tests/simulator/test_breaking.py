@@ -116,7 +116,8 @@ ELSEWHERE = {
     "at_maxima": [(64, True), (128, True), (128, False), (256, True)],
     "kv_multicast": [(64, True), (128, True)],
     "four_chains": [],  # other maxima than at_maxima's, which need no synchronisation
-    "chains_in_pairs": [],  # and kv_multicast's
+    "chains_in_pairs": [],  # and kv_multicast's, and diagonal_first's
+    "no_meetings": [],  # a group is one here, and never meets: see tests/gpu/test_meetings.py
     "lean_sum": [(64, True), (128, True)],
     "hopper_window": [],  # without a window its kernel is that of at_maxima
     "even_end": [],  # its kernel is that of pieces: only the lists differ

@@ -1,0 +1,89 @@
+"""Which meetings of a group's warps are taken out of a kernel's PTX, and when the PTX stays as it is."""
+
+import pytest
+
+from tutorial_lib.meetings import MARK, without
+
+MEET = "\tbar.sync \t2, 128;"
+LOC = "\t.loc\t1 2 3"
+ADD = "\tadd.s32 \t%r1, %r2, %r3;"
+WAIT = "\tmbarrier.try_wait.parity.shared.b64 complete, [%r1], %r2;"
+ARRIVE = "\t@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];"
+EXPECT = "\t@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 32768;"
+BEGIN = "\twgmma.commit_group.sync.aligned;"
+COMPLETE = "\twgmma.wait_group.sync.aligned 0;"
+WRITE = "\tstmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2, %r3, %r4, %r5};"
+STORE = "\t@%p1 cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];"
+READ = "\tcp.async.bulk.wait_group.read \t0;"
+LABEL = "$L__BB0_9:"
+
+
+def ptx(*lines: str) -> str:
+    return "\n".join((f"\t{MARK}", *lines)) + "\n"
+
+
+def left(*lines: str) -> list[str]:
+    return without(ptx(*lines)).splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ([], [WAIT]),
+        ([LABEL], [LOC, ADD, WAIT]),
+        ([MEET, ARRIVE], [WAIT]),
+        ([BEGIN, COMPLETE, LOC, ADD], [ADD, ARRIVE]),
+    ],
+)
+def test_in_front_of_waits_and_behind_complete_products_they_go(before, behind):
+    made = left(*before, MEET, *behind)
+    assert made == [*before, *behind]
+
+
+def test_of_arrivals_behind_a_complete_product_all_lose_theirs():
+    assert left(COMPLETE, MEET, ARRIVE, MEET, ARRIVE, MEET, WAIT) == [COMPLETE, ARRIVE, ARRIVE, WAIT]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [WAIT, MEET, ARRIVE],
+        [COMPLETE, BEGIN, MEET, ARRIVE],
+        [COMPLETE, LABEL, MEET, ARRIVE],
+        [COMPLETE, READ, MEET, WRITE, WRITE],
+        [WRITE.replace("stmatrix", "fence.proxy.async"), MEET, STORE],
+        [COMPLETE, MEET, "\tbra.uni \t$L__BB0_9;"],
+        [EXPECT, WAIT],
+    ],
+)
+def test_all_others_stay(lines):
+    assert left(*lines) == lines
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        ["\tld.shared.b32 \t%r1, [%r2];"],
+        ["\tst.shared.b32 \t[%r1], %r2;"],
+        ["\tatom.shared.add.u32 \t%r1, [%r2], 1;"],
+        [WAIT, ARRIVE],
+        [READ, WRITE],
+        [WAIT, STORE],
+    ],
+    ids=["load", "store", "atomic", "arrival", "write", "copy"],
+)
+def test_what_may_lean_on_a_meeting_leaves_all_of_them(unknown):
+    lines = [COMPLETE, MEET, ARRIVE, MEET, WAIT, *unknown]
+    assert left(*lines) == lines
+
+
+def test_how_warps_learn_their_roles_leans_on_none():
+    roles = ["\tst.shared.b32 \t[global_smem+139688], 67240707;", "\tld.shared.b8 \t%r1, [%r2+139676];"]
+    assert left(*roles, MEET, WAIT) == [*roles, WAIT]
+
+
+def test_without_the_comment_nothing_changes_and_something_else_may_take_their_places():
+    text = ptx(COMPLETE, MEET, ARRIVE, MEET, WAIT)
+    unmarked = text.replace(MARK, "// a comment")
+    assert without(unmarked) == unmarked
+    assert without(text, "nap\n").count("nap\n") == 2
