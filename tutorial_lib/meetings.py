@@ -1,8 +1,8 @@
 """Meetings of a group's warps that nothing needs, taken out of the PTX that Triton makes.
 
 A meeting is a barrier (PTX: ``bar.sync``) that holds up every warp of a group until the last has come. Gluon writes
-down none. Triton puts them in: in front of every arrival at an mbarrier, and in front of the first wait for an mbarrier
-behind an arrival. A kernel whose PTX holds the comment ``MARK`` is spared two kinds:
+down none. Triton puts them in, among others in front of every arrival at an mbarrier, and in front of the first wait
+for an mbarrier behind an arrival. A kernel whose PTX holds the comment ``MARK`` is spared two kinds:
 
 - In front of a wait for an mbarrier. A warp that comes early does nothing but wait there, and what it does next is
   behind a product of all warps of its group, or behind a meeting that stays.
@@ -16,21 +16,28 @@ All others stay: in front of arrivals behind anything else, of what warps write 
 from __future__ import annotations
 
 import re
+import zlib
 from itertools import pairwise
+from pathlib import Path
 
-VERSION = 1  # of which meetings go: Triton 3.6 keeps compiled kernels by their source, and this is part of it
+# Triton 3.6 keeps compiled kernels by their source, and MARK is part of that: so it changes with what is taken out.
+VERSION = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
 MARK = f"// no meetings that nothing needs ({VERSION}):"
 
 # What touches memory or other threads, or branches. What stands between two of these works in registers.
 EVENT = re.compile(
     r"\s*(?:@!?%p\d+ )?(?P<event>(?:\$L__BB|bar\.|barrier\.|mbarrier\.|wgmma\.|ld\.|st\.|ldmatrix|stmatrix|atom|red\."
-    r"|cp\.|fence|setmaxnreg|bra|brx|call|ret).*)"
+    r"|cp\.|fence|setmaxnreg|bra|brx|call|ret|\{\s*\S).*)"  # in one line in braces: what ``multicast`` has rewritten
 )
 MEETING, WAIT, COMPLETE = "bar.sync", "mbarrier.try_wait", "wgmma.wait_group"
 # What Triton puts a meeting right in front of, each time.
 ARRIVAL, WRITE, STORE = "mbarrier.arrive.shared::cta", "stmatrix", "cp.async.bulk.tensor"
-# How Triton tells warps their roles; any other load or store of a thread may count on a meeting further up.
-ROLES = re.compile(r"ld\.shared\.b8|st\.shared\S*\s+\[global_smem")
+# Loads and stores that count on no meeting: of other memory, and how Triton tells warps their roles. And what the
+# producer does: an arrival that says how many bytes will come.
+HARMLESS = re.compile(
+    r"(?:ld|st)\.(?:global|param|local)|ld\.shared\.b8|st\.shared\S*\s+\[global_smem[^,]*\], \{?\d"
+    r"|mbarrier\.arrive\.expect_tx"
+)
 
 
 def without(ptx: str, instead: str = "") -> str:
@@ -45,22 +52,24 @@ def without(ptx: str, instead: str = "") -> str:
     if not _is_known([event for _, event in events]):
         return ptx
     gone = set()
-    read = False  # a product is complete, and behind its wait stand only arrivals
+    tile_was_read = False  # a product is complete, and behind its wait stand only arrivals
     for (n, event), (_, follows) in pairwise(events):
         if event.startswith(MEETING):
-            if follows.startswith(WAIT) or (read and follows.startswith(ARRIVAL)):
+            if follows.startswith(WAIT) or (tile_was_read and follows.startswith(ARRIVAL)):
                 gone.add(n)
         else:
-            read = event.startswith(COMPLETE) or (read and event.startswith(ARRIVAL))
+            tile_was_read = event.startswith(COMPLETE) or (tile_was_read and event.startswith(ARRIVAL))
     return "".join(instead if n in gone else line for n, line in enumerate(lines))
 
 
 def _is_known(events: list[str]) -> bool:
-    """Whether what stays has a meeting of its own, so that none that goes is missed."""
+    """Whether what needs a meeting has one of its own, and so none that goes can have protected it."""
     for before, event in pairwise(events):
         guarded = event.startswith((ARRIVAL, WRITE)) or (event.startswith(STORE) and ".global.shared" in event)
-        if guarded and not before.startswith((MEETING, WRITE if event.startswith(WRITE) else MEETING)):
-            return False
-        if event.startswith(("ld.shared", "st.shared", "atom", "red.")) and not ROLES.match(event):
+        if guarded:
+            more_rows = event.startswith(WRITE) and before.startswith(WRITE)
+            if not (before.startswith(MEETING) or more_rows):
+                return False
+        elif event.startswith(("ld", "st.", "atom", "red.", "mbarrier.arrive")) and not HARMLESS.match(event):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Blocks in pairs: what Triton has no words for, written into the PTX that it makes.
+"""Blocks in pairs, written into the PTX that Triton makes.
 
 Two blocks of a cluster, its CTAs, run on neighbouring SMs and reach each other's shared memory. Gluon knows clusters
 only as one program for both CTAs, and with warps that have roles Triton 3.7 compiles that wrongly. So a kernel is

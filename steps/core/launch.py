@@ -187,9 +187,9 @@ def gluon_launcher(
     get, or describe them for TMA. simulated: the architecture that the simulator has the clocks of. ctas: blocks of a
     cluster; ``blocks`` counts clusters. neighbours: blocks of a cluster of which Triton does not know
     (``tutorial_lib.multicast``); ``blocks`` counts blocks, and Triton cannot launch it. rewrite: the kernel's PTX asks
-    to be rewritten (``tutorial_lib.rewriting``). early: it may begin when the
-    kernel launched before it lets it, and waits for that where it has to. overtaken: the next one is such a kernel.
-    The simulator raises KernelError also for a race, which a GPU might not show.
+    to be rewritten (``tutorial_lib.rewriting``). early: it may begin when the kernel launched before it lets it, and
+    waits for that where it has to. overtaken: the next one is such a kernel. The simulator raises KernelError also for
+    a race, which a GPU might not show.
     """
     if device.type == "cpu":
         from tutorial_lib.simulator.machine import MACHINES

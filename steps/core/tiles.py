@@ -49,8 +49,8 @@ class HopperShape:
     key: keys of a tile. third_group: whether registers suffice for three warp groups that compute. two_queries: whether
     shared memory holds two tiles of Q, and one of the output, beside K and V. lean_sum: whether the lanes of a row
     should add their sums after the loop. wait: behind what at_maxima holds the wait for the PV product. four_chains:
-    whether a lane should look for a row's maximum in four chains. no_meetings: whether the warps of a group should not
-    meet where nothing needs it. pairs: whether two blocks should share what TMA brings.
+    whether a lane should look for a row's maximum in four chains. no_meetings: whether meetings of a group's warps
+    that nothing needs should be taken out. pairs: whether two blocks should share what TMA brings.
     """
 
     key: int

@@ -170,10 +170,10 @@ def hold(barriers, turn, variant: gl.constexpr):
 
     ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing. The wait
     is a second one for a tile of values, which has long arrived. Where warps do not meet, one of them may give back the
-    place of these values before another begins to wait here, and that one would wait for good. There it is a wait for
-    the phase before the first, which counts as complete, of an mbarrier where nobody arrives.
+    place of these values before another begins to wait here, and that one would wait for good. There it waits for an
+    mbarrier where nobody arrives: parity 1 names the phase before the first, and that always counts as complete.
     """
-    if variant.no_meetings:
+    if variant.holds_by_nobody:
         mbarrier.wait(barriers.nobody.index(0), 1)
     else:
         await_tile(barriers.value_ready, turn, variant.stages)

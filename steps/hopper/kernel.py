@@ -26,9 +26,9 @@ from steps.hopper.pipeline import (
     Work,
     barrier_ring,
     begin,
+    drop_meetings,
     produce,
     room_for_number,
-    spare_meetings,
 )
 
 
@@ -64,7 +64,7 @@ def fmha(
     values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
     outputs = gl.allocate_shared_memory(dtype, OUTPUTS, variant.shared) if variant.own_output else queries
     tiles = Tiles(queries, keys, values, outputs)
-    # A barrier that nobody uses is not made: the compiler would give its place to something else, too.
+    # A barrier without use is not made: the compiler would give its place to something else, too.
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
         barrier_ring(QUERY_STAGES, PARTS) if variant.producer else None,
@@ -74,7 +74,7 @@ def fmha(
         barrier_ring(STAGES, PARTS) if variant.producer else None,
         barrier_ring(PARTS, 1) if variant.in_turn else None,
         barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
-        barrier_ring(1, 1) if variant.no_meetings else None,
+        barrier_ring(1, 1) if variant.holds_by_nobody else None,
     )
     taken = room_for_number(variant) if variant.taken else None
     packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
@@ -84,7 +84,7 @@ def fmha(
     if variant.neighbours > 1:
         meet()
     if variant.no_meetings:
-        spare_meetings()
+        drop_meetings()
 
     # --- who does what; the first part's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers

@@ -24,9 +24,8 @@ class TmaStep(FusedStep):
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
     part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
     one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each), ``rewrite``
-    (whether its PTX is rewritten),
-    ``output_columns``, ``shared`` (the layout of tiles of queries and outputs), ``shared_key``, ``shared_value`` and
-    ``lse``.
+    (whether its PTX is rewritten), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs),
+    ``shared_key``, ``shared_value`` and ``lse``.
     """
 
     @property
@@ -103,8 +102,9 @@ class TmaStep(FusedStep):
             begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
             passed = (*passed, *begins, len(problem.lengths))
             moving = (*moving, len(passed) - 3, len(passed) - 2)
-        launched, asked = (variant.neighbours * blocks, 1, 1), (variant.ctas, variant.neighbours, variant.rewrite)
-        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, *asked)
+        launched = (variant.neighbours * blocks, 1, 1)
+        asked = {"ctas": variant.ctas, "neighbours": variant.neighbours, "rewrite": variant.rewrite}
+        run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **asked)
 
         def launch(q, k, v, out, *begins):
             if not as_they_are:

@@ -48,7 +48,7 @@ class Barriers(NamedTuple):
     value_free: object
     turns: object  # whose turn it is to issue products
     there: object  # in a pair, complete when the other block's place is free, too
-    nobody: object  # where nobody arrives
+    nobody: object  # where nobody arrives (``steps.hopper.consumer.hold``)
 
 
 class Taken(NamedTuple):
@@ -116,7 +116,7 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def spare_meetings():
+def drop_meetings():
     """The warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``)."""
     gl.inline_asm_elementwise(NO_MEETINGS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

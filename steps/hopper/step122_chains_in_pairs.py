@@ -1,4 +1,4 @@
-"""Step 122: steps 93, 120 and 121 together, each where it pays.
+"""Step 122: steps 93, 120 and 121 together.
 
 Step 93 visits the tiles of keys from the diagonal at head_dim 256 with a mask. Step 120 has two SMs share what TMA
 brings. Step 121 takes maxima in four chains. None of them needs another. Blocks come in pairs at head_dim 128 alone,
@@ -19,7 +19,7 @@ STEP = step121_four_chains.STEP.evolve(
     number=122,
     name="chains_in_pairs",
     title="Four chains, pairs, the diagonal first",
-    change="Where it pays, blocks come in pairs that share copies (step 120), or begin at the diagonal (step 93).",
+    change="Where it pays blocks come in pairs (step 120); at head_dim 256 the diagonal comes first (step 93).",
     default_problem=FULL,
     roles=Roles(registers=240, loop=LOOP),
 )

@@ -11,8 +11,8 @@ places. A warp that comes late to this wait could find that another one has alre
 and TMA has filled it anew: the mbarrier is a phase further, and the warp would wait for good. So the second wait is one
 for an mbarrier where nobody arrives.
 
-At head_dim 64 and 256 the meetings stay: without them the kernel was slower or no faster in a trial, which is not among
-the records.
+At other head_dims the meetings stay: at 64 and 256 the kernel was slower or no faster without them in a trial, which is
+not among the records.
 """
 
 from dataclasses import replace

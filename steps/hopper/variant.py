@@ -62,7 +62,7 @@ class Stay(Choices):
     few tiles of queries, up to ``steps.core.order.FEW``, blocks read no lists, but compute which tiles are theirs.
 
     Raises ValueError for pairs whose parts do not stop at their own ends, or that take tiles or compute which are
-    theirs; and for tiles that are both taken and computed.
+    theirs; for pairs always with the diagonal first; and for tiles that are both taken and computed.
     """
 
     linked: bool = False
@@ -77,6 +77,8 @@ class Stay(Choices):
     def __post_init__(self):
         if self.pairs and (self.ends == "the block's" or self.taken):
             raise ValueError("pairs of blocks take parts that stop at their own ends, and lists of tiles")
+        if self.pairs == "always" and self.ends == "own, diagonal first":
+            raise ValueError("where blocks always come in pairs they visit the tiles of keys from the first")
         if self.computed and (self.pairs or self.taken):
             raise ValueError("blocks that compute their tiles take pairs=None and taken=False")
 
@@ -271,6 +273,11 @@ class Variant:
         return self.shared
 
     @property
+    def holds_by_nobody(self) -> bool:
+        """Whether a wait for an mbarrier where nobody arrives holds the wait for the PV product in its place."""
+        return self.no_meetings and self.late_wait is not None
+
+    @property
     def rewrite(self) -> bool:
         """Whether the kernel asks for its PTX to be rewritten (``tutorial_lib.rewriting``)."""
         return self.neighbours > 1 or self.no_meetings
@@ -298,12 +305,11 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     room = stay.room if stay and not shape.two_queries else None
     three = bool(overlap and overlap.third_group) and shape.third_group
     groups = 3 if three else 2
-    pairs = stay.pairs == "always" or (stay.pairs == "by rule" and shape.pairs) if stay else False
+    pairs = bool(stay) and (stay.pairs == "always" or (stay.pairs == "by rule" and shape.pairs))
     neighbours = PAIR if pairs else 1
     tile = Tile(neighbours * groups * ROWS, shape.key)
     registers = roles.registers if roles else 0
     own_end = bool(stay) and stay.ends != "the block's" and problem.causal
-    diagonal_first = own_end and stay.ends == "own, diagonal first" and not shape.two_queries
     taken = bool(stay) and (stay.taken or problem.lengths is not None)
     return Variant(
         tile=tile,
@@ -333,7 +339,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         late_wait=_wait(overlap, shape),
         window=problem.window,
         softcap=problem.softcap,
-        diagonal_first=diagonal_first,
+        diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
         neighbours=neighbours,
     )
 

@@ -7,6 +7,7 @@ import torch
 
 from steps import get_step
 from steps.hopper import kernel
+from tests.hopper.test_meetings import always_in_pairs
 from tests.shapes import problem
 from tutorial_lib import meetings
 from tutorial_lib.passes import FORWARD
@@ -45,11 +46,14 @@ def naps(monkeypatch, tmp_path):
     kernel.fmha.device_caches.clear()
 
 
+@pytest.mark.parametrize("pairs", ["by rule", "always"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-def test_warps_that_nap_at_random_leave_the_output_as_it_is(naps, shape):
+def test_warps_that_nap_at_random_leave_the_output_as_it_is(naps, shape, pairs):
+    """A causal mask lets a group in a pair pass over a tile, and by rule pairs come in long sequences alone."""
     q, k, v = FORWARD.inputs(shape, 0, "cuda")
     expected = get_step("chains_in_pairs").attention(q, k, v, causal=shape.causal)
-    step = dataclasses.replace(STEP)  # without launches that were made ready before
+    # Without launches that were made ready before:
+    step = dataclasses.replace(STEP) if pairs == "by rule" else always_in_pairs(STEP)
     for _ in range(20):
         assert torch.equal(step.attention(q, k, v, causal=shape.causal), expected)
     assert max(naps) >= 10

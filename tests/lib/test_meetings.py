@@ -2,7 +2,8 @@
 
 import pytest
 
-from tutorial_lib.meetings import MARK, without
+from tutorial_lib import multicast, rewriting
+from tutorial_lib.meetings import MARK, VERSION, without
 
 MEET = "\tbar.sync \t2, 128;"
 LOC = "\t.loc\t1 2 3"
@@ -50,6 +51,12 @@ def test_of_arrivals_behind_a_complete_product_all_lose_theirs():
         [WAIT, MEET, ARRIVE],
         [COMPLETE, BEGIN, MEET, ARRIVE],
         [COMPLETE, LABEL, MEET, ARRIVE],
+        [COMPLETE, READ, MEET, ARRIVE],
+        [COMPLETE, "\tfence.proxy.async.shared::cta;", MEET, ARRIVE],
+        [COMPLETE, "\tsetmaxnreg.dec.sync.aligned.u32 \t24;", MEET, ARRIVE],
+        [COMPLETE, "\tst.global.b32 \t[%rd1], %r1;", MEET, ARRIVE],
+        [COMPLETE, "\tbrx.idx \t%r1, $L_brx_0;", MEET, ARRIVE],
+        [COMPLETE, MEET, "{ .reg .b32 there; mbarrier.arrive.shared::cluster.b64 _, [there]; }", WAIT],
         [COMPLETE, READ, MEET, WRITE, WRITE],
         [WRITE.replace("stmatrix", "fence.proxy.async"), MEET, STORE],
         [COMPLETE, MEET, "\tbra.uni \t$L__BB0_9;"],
@@ -66,15 +73,30 @@ def test_all_others_stay(lines):
         ["\tld.shared.b32 \t%r1, [%r2];"],
         ["\tst.shared.b32 \t[%r1], %r2;"],
         ["\tatom.shared.add.u32 \t%r1, [%r2], 1;"],
+        ["\tred.shared.add.u32 \t[%r2], 1;"],
+        ["\tldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r5];"],
+        ["\tld.volatile.shared.b32 \t%r1, [%r2];"],
+        ["\tld.shared.b32 \t%r1, [global_smem+8];"],
+        ["\tst.shared.b32 \t[global_smem+8], %r1;"],
+        ["\tmbarrier.arrive.release.cta.shared::cta.b64 _, [%r1];"],
         [WAIT, ARRIVE],
+        [MEET, WRITE, ARRIVE],
         [READ, WRITE],
         [WAIT, STORE],
     ],
-    ids=["load", "store", "atomic", "arrival", "write", "copy"],
 )
 def test_what_may_lean_on_a_meeting_leaves_all_of_them(unknown):
     lines = [COMPLETE, MEET, ARRIVE, MEET, WAIT, *unknown]
     assert left(*lines) == lines
+
+
+def test_behind_a_wait_a_complete_product_counts_no_more():
+    """A group passes over a tile: one warp might arrive while another has not begun to wait."""
+    assert left(COMPLETE, MEET, ARRIVE, MEET, WAIT, MEET, ARRIVE) == [COMPLETE, ARRIVE, WAIT, MEET, ARRIVE]
+
+
+def test_a_compiled_kernel_is_kept_under_a_name_that_tells_what_was_taken_out():
+    assert VERSION in MARK and VERSION in rewriting.VERSION and multicast.VERSION in rewriting.VERSION
 
 
 def test_how_warps_learn_their_roles_leans_on_none():

@@ -1,0 +1,96 @@
+"""Step no_meetings: from which kernels meetings of a group's warps are taken out, and which stay."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.core.problems import standard
+from steps.hopper import launching
+from steps.hopper.variant import Stay
+from tests.shapes import problem
+from tutorial_lib.meetings import ARRIVAL, COMPLETE, EVENT, MEETING, WAIT
+from tutorial_lib.passes import FORWARD
+
+STEP = get_step("no_meetings")
+EVEN = standard(causal=True)
+KERNELS = {
+    "causal": EVEN,
+    "full, in pairs": standard(causal=False),
+    "causal, in pairs": standard(8192, causal=True),
+    "a last tile that is not full": dataclasses.replace(EVEN, seq_len_kv=4001, causal=False),
+    "grouped heads": dataclasses.replace(EVEN, kv_heads=4, dtype="bfloat16"),
+}
+
+
+def always_in_pairs(step):
+    """The step with blocks that always come in pairs: short sequences do not by rule."""
+    stay = dataclasses.replace(step.roles.loop.stay, ends="own", pairs="always")
+    loop = dataclasses.replace(step.roles.loop, stay=stay)
+    return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop))
+
+
+def events(step, shape) -> list[str]:
+    lines = step.compile(shape).ptx.splitlines()
+    return [found["event"] for line in lines if (found := EVENT.match(line))]
+
+
+def in_front_of(what: str, found: list[str]) -> int:
+    return sum(a.startswith(MEETING) and b.startswith(what) for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_no_wait_has_a_meeting_any_more_and_few_arrivals_have(kind):
+    before, after = (events(get_step(name), KERNELS[kind]) for name in ("chains_in_pairs", "no_meetings"))
+    assert in_front_of(WAIT, before) >= 8 and in_front_of(WAIT, after) == 0
+    behind_products = sum(
+        a.startswith(COMPLETE) and b.startswith(MEETING) and c.startswith(ARRIVAL)
+        for a, b, c in zip(before, before[1:], before[2:])
+    )
+    assert behind_products == 8 and in_front_of(ARRIVAL, after) == in_front_of(ARRIVAL, before) - behind_products
+    for what in ("stmatrix", "cp.async.bulk.tensor"):
+        assert in_front_of(what, before) == in_front_of(what, after) == 2
+
+
+def test_where_a_group_passes_over_a_tile_it_meets_before_it_gives_the_place_back():
+    """Of each of both groups: a place of keys, and one of values."""
+    found = events(STEP, KERNELS["causal, in pairs"])
+    behind_waits = [
+        (a, b)
+        for at, a, b in zip(found, found[1:], found[2:])
+        if at.startswith((WAIT, "bra")) and a.startswith(MEETING) and b.startswith(ARRIVAL)
+    ]
+    assert len(behind_waits) == 4
+
+
+def test_where_tiles_are_taken_or_the_rule_says_no_the_meetings_stay():
+    assert STEP.variant(EVEN).no_meetings and not STEP.taking_tiles().variant(EVEN).no_meetings
+    assert not any(STEP.variant(standard(head_dim=n)).no_meetings for n in (32, 64, 256))
+
+
+def test_pairs_take_no_tiles_and_no_diagonal():
+    for wrong in ({"taken": True}, {"ends": "own, diagonal first"}):
+        with pytest.raises(ValueError, match="pairs"):
+            Stay(**{"ends": "own", "pairs": "always", **wrong})
+
+
+@pytest.mark.parametrize(("name", "rewrite"), [("four_chains", False), ("kv_multicast", True), ("no_meetings", True)])
+def test_a_launch_asks_for_its_ptx_to_be_rewritten(name, rewrite, monkeypatch):
+    asked = []
+    launcher = launching.gluon_launcher
+    monkeypatch.setattr(launching, "gluon_launcher", lambda *a, **more: asked.append(more) or launcher(*a, **more))
+    shape = problem(batch=1, heads=1, head_dim=128)
+    dataclasses.replace(get_step(name)).attention(*FORWARD.inputs(shape, 0), shape.causal)
+    assert [more["rewrite"] for more in asked] == [rewrite]
+
+
+@pytest.mark.parametrize("keys", [640, 700])
+def test_a_pair_that_passes_over_tiles_is_right(keys):
+    shape = problem(batch=1, heads=2, seq_len_q=640, seq_len_kv=keys, head_dim=128)
+    step = always_in_pairs(STEP)
+    assert step.variant(shape).no_meetings and step.variant(shape).most_over == 1
+    q, k, v = FORWARD.inputs(shape, 1)
+    expected = get_step("four_chains").attention(q, k, v, True)
+    assert torch.equal(step.attention(q, k, v, True), expected)
