@@ -48,8 +48,8 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
     window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
     key/value head, and the number of heads in all sequences. Records in which a kind of kernel is missing may not know
-    the fastest. They come behind all others of their head_dim, unless they hold the step that is the fastest by those
-    others, or one that goes on from it. Of several as near the problem's own counts, then those with every kind, and
+    the fastest. They come behind all others of their head_dim, unless they hold the step of the main path that the
+    fastest by those others is or goes on from, or another that goes on from it. Of several as near the problem's own counts, then those with every kind, and
     then the newest.
     PyTorch's own is no candidate: it is what the choice is compared with.
 
@@ -69,8 +69,10 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
                 return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
-    usual = of_the_nearest(_has_every_kind, but="appendix").step.name  # whose steps few records hold
-    return of_the_nearest(lambda run: _has_every_kind(run) or any(usual in _line(m.name) for m in run.by_speed()))
+    usual = of_the_nearest(_has_every_kind, but="appendix").step  # whose steps few records hold
+    while usual.fork and usual.previous is not None:
+        usual = usual.previous
+    return of_the_nearest(lambda run: _has_every_kind(run) or any(usual.name in _line(m.name) for m in run.by_speed()))
 
 
 def _line(name: str) -> set[str]:

@@ -22,6 +22,7 @@ STEP = step39_at_maxima.STEP.evolve(
     name="kv_multicast",
     title="One copy for two SMs",
     change="Blocks come in clusters of two, and one copy by TMA brings a tile of keys or values to both.",
+    fork=True,
     default_problem=FULL,
     roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the maxima", lean_sum=True)),
 )
