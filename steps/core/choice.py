@@ -49,8 +49,8 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
     key/value head, and the number of heads in all sequences. Records in which a kind of kernel is missing may not know
     the fastest. They come behind all others of their head_dim, unless they hold the step of the main path that the
-    fastest by those others is or goes on from, or another that goes on from it. Of several as near the problem's own counts, then those with every kind, and
-    then the newest.
+    fastest by those others is or goes on from, or another that goes on from it. Of several as near the problem's own
+    counts, then those with every kind, and then the newest.
     PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
