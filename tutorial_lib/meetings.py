@@ -2,7 +2,7 @@
 
 A meeting is a barrier (PTX: ``bar.sync``) that holds up every warp of a group until the last has come. Gluon writes
 down none. Triton puts them in, among others in front of every arrival at an mbarrier, and in front of the first wait
-for an mbarrier behind an arrival. A kernel whose PTX holds the comment ``MARK`` is spared two kinds:
+for an mbarrier behind an arrival. Two kinds are taken out of a kernel whose PTX holds the comment ``MARK``:
 
 - In front of a wait for an mbarrier. A warp that comes early does nothing but wait there, and what it does next is
   behind a product of all warps of its group, or behind a meeting that stays.
@@ -20,9 +20,10 @@ import zlib
 from itertools import pairwise
 from pathlib import Path
 
+ASKED = "// no meetings that nothing needs"
 # Triton 3.6 keeps compiled kernels by their source, and MARK is part of that: so it changes with what is taken out.
 VERSION = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
-MARK = f"// no meetings that nothing needs ({VERSION}):"
+MARK = f"{ASKED} ({VERSION})"
 
 # What touches memory or other threads, or branches. What stands between two of these works in registers.
 EVENT = re.compile(
@@ -41,11 +42,11 @@ HARMLESS = re.compile(
 
 
 def without(ptx: str, instead: str = "") -> str:
-    """The PTX without these meetings; unchanged if it does not hold MARK, or holds anything that may need them.
+    """The PTX without these meetings; unchanged if it is not asked for, or holds anything that may need them.
 
     instead: what is written in place of each.
     """
-    if MARK not in ptx:
+    if ASKED not in ptx:  # a kernel that was written to a file may hold an older version's MARK
         return ptx
     lines = ptx.splitlines(keepends=True)
     events = [(n, found["event"]) for n, line in enumerate(lines) if (found := EVENT.match(line))]

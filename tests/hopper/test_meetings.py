@@ -10,6 +10,7 @@ from steps import get_step
 from steps.core.problems import standard
 from steps.hopper import launching
 from steps.hopper.variant import Stay
+from steps.writing.written import written_out
 from tests.shapes import problem
 from tutorial_lib.meetings import ARRIVAL, COMPLETE, EVENT, MEETING, WAIT
 from tutorial_lib.passes import FORWARD
@@ -50,6 +51,7 @@ def test_no_wait_has_a_meeting_any_more_and_few_arrivals_have(kind):
         for a, b, c in zip(before, before[1:], before[2:])
     )
     assert behind_products == 8 and in_front_of(ARRIVAL, after) == in_front_of(ARRIVAL, before) - behind_products
+    assert "mbarrier.wait(barriers.nobody.index(0), 1)" in written_out(STEP, KERNELS[kind])  # nobody overtakes that
     for what in ("stmatrix", "cp.async.bulk.tensor"):
         assert in_front_of(what, before) == in_front_of(what, after) == 2
 

@@ -108,4 +108,5 @@ def test_without_the_comment_nothing_changes_and_something_else_may_take_their_p
     text = ptx(COMPLETE, MEET, ARRIVE, MEET, WAIT)
     unmarked = text.replace(MARK, "// a comment")
     assert without(unmarked) == unmarked
+    assert "bar.sync" not in without(text.replace(VERSION, "an older one"))
     assert without(text, "nap\n").count("nap\n") == 2

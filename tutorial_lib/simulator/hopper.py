@@ -14,7 +14,7 @@ import re
 
 from triton.experimental.gluon import language as gl
 
-from tutorial_lib.meetings import MARK
+from tutorial_lib.meetings import ASKED
 from tutorial_lib.multicast import BEGIN, END, MEET
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
@@ -222,7 +222,7 @@ def _meet() -> int:
 SEQUENCES[f"{re.escape(BEGIN)}(?s:.*)"] = lambda found: _across(True)
 SEQUENCES[f"{re.escape(END)}(?s:.*)"] = lambda found: _across(False)
 SEQUENCES[f"{re.escape(MEET)}(?s:.*)"] = lambda found: _meet()
-SEQUENCES[f"{re.escape(MARK)}(?s:.*)"] = lambda found: 0  # a role runs as one here, and its warps never meet
+SEQUENCES[f"{re.escape(ASKED)}(?s:.*)"] = lambda found: 0  # a role runs as one here, and its warps never meet
 
 # --- TMA ---
 
