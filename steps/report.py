@@ -77,7 +77,6 @@ def readme_table(runs: Sequence[Run]) -> str:
     families = [problem.family for problem in HEADLINES]
     shown = of_every_part([run for run in timed if run.the_problem().family in families])
     lengths = sorted({run.problem["seq_len_q"] for run in shown})
-    days = sorted({run.day for run in shown})
     rows = []
     for problem in HEADLINES:
         by_length = {run.problem["seq_len_q"]: run for run in shown if run.the_problem().family == problem.family}
@@ -91,7 +90,7 @@ def readme_table(runs: Sequence[Run]) -> str:
                 rows.append([mask, f"best of {part.title.split(':')[0]}", *(_cell(m, named=True) for m in best)])
     headers = ["mask", "TFLOPS", *(f"S={length}" for length in lengths)]
     told = f"{machine}, B={HEADLINE.batch} H={HEADLINE.heads} D={HEADLINE.head_dim} fp16"
-    where = f"{told}, measured {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else told
+    where = f"{told}, measured {tables.days(shown)}" if shown else told
     return f"{tables.markdown(headers, rows)}\n\n{where}. {_in_the_mean(timed)}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import Measurement, Run, Training
-from tutorial_lib.tables import provenance, readings
+from tutorial_lib.tables import days, provenance, readings
 from tutorial_lib.timing import NOISE
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
@@ -227,7 +227,7 @@ def trial(runs: Sequence[Run], values: Sequence[float], axis: str):
     for axes in (speed, error):
         axes.set_xlabel(axis)
     speed.legend(frameon=False)
-    figure.suptitle(f"{runs[0].machine['name']}, {runs[0].day}", fontsize=9)
+    figure.suptitle(f"{runs[0].machine['name']}, {days(runs)}", fontsize=9)
     return figure
 
 
@@ -287,7 +287,7 @@ def tflops_by_length(runs: Sequence[Run]):
     grid[-1, 0].set_ylim(bottom=0)  # shared, and fixed from here on
     grid[-1, 0].set_xlabel("sequence length")
     first = runs[0]
-    figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {first.day}", fontsize=9)
+    figure.suptitle(f"{first.machine['name']}, {first.the_problem().family}, {days(runs)}", fontsize=9)
     return figure
 
 

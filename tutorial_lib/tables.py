@@ -549,6 +549,12 @@ def subject(run: Run) -> str:
     return PASSES[run.direction].title
 
 
+def days(runs: Sequence[Run]) -> str:
+    """When runs were measured: the day, or the first and the last."""
+    found = sorted({run.day for run in runs})
+    return " to ".join(dict.fromkeys((found[0], found[-1])))
+
+
 def provenance(run: Run) -> str:
     """Where and when, in one line: what must stand beside every recorded number."""
     return f"{run.machine['name']}, {run.the_problem().describe()}, {run.day}"

@@ -95,6 +95,8 @@ def test_a_gain_of_nothing_has_no_minus():
 
 def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     figure = plots.tflops_by_length(LENGTHS)
+    found = sorted(run.day for run in LENGTHS)
+    assert found[0] != found[-1] and figure.get_suptitle().endswith(f"{found[0]} to {found[-1]}")
     panels = {axes.get_title(loc="left"): [line.get_label() for line in axes.lines] for axes in figure.axes}
     assert list(panels) == ["cutile", "gluon", "hopper"]
     for labels in panels.values():
