@@ -3,6 +3,8 @@
 A block that stays (step stay) has a loop around a loop: at the end of every tile of queries the fetching ahead runs
 out, and at the beginning of the next everybody waits for the first keys. Here there is one loop, over all tiles of keys
 of all its tiles of queries: behind the last keys for these queries the compiler fetches the first keys for the next.
+
+Where the log-sum-exp is asked for, too, the step has a loop around a loop again (``that_can_store_lse``).
 """
 
 from steps.core.order import IN_ONE_LOOP

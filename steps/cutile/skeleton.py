@@ -157,8 +157,20 @@ class CuTileStep(FusedStep):
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         target = target_of(q.device)
         step = self.configured(problem, target)
+        if return_lse:
+            step = step.that_can_store_lse()
         variant = dataclasses.replace(step.variant(problem, target), lse=return_lse)
         return step.make_kernel_ready(step.kernel_function(variant), problem, q, k, v, out, return_lse)
+
+    def that_can_store_lse(self) -> CuTileStep:
+        """This step; in place of one loop over all tiles of a block, a loop for each tile of queries.
+
+        With one loop the kernel that also stores the log-sum-exp never ended on an H100 (tileiras 13.4.92), and why is
+        not known. On the CPU, and without the log-sum-exp, it ends.
+        """
+        if not self.order.one_loop:
+            return self
+        return dataclasses.replace(self, order=dataclasses.replace(self.order, one_loop=False))
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a kernel function that is given."""

@@ -90,16 +90,16 @@ class Overlap(Choices):
     third_group: at head_dim 64 three warp groups compute; "in turn": and issue their products in turn.
     wait: where the wait for the PV product stays in the machine code, too. "behind the softmax"; "behind the maxima":
     and, up to head_dim 128, the correction, and so before the exponentials; None: where the compiler moves it to.
-    lean_sum: up to head_dim 128 the lanes of a row add their sums after the loop. four_chains: a lane looks for the
-    maximum of a row in four chains of comparisons, not in one; at head_dim 256 only under a causal mask. no_meetings:
-    at head_dim 128 the warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``). Where tiles are
-    taken they do.
+    lean_sum: up to head_dim 128 the lanes of a row add their sums after the loop; "and diagonal first": at head_dim
+    256, too, where the tiles of keys are visited from the last. four_chains: a lane looks for the maximum of a row in
+    four chains of comparisons, not in one; at head_dim 256 only under a causal mask. no_meetings: at head_dim 128 the
+    warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``). Where tiles are taken they do.
     """
 
     stay: Stay | None = None
     third_group: Literal["free", "in turn"] | None = None
     wait: Literal["behind the softmax", "behind the maxima"] | None = None
-    lean_sum: bool = False
+    lean_sum: bool | Literal["and diagonal first"] = False
     # As with Stay, what older steps change reads as before:
     four_chains: bool = field(default=False, repr=False)
     no_meetings: bool = field(default=False, repr=False)
@@ -310,6 +310,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
     tile = Tile(neighbours * groups * ROWS, shape.key)
     registers = roles.registers if roles else 0
     own_end = bool(stay) and stay.ends != "the block's" and problem.causal
+    diagonal_first = own_end and stay.ends == "own, diagonal first" and not shape.two_queries
     taken = bool(stay) and (stay.taken or problem.lengths is not None)
     return Variant(
         tile=tile,
@@ -331,7 +332,7 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         own_output=bool(stay) and (shape.two_queries or room is not None),
         half_output=room is not None,
         own_end=own_end,
-        lean_sum=bool(overlap) and overlap.lean_sum and shape.lean_sum,
+        lean_sum=bool(overlap) and _is_lean(overlap, shape, diagonal_first),
         four_chains=bool(overlap) and overlap.four_chains and shape.four_chains,
         no_meetings=bool(overlap) and overlap.no_meetings and shape.no_meetings and not taken,
         half_query=room is not None and room.half_query,
@@ -339,9 +340,13 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         late_wait=_wait(overlap, shape),
         window=problem.window,
         softcap=problem.softcap,
-        diagonal_first=own_end and stay.ends == "own, diagonal first" and not shape.two_queries,
+        diagonal_first=diagonal_first,
         neighbours=neighbours,
     )
+
+
+def _is_lean(overlap: Overlap, shape: HopperShape, diagonal_first: bool) -> bool:
+    return bool(overlap.lean_sum) and (shape.lean_sum or (diagonal_first and overlap.lean_sum == "and diagonal first"))
 
 
 def _wait(overlap: Overlap | None, shape: HopperShape) -> str | None:

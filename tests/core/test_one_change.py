@@ -19,7 +19,12 @@ TOGETHER = {
     "wide_block": {"tile", "defer_sum"},
     "at_maxima": {"roles.loop.wait", "roles.loop.lean_sum"},
     "late_wait": {"roles.loop.wait", "roles.loop.lean_sum"},
-    "chains_in_pairs": {"roles.loop.stay.pairs", "roles.loop.stay.ends"},
+    "chains_in_pairs": {
+        "roles.loop.stay.pairs",
+        "roles.loop.stay.ends",
+        "roles.loop.stay.even_end",
+        "roles.loop.lean_sum",
+    },
 }
 
 

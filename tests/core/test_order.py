@@ -204,6 +204,7 @@ def test_an_order_is_one_of_its_kinds(ways):
 
 def test_lists_that_end_evenly_set_a_step_apart_where_they_differ():
     """With the machine code of the step before: what runs is not the same, and it is not called so."""
+    assert get_step("chains_in_pairs").order.even_end and get_step("no_meetings").order.even_end
     now, before = get_step("even_end"), get_step("pieces")
     for seq_len, same in ((4096, False), (16384, True)):
         shape = Problem(

@@ -121,6 +121,16 @@ def test_by_rule_pairs_are_where_they_pay():
     assert paired == {(128, 8192, True), (128, 2048, False), (128, 4096, False), (128, 8192, False)}
 
 
+def test_lanes_add_after_the_loop_at_256_only_where_the_diagonal_comes_first():
+    lean = {
+        (step, causal)
+        for step in ("lean_sum", "at_maxima", "diagonal_first", "four_chains", "chains_in_pairs", "no_meetings")
+        for causal in (True, False)
+        if get_step(step).variant(standard(4096, 256, causal)).lean_sum
+    }
+    assert lean == {("chains_in_pairs", True), ("no_meetings", True)}
+
+
 def test_pairs_visit_the_keys_from_the_first():
     with pytest.raises(ValueError, match="from the first"):
         dataclasses.replace(STEP.variant(problem(head_dim=256)), diagonal_first=True)
