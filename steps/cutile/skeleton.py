@@ -165,8 +165,8 @@ class CuTileStep(FusedStep):
     def that_can_store_lse(self) -> CuTileStep:
         """This step; in place of one loop over all tiles of a block, a loop for each tile of queries.
 
-        With one loop the kernel that also stores the log-sum-exp never ended on an H100 (tileiras 13.4.92), and why is
-        not known. On the CPU, and without the log-sum-exp, it ends.
+        With one loop the kernel that also stores the log-sum-exp had not ended on an H100 after two minutes (tileiras
+        13.4.92), and why is not known. On the CPU, and without the log-sum-exp, it ends.
         """
         if not self.order.one_loop:
             return self

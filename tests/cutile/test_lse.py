@@ -30,7 +30,7 @@ def test_a_kernel_that_stores_the_log_sum_exp_compiles(name):
 
 
 def test_with_the_log_sum_exp_a_block_has_a_loop_for_every_tile_of_queries(monkeypatch):
-    """The kernel with one loop that stores it, too, never ended on a GPU; on the CPU nothing would show it."""
+    """The kernel with one loop that stores it, too, did not end on a GPU; on the CPU nothing would show it."""
     made, make = [], CuTileStep.kernel_function
     monkeypatch.setattr(
         CuTileStep, "kernel_function", lambda self, v: made.append((v.lse, v.one_loop)) or make(self, v)
