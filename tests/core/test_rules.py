@@ -13,9 +13,10 @@ from steps import get_step, search
 from steps.core import rules
 from steps.core.ladder import PARTS
 from steps.core.problems import standard
-from steps.core.recorded import recorded_search
+from steps.core.recorded import find_recorded, recorded_search
 from steps.core.rules import Rule, rule_for
 from steps.core.tiles import BlockShape, Tile
+from steps.trials import get_trial, recorded_trial
 from tutorial_lib.architectures import ARCHITECTURES, KIB, blocks_per_multiprocessor
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import BACKWARD, FORWARD
@@ -68,6 +69,44 @@ def test_a_rule_fits_spills_no_more_than_it_says_and_reaches_its_occupancy(rule,
     assert made.spilled_bytes <= rule.spilled
     blocks, _ = blocks_per_multiprocessor(arch, made.threads, made.registers, made.shared_bytes)
     assert blocks >= rule.blocks
+
+
+def test_a_rule_for_what_is_measured_here_spills_only_with_a_record():
+    spilling = {(rule.kernel, rule.name) for rule in ALL if rule.spilled and not rule.record}
+    wide = {("keys", "MediumShared_WideKeys_32x32"), ("keys", "SmallShared_WideKeys_64x16")}
+    assert spilling == wide | {("attention", "MediumShared_Wide_64x32")}
+
+
+def test_of_gradients_a_tile_that_spills_nothing_is_slower():
+    trial = get_trial("fewer_queries")
+    runs = recorded_trial(trial, RESULTS)
+    assert {run.the_problem() for run in runs} == set(trial.problems)
+    for run in runs:
+        assert rule_for("hopper_apart", run.the_problem(), "sm_90").name == "SM90_GroupsApart_128x128"
+        times = {m.name: [r.latency_ms[m.name] for r in run.rounds] for m in run.steps}
+        for step in ("groups_apart", "newest_first"):
+            spilling, other = times[f"fewer_queries_{step}"], times[f"fewer_queries_{step} with 64"]
+            assert max(a / b for a, b in zip(spilling, other, strict=True)) < 1
+        assert trial.steps(run.the_problem())[1].compile(run.the_problem()).spilled_bytes == 0
+
+
+def test_two_warp_groups_that_spill_nothing_are_slower_than_three():
+    problem = standard(head_dim=64, causal=True)
+    assert get_step("linked").compile(problem).spilled_bytes == 0
+    run = find_recorded(problem)
+    assert run.measurement("three_groups").speedup_vs_previous.low > 1
+
+
+def test_at_head_dim_256_no_larger_tile_of_gradients_fits(monkeypatch):
+    from steps.backward_hopper import skeleton, variant
+
+    larger = dataclasses.replace(
+        rule_for("hopper_apart", standard(head_dim=256), "sm_90"), choice=BlockShape(Tile(64, 128))
+    )
+    for module in (skeleton, variant):
+        monkeypatch.setattr(module, "rule_of", lambda parts, problem: larger)
+    made = compiled("hopper_apart", standard(head_dim=256), "sm_90")
+    assert made.shared_bytes > rules.shared_kib("sm_90") * KIB
 
 
 def test_every_rule_is_compiled_by_that_test():

@@ -1,0 +1,49 @@
+"""Trial: at head_dim 64 warp groups that are apart take tiles of 64 queries, and not of 128.
+
+A tile of 128 queries takes all registers that a thread can have: the compiler spills some. With 64 the kernel of step
+groups_apart spills nothing, but the loop takes twice as many turns, each with its barriers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from steps import get_step
+from steps.backward_hopper.skeleton import HopperGradients
+from steps.core.problems import standard
+from steps.core.tiles import Tile
+from steps.trials.trial import Trial
+
+FEWER = Tile(64, 128)
+BEHIND = " with 64"  # a step's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithFewer(HopperGradients):
+    """A step with tiles of 64 queries, for which there is no launch rule at head_dim 64."""
+
+    def variant(self, problem, arch="sm_90"):
+        return replace(super().variant(problem, arch), tile=FEWER)
+
+    def choices(self, problem, target):
+        return ()
+
+
+@dataclass(frozen=True)
+class FewerQueries(Trial):
+    """Values come in pairs: a step's name, and the same with the number of queries behind it."""
+
+    def version(self, value, problem, **named):
+        step = get_step(value.removesuffix(BEHIND))
+        if value.endswith(BEHIND):
+            return WithFewer(**{field.name: getattr(step, field.name) for field in fields(step)} | named)
+        return replace(step, **named)
+
+
+TRIAL = FewerQueries(
+    name="fewer_queries",
+    question="Would a tile of 64 queries, whose kernel spills less, be faster at head_dim 64?",
+    base="groups_apart",
+    values=("groups_apart", f"groups_apart{BEHIND}", "newest_first", f"newest_first{BEHIND}"),
+    problems=(standard(head_dim=64, causal=True), standard(head_dim=64)),
+)
