@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from steps.core.grids import GRIDS
+from steps.core.ladder import steps_of
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, Search, Survey, of_one_machine, recorded_runs, recorded_searches
@@ -27,6 +28,13 @@ def find_recorded(
         return step in measured, len(measured), run.date
 
     return max(runs, key=holds, default=None)
+
+
+def completed(run: Run, record: Run) -> Run:
+    """``run.with_earlier(record)``, with steps in the order of the ladder, behind which stand those that it lacks."""
+    order = {step.name: n for n, step in enumerate(steps_of(run.direction))}
+    whole = run.with_earlier(record)
+    return whole.model_copy(update={"steps": sorted(whole.steps, key=lambda m: order.get(m.name, len(order)))})
 
 
 def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
