@@ -393,7 +393,7 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) 
 
     Steps and peers that this run leaves out stay in the record as they were measured before.
     """
-    from steps.core.recorded import completed
+    from steps.core.recorded import completed_run
     from tutorial_lib.files import write_whole
     from tutorial_lib.report import write_report
     from tutorial_lib.results import ResultsError, folder_name, read_run, write_run
@@ -402,7 +402,7 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) 
     folder = output_dir / run.machine["slug"] / name
     if run.timed:
         with suppress(ResultsError):  # there is none
-            run = completed(run, read_run(folder))
+            run = completed_run(run, read_run(folder))
     write_run(run, folder)
     write_whole(folder / "log.txt", log)
     write_report(run, folder, recorded)

@@ -30,8 +30,11 @@ def find_recorded(
     return max(runs, key=holds, default=None)
 
 
-def completed(run: Run, record: Run) -> Run:
-    """``run.with_earlier(record)``, with steps in the order of the ladder, behind which stand those that it lacks."""
+def completed_run(run: Run, record: Run) -> Run:
+    """``run.with_earlier(record)`` with its steps in the order of the ladder.
+
+    Steps that the ladder of one device does not hold come last, in the order of ``with_earlier``.
+    """
     order = {step.name: n for n, step in enumerate(steps_of(run.direction))}
     whole = run.with_earlier(record)
     return whole.model_copy(update={"steps": sorted(whole.steps, key=lambda m: order.get(m.name, len(order)))})

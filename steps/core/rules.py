@@ -33,7 +33,8 @@ class Rule:
     kernel: the table that it is in. choice: what the kernel is launched with. architectures: those that it is for;
     none: all. shared_kib: KiB of shared memory that a block may have there, at least. head_dims: none: all. causal:
     None: with and without a mask. seq_len, batch: at least so many queries and sequences. blocks: how many share an SM,
-    at least. spilled: bytes that a thread spills, at most. record: what in results/ it stands on; None: untested.
+    at least. spilled: bytes that a thread spills at most, in the step that tests/core/test_rules.py compiles. record:
+    what in results/ it stands on; None: untested.
     """
 
     name: str

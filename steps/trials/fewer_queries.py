@@ -1,7 +1,8 @@
 """Trial: at head_dim 64 warp groups that are apart take tiles of 64 queries, and not of 128.
 
 A tile of 128 queries takes all registers that a thread can have: the compiler spills some. With 64 the kernel of step
-groups_apart spills nothing, but the loop takes twice as many turns, each with its barriers.
+groups_apart spills nothing. But the loop takes twice as many turns, each with its barriers, and the two parts share dQ
+by columns, not by queries.
 """
 
 from __future__ import annotations

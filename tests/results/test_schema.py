@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from steps.core.recorded import completed
+from steps.core.recorded import completed_run
 from tests.results.made_up import run_of
 from tests.results.recorded import EVERYTHING, RECORDED, recorded
 from tutorial_lib import tables, timing
@@ -186,11 +186,11 @@ def test_who_else_used_the_gpu_is_known_by_the_clocks_of_the_matrix_product(cloc
 
 
 def test_a_record_that_is_completed_holds_steps_in_the_order_of_the_ladder():
-    """Of a new run and its record each has a step that the other lacks, behind the same one."""
+    """The new run and its record each hold a step that the other lacks. Both steps stand behind the same one."""
     old = run_of({"sdpa": 2.0, "chains_in_pairs": 1.0, "deferred_sum": 1.5, "gone": 3.0})
     new = run_of({"sdpa": 2.0, "chains_in_pairs": 1.0, "no_meetings": 0.9})
     names = ["sdpa", "chains_in_pairs", "no_meetings", "deferred_sum", "gone"]
-    assert [m.name for m in completed(new, old).steps] == names
+    assert [m.name for m in completed_run(new, old).steps] == names
 
 
 def test_a_record_keeps_what_a_new_run_leaves_out():
