@@ -1,7 +1,7 @@
 """Trial: at head_dim 64 warp groups that are apart take tiles of 64 queries, and not of 128.
 
-A tile of 128 queries takes all registers that a thread can have: the compiler spills some. With 64 the kernel of step
-groups_apart spills nothing. But the loop takes twice as many turns, each with its barriers, and the two parts share dQ
+A tile of 128 queries takes all registers that a thread can have. Under a mask the compiler spills some, and with 64
+queries fewer or none. But the loop takes twice as many turns then, each with its barriers, and the two parts share dQ
 by columns, not by queries.
 """
 
@@ -43,7 +43,7 @@ class FewerQueries(Trial):
 
 TRIAL = FewerQueries(
     name="fewer_queries",
-    question="Would a tile of 64 queries, whose kernel spills less, be faster at head_dim 64?",
+    question="Would a tile of 64 queries, which needs fewer registers, be faster at head_dim 64?",
     base="groups_apart",
     values=("groups_apart", f"groups_apart{BEHIND}", "newest_first", f"newest_first{BEHIND}"),
     problems=(standard(head_dim=64, causal=True), standard(head_dim=64)),

@@ -87,7 +87,7 @@ def test_gpus_of_one_family_take_the_same_rules():
         assert len(found) == 1
 
 
-def test_gradients_with_fewer_queries_spill_less_and_are_slower():
+def test_gradients_with_fewer_queries_spill_no_more_and_are_slower():
     trial = get_trial("fewer_queries")
     runs = recorded_trial(trial, RESULTS)
     assert {run.the_problem() for run in runs} == set(trial.problems)
@@ -97,8 +97,9 @@ def test_gradients_with_fewer_queries_spill_less_and_are_slower():
         for step in ("groups_apart", "newest_first"):
             spilling, other = times[f"fewer_queries_{step}"], times[f"fewer_queries_{step} with 64"]
             assert max(a / b for a, b in zip(spilling, other, strict=True)) < 1
-        spilled = [step.compile(run.the_problem()).spilled_bytes for step in trial.steps(run.the_problem())]
-        assert spilled[0] > spilled[1] == 0 and spilled[2] > spilled[3]
+        apart, apart_fewer, last, last_fewer = (m.resources["spilled_bytes"] for m in run.steps[1:])
+        assert apart >= apart_fewer == 0 and last >= last_fewer
+        assert not run.the_problem().causal or (apart > 0 and last > last_fewer)
 
 
 def test_two_warp_groups_that_spill_nothing_are_slower_than_three_in_long_sequences():
