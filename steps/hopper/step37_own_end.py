@@ -13,6 +13,6 @@ STEP = step36_three_groups.STEP.evolve(
     name="own_end",
     title="Own ends",
     change="Under a causal mask a warp group passes over tiles of keys that none of its own queries sees.",
-    default_problem=standard(1024, head_dim=64, causal=True),
+    default_problem=standard(2048, head_dim=64, causal=True),
     roles=Roles(registers=240, loop=Overlap(stay=Stay(linked=True, ends="own"), third_group="in turn")),
 )

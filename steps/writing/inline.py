@@ -10,7 +10,19 @@ from __future__ import annotations
 
 import libcst as cst
 
-from steps.writing.trees import Substitute, assignment, chain, fresh, matched, parameters, pure, small, statements, uses
+from steps.writing.trees import (
+    Substitute,
+    assignment,
+    chain,
+    fresh,
+    matched,
+    parameters,
+    pure,
+    small,
+    statements,
+    together,
+    uses,
+)
 
 LONG = 12  # statements
 
@@ -197,8 +209,27 @@ def _commented(line: cst.CSTNode, source: cst.CSTNode | None, above: bool = True
     return line
 
 
+OPERATORS = (
+    cst.BinaryOperation,
+    cst.BooleanOperation,
+    cst.UnaryOperation,
+    cst.Comparison,
+    cst.ComparisonTarget,
+    cst.Attribute,
+    cst.Subscript,
+)
+OPERANDS = ("left", "right", "expression", "comparator", "value")
+
+
 class _Rename(Substitute):
     """Puts names and expressions in place of names, also where they are assigned."""
+
+    def on_leave(self, original, updated):
+        updated = super().on_leave(original, updated)
+        if isinstance(original, OPERATORS):
+            named = [field for field in OPERANDS if isinstance(getattr(original, field, None), cst.Name)]
+            updated = updated.with_changes(**{field: together(getattr(updated, field)) for field in named})
+        return updated
 
     def leave_AnnAssign(self, original, updated):
         return updated

@@ -25,7 +25,11 @@ def bare(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def expression(text: str) -> cst.BaseExpression:
     """A tree for text, in parentheses where it would not stand alone."""
-    node = cst.parse_expression(text)
+    return together(cst.parse_expression(text))
+
+
+def together(node: cst.BaseExpression) -> cst.BaseExpression:
+    """The expression in parentheses, if it needs some among operators."""
     return node if node.lpar or is_atom(node) else node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 

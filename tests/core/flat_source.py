@@ -73,6 +73,18 @@ def structure(x, choice):
     return pair.first - pair.second
 
 
+def place(turn, choice):
+    """Twice the turn's place in a ring: a sum in place of the parameter needs parentheses."""
+    found = turn % choice.stages
+    return found * 2
+
+
+def sum_once(x, choice):
+    """The parameter is read once, so the argument stands in its place."""
+    found = place(x + 1, choice)
+    return found
+
+
 def both_ways(x, choices):
     """The same function, called with two constants."""
     return widen(x, choices.one) + widen(x, choices.other)

@@ -55,7 +55,7 @@ def cases() -> list:
                 spills = rule is not None and rule.spilled > 0
                 # With a mask these are other kernels, most of cuTile's hardly.
                 masks = (True, False)[: 1 + (hopper or kernel in SEARCHED or spills)]
-                lengths = (4096, 8192)[: 1 + hopper]
+                lengths = (4096, 8192, 1024) if hopper else (4096,)
                 for causal, seq_len in product(masks, lengths):
                     problem = standard(seq_len, head_dim=head_dim, causal=causal)
                     rule = rule_for(kernel, problem, arch)
@@ -76,7 +76,7 @@ def test_a_rule_fits_spills_no_more_than_it_says_and_reaches_its_occupancy(rule,
 
 
 def test_what_an_h100_launches_spills_only_by_a_rule_with_a_record():
-    for kernel, head_dim, causal, seq_len in product(rules.rules(), HEAD_DIMS, (True, False), (1, 2048, 8192)):
+    for kernel, head_dim, causal, seq_len in product(rules.rules(), HEAD_DIMS, (True, False), (1, 1280, 2048, 8192)):
         rule = rule_for(kernel, standard(seq_len, head_dim, causal), "sm_90")
         assert rule is None or rule.record or not rule.spilled
 
@@ -106,6 +106,15 @@ def test_two_warp_groups_that_spill_nothing_are_slower_than_three_in_long_sequen
     problem = standard(8192, head_dim=64, causal=True)
     assert get_step("linked").compile(problem).spilled_bytes == 0 and get_step("three_groups").previous.name == "linked"
     assert find_recorded(problem).measurement("three_groups").speedup_vs_previous.verdict == "faster"
+
+
+def test_short_sequences_have_two_groups_that_spill_nothing_under_a_mask():
+    """The record of 1,024 queries, in which step three_groups has three, says that two are faster."""
+    short, longer = (standard(seq_len, head_dim=64, causal=True) for seq_len in (1024, 1280))
+    assert (get_step("no_meetings").variant(short).groups, get_step("no_meetings").variant(longer).groups) == (2, 3)
+    assert get_step("no_meetings").compile(short).spilled_bytes == 0
+    assert find_recorded(short).measurement("three_groups").speedup_vs_previous.verdict == "slower"
+    assert get_step("no_meetings").variant(standard(1024, head_dim=64)).groups == 3
 
 
 def test_at_head_dim_256_no_tile_of_gradients_with_more_keys_fits(monkeypatch):

@@ -25,6 +25,9 @@ LONG = [
     Problem(batch=1, heads=4, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True),
     Problem(batch=1, heads=4, kv_heads=1, seq_len_q=2049, seq_len_kv=4097, head_dim=64, dtype="bfloat16"),
     Problem(batch=1, heads=2, seq_len_q=16384, seq_len_kv=16384, head_dim=128),
+    # Of launch rules that ask for so many queries, each with a last tile that is not full:
+    problem(seq_len_q=2177, seq_len_kv=3001, kv_heads=2, head_dim=128, dtype="bfloat16"),
+    problem(seq_len_q=1300, seq_len_kv=1000),
 ]
 
 
@@ -181,7 +184,8 @@ def test_no_hang_in_many_launches_over_random_shapes(step):
             "heads": heads,
             "kv_heads": rng.choice([heads // 2, heads]),
         }
-        lengths = {"seq_len_q": rng.randint(1, 700), "seq_len_kv": rng.randint(1, 700)}
+        longest = rng.choice([700, 700, 700, 3000])  # some launch rules ask for 2,048 queries
+        lengths = {"seq_len_q": rng.randint(1, longest), "seq_len_kv": rng.randint(1, longest)}
         head_dim = rng.choice([64, 128, 256]) if ours else 128
         shape = problem(**fields, **lengths, head_dim=head_dim, causal=rng.random() < 0.5)
         inputs = FORWARD.inputs(shape, rng.getrandbits(32), "cuda")
