@@ -4,7 +4,8 @@ At head_dim 64 a tile of scores costs as much time in exponentials as in matrix 
 both busy. The outputs of 64 rows take only 32 registers a thread there, so three groups fit, with 160 registers each
 (``third_group``, inside this step). Left to chance, it is open which of them multiplies while another takes
 exponentials. In turn it is certain: a group issues its products, hands the turn on, and computes its softmax while the
-others multiply. Beyond head_dim 64 three groups do not fit, and the kernel stays as it was.
+others multiply. Beyond head_dim 64 three groups do not fit, and the kernel stays as it was. So it does under a mask for
+short sequences, by the launch rules: there two groups are faster, and spill nothing.
 """
 
 from steps.core.problems import standard

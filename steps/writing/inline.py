@@ -222,7 +222,10 @@ OPERANDS = ("left", "right", "expression", "comparator", "value")
 
 
 class _Rename(Substitute):
-    """Puts names and expressions in place of names, also where they are assigned."""
+    """Puts names and expressions in place of names, also where they are assigned.
+
+    An expression that stands for an operand gets parentheses: ``turn % n`` with ``turn + 1`` is ``(turn + 1) % n``.
+    """
 
     def on_leave(self, original, updated):
         updated = super().on_leave(original, updated)

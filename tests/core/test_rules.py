@@ -109,11 +109,9 @@ def test_two_warp_groups_that_spill_nothing_are_slower_than_three_in_long_sequen
 
 
 def test_short_sequences_have_two_groups_that_spill_nothing_under_a_mask():
-    """The record of 1,024 queries, in which step three_groups has three, says that two are faster."""
     short, longer = (standard(seq_len, head_dim=64, causal=True) for seq_len in (1024, 1280))
     assert (get_step("no_meetings").variant(short).groups, get_step("no_meetings").variant(longer).groups) == (2, 3)
     assert get_step("no_meetings").compile(short).spilled_bytes == 0
-    assert find_recorded(short).measurement("three_groups").speedup_vs_previous.verdict == "slower"
     assert get_step("no_meetings").variant(standard(1024, head_dim=64)).groups == 3
 
 
