@@ -39,6 +39,10 @@ HARMLESS = re.compile(
     r"(?:ld|st)\.(?:global|param|local)|ld\.shared\.b8|st\.shared\S*\s+\[global_smem[^,]*\], \{?\d"
     r"|mbarrier\.arrive\.expect_tx"
 )
+# A warp's own load of what a product takes from registers; such a product; and where the code goes on elsewhere.
+LOAD = re.compile(r"ldmatrix\S+ \{(?P<registers>[^}]*)\}")
+PRODUCT = re.compile(r"wgmma\.mma_async\S* \{[^}]*\},\s*(?:\{(?P<registers>[^}]*)\})?")
+LABEL, JUMP = re.compile(r"(\$L__BB\w+):"), re.compile(r"bra\S*\s+(\$L__BB\w+);")
 
 
 def without(ptx: str, instead: str = "") -> str:
@@ -52,15 +56,50 @@ def without(ptx: str, instead: str = "") -> str:
     events = [(n, found["event"]) for n, line in enumerate(lines) if (found := EVENT.match(line))]
     if not _is_known([event for _, event in events]):
         return ptx
-    gone = set()
+    in_front_of_waits, behind_products = set(), set()  # meetings, by their place among the events
     tile_was_read = False  # a product is complete, and behind its wait stand only arrivals
-    for (n, event), (_, follows) in pairwise(events):
+    for n, ((_, event), (_, follows)) in enumerate(pairwise(events)):
         if event.startswith(MEETING):
-            if follows.startswith(WAIT) or (tile_was_read and follows.startswith(ARRIVAL)):
-                gone.add(n)
+            if follows.startswith(WAIT):
+                in_front_of_waits.add(n)
+            elif tile_was_read and follows.startswith(ARRIVAL):
+                behind_products.add(n)
         else:
             tile_was_read = event.startswith(COMPLETE) or (tile_was_read and event.startswith(ARRIVAL))
+    loading = _loading([event for _, event in events], may_go=in_front_of_waits | behind_products)
+    gone = {events[n][0] for n in in_front_of_waits | {n for n in behind_products if not loading[n]}}
     return "".join(instead if n in gone else line for n, line in enumerate(lines))
+
+
+def _loading(events: list[str], may_go: set[int]) -> list[bool]:
+    """For each event, whether a warp may still be loading there from shared memory for a product that it has not begun.
+
+    It may if on any way through the code there is a load of registers before it, and behind the load neither a product
+    that takes these registers nor a meeting that stays. A warp that has begun such a product has its registers, and a
+    product is complete only when all four warps have begun it.
+    """
+    places = {found[1]: n for n, event in enumerate(events) if (found := LABEL.match(event))}
+    coming: list[set[str] | None] = [None] * len(events)  # registers on their way; None: no way leads here yet
+    todo = [(0, frozenset())]
+    while todo:
+        n, registers = todo.pop()
+        if n == len(events) or (coming[n] is not None and registers <= coming[n]):
+            continue
+        coming[n] = (coming[n] or set()) | registers
+        event, after = events[n], frozenset(coming[n])
+        if found := LOAD.match(event):
+            after |= set(found["registers"].split(", "))
+        elif (found := PRODUCT.match(event)) and found["registers"]:
+            after -= set(found["registers"].split(","))
+        elif event.startswith(MEETING) and n not in may_go:
+            after = frozenset()
+        if found := JUMP.match(event):
+            todo.append((places[found[1]], after))
+        elif event.startswith("brx"):
+            todo += [(place, after) for place in places.values()]
+        if not event.startswith(("bra.uni", "brx", "ret")):
+            todo.append((n + 1, after))
+    return [bool(registers) for registers in coming]
 
 
 def _is_known(events: list[str]) -> bool:
@@ -71,6 +110,7 @@ def _is_known(events: list[str]) -> bool:
             more_rows = event.startswith(WRITE) and before.startswith(WRITE)
             if not (before.startswith(MEETING) or more_rows):
                 return False
-        elif event.startswith(("ld", "st.", "atom", "red.", "mbarrier.arrive")) and not HARMLESS.match(event):
-            return False
+        elif event.startswith(("ld", "st.", "atom", "red.", "mbarrier.arrive")):
+            if not (HARMLESS.match(event) or LOAD.match(event)):
+                return False
     return True

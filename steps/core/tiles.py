@@ -50,7 +50,9 @@ class HopperShape:
     shared memory holds two tiles of Q, and one of the output, beside K and V. lean_sum: whether the lanes of a row
     should add their sums after the loop. wait: behind what at_maxima holds the wait for the PV product. four_chains:
     whether a lane should look for a row's maximum in four chains. no_meetings: whether meetings of a group's warps
-    that nothing needs should be taken out. pairs: whether two blocks should share what TMA brings.
+    that nothing needs should be taken out. quarter_query: whether a quarter of Q should stay in registers.
+    softmax_ahead: whether the next queries' softmax should run under the last product for these. pairs: whether two
+    blocks should share what TMA brings.
     """
 
     key: int
@@ -60,4 +62,6 @@ class HopperShape:
     wait: Literal["correction", "maxima", "the compiler's"] = "correction"
     four_chains: bool = True
     no_meetings: bool = False
+    quarter_query: bool = False
+    softmax_ahead: bool = False
     pairs: bool = False

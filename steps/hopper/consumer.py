@@ -62,6 +62,19 @@ def issue_scores(query, keys, turn, variant: gl.constexpr):
 
 
 @gluon.jit
+def issue_scores_in_parts(query, keys, turn, variant: gl.constexpr):
+    """As ``issue_scores``, where a quarter of Q is in registers: a product for it, and two for what is not."""
+    QUARTER: gl.constexpr = variant.head_dim // 4
+    held, second, upper = query
+    none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
+    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    of_second, of_upper = key.slice(QUARTER, QUARTER, 1), key.slice(2 * QUARTER, 2 * QUARTER, 1)
+    scores = warpgroup_mma(held, key.slice(0, QUARTER, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+    scores = warpgroup_mma(second, of_second.permute((1, 0)), scores, is_async=True)
+    return warpgroup_mma(upper, of_upper.permute((1, 0)), scores, is_async=True)
+
+
+@gluon.jit
 def issue_output(weights, values, turn, accumulator, variant: gl.constexpr):
     """Begin to add the PV product to the output; V lies in shared memory."""
     value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
@@ -181,7 +194,7 @@ def hold(barriers, turn, variant: gl.constexpr):
 
 @gluon.jit
 def attend_overlapped(
-    scores, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
+    scores, first, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
 ):
     """Attention of a part's queries to the keys that they see, with two products begun together.
 
@@ -191,10 +204,15 @@ def attend_overlapped(
     scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
 
     Returns (accumulator [query, head_dim], row_sum [query], turn, and the turn of the tile whose PV product was begun).
+
+    With the softmax ahead, first: (weights, row_max, row_sum) of the first tile, and scores count for nothing; else it
+    is None. Then the PV product of the last tile is not begun, and its weights are returned in place of its turn.
     """
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    if variant.window:  # a tile may hide all its keys from a row, and minus infinity less itself would be NaN
+    if variant.softmax_ahead:
+        weights, row_max, row_sum = first
+    elif variant.window:  # a tile may hide all its keys from a row, and minus infinity less itself would be NaN
         row_max = gl.full([variant.rows], -1e38, gl.float32, ROW)
     else:
         row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
@@ -208,25 +226,29 @@ def attend_overlapped(
     if variant.own_end:
         whole, end = own_tiles_to_visit(first_query, place.seq_len_kv, end, variant)
 
-    # --- the first tile ---
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    release(barriers.key_free, turn, STAGES)
-    all_scores_read(barriers, query_turn, end <= 1, variant)
-    scores = cap(scores, scale, variant)
-    if variant.diagonal_first:
-        scores = hide(scores, first_query, (end - 1) * variant.tile.key, place.seq_len_kv, variant)
-    else:
-        scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
-    row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
-    weights = weigh(scores, row_max, factor(scale, variant))
-    row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
-    weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+    if not variant.softmax_ahead:
+        # --- the first tile ---
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        release(barriers.key_free, turn, STAGES)
+        all_scores_read(barriers, query_turn, end <= 1, variant)
+        scores = cap(scores, scale, variant)
+        if variant.diagonal_first:
+            scores = hide(scores, first_query, (end - 1) * variant.tile.key, place.seq_len_kv, variant)
+        else:
+            scores = hide_in_part(scores, 0, whole, first_query, place.seq_len_kv, variant)
+        row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
+        weights = weigh(scores, row_max, factor(scale, variant))
+        row_sum = sum_own(weights) if variant.lean_sum else gl.sum(weights, 1)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
     for j in range(1, end):
         # --- issue: scores of this tile, output of the tile before ---
         await_tile(barriers.key_ready, turn + 1, STAGES)
         take_turn(barriers, turn - query_turn, part, variant)  # all tiles but the first of every tile of queries
-        scores = issue_scores(query, tiles.key, turn + 1, variant)
+        if variant.quarter_query:
+            scores = issue_scores_in_parts(query, tiles.key, turn + 1, variant)
+        else:
+            scores = issue_scores(query, tiles.key, turn + 1, variant)
         await_tile(barriers.value_ready, turn, STAGES)
         accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
         pass_turn(barriers, part, variant)
@@ -274,7 +296,7 @@ def attend_overlapped(
 
     # --- a tile that only later parts see: if there is at most one ---
     last_turn = turn
-    if variant.own_end and not variant.diagonal_first and variant.most_over <= 1:  # noqa: SIM102
+    if variant.own_end and not (variant.diagonal_first or variant.softmax_ahead) and variant.most_over <= 1:  # noqa: SIM102
         if end < block_end:
             take_turn(barriers, turn - query_turn, part, variant)
             pass_turn(barriers, part, variant)
@@ -283,9 +305,12 @@ def attend_overlapped(
             release(barriers.key_free, turn, STAGES)
 
     # --- the last tile's output ---
-    await_tile(barriers.value_ready, last_turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
-    return accumulator, with_maxima(row_sum, row_max, variant), turn, last_turn
+    if variant.softmax_ahead:
+        return accumulator, with_maxima(row_sum, row_max, variant), turn, weights
+    else:
+        await_tile(barriers.value_ready, last_turn, STAGES)
+        accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
+        return accumulator, with_maxima(row_sum, row_max, variant), turn, last_turn
 
 
 @gluon.jit
@@ -297,11 +322,15 @@ def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def to_multiply(query, variant: gl.constexpr):
-    """A part's queries as the QK product takes them: where they are, or half of head_dim of them in registers."""
+    """A part's queries as the QK product takes them: where they are, or with some of head_dim in registers."""
     if variant.half_query:
         HALF: gl.constexpr = variant.head_dim // 2
         held = query.slice(0, HALF, 1).load(gl.DotOperandLayout(0, variant.accumulator, 2))
         return held, query.slice(HALF, variant.pieces[1] if variant.in_pieces else HALF, 1)
+    elif variant.quarter_query:
+        QUARTER: gl.constexpr = variant.head_dim // 4
+        held = query.slice(0, QUARTER, 1).load(gl.DotOperandLayout(0, variant.accumulator, 2))
+        return held, query.slice(QUARTER, QUARTER, 1), query.slice(2 * QUARTER, 2 * QUARTER, 1)
     else:
         return query
 
@@ -353,7 +382,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
                 await_tile(barriers.key_ready, turn, STAGES)
                 scores = issue_scores(query, tiles.key, turn, variant)
             accumulator, row_sum, turn, last_turn = attend_overlapped(
-                scores, query, tiles, barriers, seen(place, variant), turn, query_turn, scale, part, variant
+                scores, None, query, tiles, barriers, seen(place, variant), turn, query_turn, scale, part, variant
             )
         else:
             accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, part, variant)

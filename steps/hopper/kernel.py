@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from steps.hopper.ahead import consume_ahead
 from steps.hopper.consumer import consume
 from steps.hopper.packed import Packed
 from steps.hopper.pairs import meet
@@ -93,6 +94,16 @@ def fmha(
     if not variant.producer:
         begin(arrays, tiles, barriers, work, variant)
         consume(arrays, tiles, barriers, work, scale, LSE, 0, variant)
+    elif variant.softmax_ahead:
+        gl.warp_specialize(
+            [
+                (consume_ahead, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+                (consume_ahead, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
     elif variant.parts == 2:
         gl.warp_specialize(
             [

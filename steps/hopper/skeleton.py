@@ -68,11 +68,12 @@ class HopperStep(TmaStep):
     def shared_clocks(self, problem: Problem) -> float:
         """Clocks a K/V tile that shared memory is busy at least, at 128 bytes a clock: operands of wgmma, and copies.
 
-        Every ``ROWS`` queries read K and V, and Q, of which a half may stay in registers; the weights always do.
+        Every ``ROWS`` queries read K and V, and Q, of which some may stay in registers; the weights always do.
         """
         v = self.variant(problem)
         columns = sum(v.pieces) if v.in_pieces else v.head_dim
-        queries = ROWS * (columns - v.head_dim // 2 if v.half_query else columns)
+        held = v.head_dim // 2 if v.half_query else v.head_dim // 4 if v.quarter_query else 0
+        queries = ROWS * (columns - held)
         read = v.parts * v.rows // ROWS * (2 * v.tile.key * columns + queries)
         copied = 2 * v.tile.key * v.head_dim
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)

@@ -21,11 +21,13 @@ from steps.core.problems import HEADLINE
 from steps.hopper import step122_chains_in_pairs
 from steps.hopper.variant import Roles
 
+LOOP = replace(step122_chains_in_pairs.LOOP, no_meetings=True)
+
 STEP = step122_chains_in_pairs.STEP.evolve(
     number=123,
     name="no_meetings",
     title="No meetings that nothing needs",
     change="The warps of a group no longer meet before waits, and before arrivals behind a product that is complete.",
     default_problem=HEADLINE,
-    roles=Roles(registers=240, loop=replace(step122_chains_in_pairs.LOOP, no_meetings=True)),
+    roles=Roles(registers=240, loop=LOOP),
 )

@@ -94,6 +94,9 @@ class Overlap(Choices):
     256, too, where the tiles of keys are visited from the last. four_chains: a lane looks for the maximum of a row in
     four chains of comparisons, not in one; at head_dim 256 only under a causal mask. no_meetings: at head_dim 128 the
     warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``). Where tiles are taken they do.
+    quarter_query: at head_dim 128 a quarter of Q stays in registers, where the rule says that it pays. softmax_ahead:
+    there the first softmax for the next queries runs under the last PV product for these, where the rule says so, and
+    blocks do not come in pairs (``steps.hopper.ahead``).
     """
 
     stay: Stay | None = None
@@ -103,6 +106,8 @@ class Overlap(Choices):
     # As with Stay, what older steps change reads as before:
     four_chains: bool = field(default=False, repr=False)
     no_meetings: bool = field(default=False, repr=False)
+    quarter_query: bool = field(default=False, repr=False)
+    softmax_ahead: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,9 @@ class Variant:
     lean_sum: bool
     four_chains: bool
     no_meetings: bool
+    softmax_ahead: bool  # the first softmax for the next queries runs under the last PV product for these
     half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
+    quarter_query: bool  # the first quarter does
     early_query: bool
     late_wait: Literal["maxima", "correction", "softmax"] | None  # behind what the wait for the PV product is held
     diagonal_first: bool
@@ -173,6 +180,10 @@ class Variant:
             raise ValueError("head_dim in pieces takes products that overlap, and no wait behind the softmax")
         if self.diagonal_first and self.neighbours > 1:
             raise ValueError("blocks in pairs visit the tiles of keys from the first")
+        if self.softmax_ahead and not (self.linked and self.most_over == 0):
+            raise ValueError("the softmax ahead takes a linked kernel, none of whose parts passes over a tile of keys")
+        if self.softmax_ahead and (self.in_pieces or self.packed or self.window or self.softcap):
+            raise ValueError("the softmax ahead takes head_dim in one piece, and sees all keys as they are")
         if self.packed and not (self.producer and self.taken and self.neighbours == 1 and not self.in_pieces):
             raise ValueError("packed sequences take blocks that stay, each for itself, and head_dim in one piece")
 
@@ -335,6 +346,8 @@ def make_variant(roles: Roles | None, problem: Problem) -> Variant:
         lean_sum=bool(overlap) and _is_lean(overlap, shape, diagonal_first),
         four_chains=bool(overlap) and overlap.four_chains and shape.four_chains,
         no_meetings=bool(overlap) and overlap.no_meetings and shape.no_meetings and not taken,
+        softmax_ahead=bool(overlap) and overlap.softmax_ahead and shape.softmax_ahead and not (taken or pairs),
+        quarter_query=bool(overlap) and overlap.quarter_query and shape.quarter_query and not taken,
         half_query=room is not None and room.half_query,
         early_query=room is not None and room.early_query,
         late_wait=_wait(overlap, shape),

@@ -33,11 +33,14 @@ FORWARD_KERNELS = [
     ("four_chains", 256),
     ("chains_in_pairs", 256),
     ("no_meetings", 128),
+    ("quarter_query", 128),
+    ("softmax_ahead", 128),
     ("pieces", 160),
     ("computed_tiles", 128),
     ("ping_pong", 128),
     ("diagonal_first", 256),
 ]
+LONG = ("quarter_query", "softmax_ahead")
 BACKWARD_KERNELS = [
     ("on_its_side", 64),
     ("under_way", 128),
@@ -85,8 +88,9 @@ def barriers(monkeypatch):
 
 @pytest.mark.parametrize(("name", "head_dim"), FORWARD_KERNELS)
 def test_the_forward_pass_uses_every_barrier(name, head_dim, barriers):
-    # More turns than places; at head_dim 64 as many queries as the launch rule of a third group asks for.
-    size = {"heads": 2, "seq_len_q": 1300} if head_dim == 64 else {"heads": 4, "seq_len_q": 500}
+    # More turns than places; and as many queries as the rules ask for, for a third group, or for the softmax ahead.
+    long = {64: 1300, 128: 2100}.get(head_dim) if name in LONG or head_dim == 64 else None
+    size = {"heads": 2, "seq_len_q": long} if long else {"heads": 4, "seq_len_q": 500}
     shape = problem(batch=1, **size, seq_len_kv=500, head_dim=head_dim)
     FORWARD.call(get_step(name), shape, FORWARD.inputs(shape, 0), None)
     made, used = barriers()

@@ -1,0 +1,31 @@
+"""Step 124: a quarter of the queries' columns stays in registers.
+
+For a QK product a warp group reads its queries from shared memory, again for every tile of keys. In the loop shared
+memory is busy for most of the time: with both factors of the QK product, with V, and with the tiles that TMA writes.
+Here a warp keeps the first 32 of 128 columns of its queries in registers, and wgmma reads these from there. A half does
+not fit beside the products that are under way: in a trial, which is not among the records, ptxas then ordered the loop
+in another way, and it was slower.
+
+Where blocks come in pairs under a causal mask the queries stay in shared memory: there the kernel was slower with a
+quarter in registers, in the same trial.
+
+A warp's own loads from shared memory need care where warps do not meet (step 123): ``tutorial_lib.meetings`` lets a
+meeting stay where a warp may still be loading.
+"""
+
+from dataclasses import replace
+
+from steps.core.problems import FULL
+from steps.hopper import step123_no_meetings
+from steps.hopper.variant import Roles
+
+LOOP = replace(step123_no_meetings.LOOP, quarter_query=True)
+
+STEP = step123_no_meetings.STEP.evolve(
+    number=124,
+    name="quarter_query",
+    title="A quarter of Q in registers",
+    change="A quarter of the columns of Q stays in registers, and the QK product reads it from there.",
+    default_problem=FULL,
+    roles=Roles(registers=240, loop=LOOP),
+)

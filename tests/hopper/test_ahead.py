@@ -1,0 +1,81 @@
+"""Step softmax_ahead: right where its launch rule takes it, which asks for more queries than other tests have."""
+
+import dataclasses
+import secrets
+
+import pytest
+import torch
+
+from steps import get_step
+from steps.core.problems import standard
+from tests.shapes import problem
+from tutorial_lib import reference
+from tutorial_lib.accuracy import compare
+from tutorial_lib.passes import FORWARD
+from tutorial_lib.simulator.run import watched
+
+STEP = get_step("softmax_ahead")
+SHAPES = [
+    problem(batch=1, heads=1, seq_len_q=2048, seq_len_kv=500, head_dim=128),
+    problem(batch=1, heads=2, kv_heads=1, seq_len_q=2050, seq_len_kv=130, head_dim=128, dtype="bfloat16", scale=-0.3),
+    problem(batch=2, heads=1, seq_len_q=2177, seq_len_kv=1, head_dim=80),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_output_and_log_sum_exp_are_right(shape):
+    assert STEP.variant(STEP.in_tiles(shape)).softmax_ahead
+    inputs = FORWARD.inputs(shape, secrets.randbits(32))
+    [exact] = FORWARD.reference(shape, inputs)
+    [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
+    [out] = FORWARD.poisoned(inputs)
+    with watched(secrets.randbits(16)) as watch:
+        o, lse = STEP.attention(*inputs, shape.causal, scale=shape.scale, out=out, return_lse=True)
+    assert o is out and compare(out, exact, allowed).correct
+    assert not any(run.found for run in watch.runs)
+    _, right = reference.attention_and_lse_float64(*inputs, shape.causal, shape.scale)
+    torch.testing.assert_close(lse.double(), right, rtol=1e-5, atol=2e-4)
+
+
+def test_a_block_with_one_tile_of_queries_is_right(monkeypatch):
+    monkeypatch.setattr("steps.core.order.processors", lambda device: 20)
+    shape = SHAPES[0]
+    inputs = FORWARD.inputs(shape, 3)
+    [exact] = FORWARD.reference(shape, inputs)
+    [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
+    [out] = FORWARD.poisoned(inputs)
+    assert compare(STEP.attention(*inputs, True, out=out), exact, allowed).correct
+
+
+def test_where_it_runs_and_where_it_does_not():
+    def runs(*args, **changes):
+        variant = STEP.variant(dataclasses.replace(standard(*args), **changes))
+        return variant.softmax_ahead, variant.quarter_query
+
+    assert runs(4096, 128, True) == runs(2048, 128, True) == (True, True)
+    assert runs(4096, 128, False) == (False, True)  # in pairs
+    assert runs(1024, 128, True) == runs(1024, 128, False) == runs(8192, 128, True) == (False, False)
+    assert not any(any(runs(4096, head_dim, True)) for head_dim in (32, 64, 256))
+    taking = STEP.taking_tiles().variant(standard(4096, 128, True))
+    assert (taking.softmax_ahead, taking.quarter_query) == (False, False)
+
+
+def test_the_step_before_has_the_quarter_and_not_the_softmax():
+    variant = get_step("quarter_query").variant(standard(4096, 128, True))
+    assert (variant.softmax_ahead, variant.quarter_query) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"linked": False}, "linked"),
+        ({"neighbours": 2, "tile": STEP.variant(standard(8192, 128, True)).tile}, "passes over"),
+        ({"window": 100}, "sees all keys"),
+        ({"softcap": 5.0}, "sees all keys"),
+        ({"pieces": (64, 32), "late_wait": None}, "one piece"),
+    ],
+)
+def test_what_the_softmax_ahead_does_not_take(changes, message):
+    variant = STEP.variant(standard(4096, 128, True))
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(variant, **changes)
