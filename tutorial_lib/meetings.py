@@ -110,7 +110,8 @@ def _is_known(events: list[str]) -> bool:
             more_rows = event.startswith(WRITE) and before.startswith(WRITE)
             if not (before.startswith(MEETING) or more_rows):
                 return False
-        elif event.startswith(("ld", "st.", "atom", "red.", "mbarrier.arrive")):
-            if not (HARMLESS.match(event) or LOAD.match(event)):
-                return False
+        elif event.startswith(("ld", "st.", "atom", "red.", "mbarrier.arrive")) and not (
+            HARMLESS.match(event) or LOAD.match(event)
+        ):
+            return False
     return True

@@ -24,7 +24,9 @@ def judge(function, chance):
     cases = [(64, 128, 128, 0), (64, 128, 128, 32), (64, 128, 128, 128), (64, 64, 256, 128)]
     for _ in range(10):
         columns = chance.choice([64, 128, 256])
-        cases.append((64 * chance.randint(1, 2), chance.choice([64, 128]), columns, 16 * chance.randint(0, columns // 16)))
+        cases.append(
+            (64 * chance.randint(1, 2), chance.choice([64, 128]), columns, 16 * chance.randint(0, columns // 16))
+        )
     return first_wrong(function, right, cases, told)
 
 
