@@ -2,12 +2,11 @@
 
 For a QK product a warp group reads its queries from shared memory, again for every tile of keys. In the loop shared
 memory is busy for most of the time: with both factors of the QK product, with V, and with the tiles that TMA writes.
-Here a warp keeps the first 32 of 128 columns of its queries in registers, and wgmma reads these from there. A half does
-not fit beside the products that are under way: in a trial, which is not among the records, ptxas then ordered the loop
-in another way, and it was slower.
+Here a warp keeps the first 32 of 128 columns of its queries in registers, and wgmma reads these from there.
 
-Where blocks come in pairs under a causal mask the queries stay in shared memory: there the kernel was slower with a
-quarter in registers, in the same trial.
+Why not more of them? With a half or all of Q in registers ptxas ordered the loop in another way, and under a causal mask
+the kernel was slower (a trial, which is not among the records). Where blocks come in pairs under a causal mask all
+queries stay in shared memory: by the same trial a quarter in registers made the kernel slower there.
 
 A warp's own loads from shared memory need care where warps do not meet (step 123): ``tutorial_lib.meetings`` lets a
 meeting stay where a warp may still be loading.
