@@ -397,31 +397,34 @@ def clocked(problem: Problem = HEADLINE) -> Run | None:
     return next((run for run in runs if any(m.clock_ghz for m in run.steps)), None)
 
 
-def cycles(problem: Problem = HEADLINE) -> Page:
-    """Cycles and clock of every recorded step, and what its gain on the step before consists of."""
+def cycles(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
+    """Cycles and clock of every recorded step, and what its gain on the step before consists of.
+
+    names: of steps and peers, of which alone the table shall tell; then there is no picture.
+    """
     if (run := clocked(problem)) is None:
         return Page(f"No run of {problem.describe()} is recorded with the SMs' clock.")
     columns = [tables.NUMBER, ("name", lambda m: m.name), ("TFLOPS", tables.tflops), *tables.CLOCKED[:2]]
     columns += [("vs previous", tables.compact_vs_previous), tables.cycles_and_clock(run)]
-    shown = [m for m in [*run.steps, *run.peers] if m.clock_ghz]
+    shown = [m for m in [*run.steps, *run.peers] if m.clock_ghz and (not names or m.name in names)]
     columns += tables.other_days(shown)
-    cells = tables.rows(shown, columns)
-    return Page(
-        f"Recorded: {tables.provenance(run)}.",
-        pictures.cycles_and_clock(run),
-        tables.markdown([header for header, _ in columns], cells),
-    )
+    cells = tables.markdown([header for header, _ in columns], tables.rows(shown, columns))
+    picture = [] if names else [pictures.cycles_and_clock(run)]
+    return Page(f"Recorded: {tables.provenance(run)}.", *picture, cells)
 
 
-def going_on(problem: Problem = HEADLINE) -> Page:
-    """What a load that goes on without rest shows, as recorded."""
+def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
+    """What a load that goes on without rest shows, as recorded.
+
+    names: of steps and peers, of which alone the table shall tell.
+    """
     run = next((run for run in recorded_runs(RESULTS) if run.the_problem() == problem and run.sustained), None)
     if run is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
     told = f"Recorded: {tables.provenance(run)}."
     if run.ceiling and (ceiling := run.ceiling.sustained):
         told += f" The matrix product reaches {ceiling.tflops:.0f} TFLOPS at {ceiling.clock_ghz:.2f} GHz there."
-    return Page(told, tables.markdown(*tables.sustained(run)), "\n\n".join(run.notes))
+    return Page(told, tables.markdown(*tables.sustained(run, names)), "\n\n".join(run.notes))
 
 
 def rates() -> Page:

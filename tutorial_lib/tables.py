@@ -102,8 +102,8 @@ def resource(key: str) -> Callable[[Measurement], str]:
     return lambda m: NOTHING if m.resources is None else figure(m.resources.get(key))
 
 
-def counter(key: str, unit: float = 1) -> Callable[[Measurement], str]:
-    return lambda m: f"{m.counters[key] / unit:,.0f}" if m.counters and key in m.counters else NOTHING
+def counter(key: str, unit: float = 1, places: int = 0) -> Callable[[Measurement], str]:
+    return lambda m: f"{m.counters[key] / unit:,.{places}f}" if m.counters and key in m.counters else NOTHING
 
 
 def titled(m: Measurement) -> str:
@@ -165,7 +165,7 @@ TOGETHER: list[Column] = [  # of a run over several ranks
 
 CLOCKED: list[Column] = [
     ("GHz", lambda m: NOTHING if m.clock_ghz is None else f"{m.clock_ghz:.2f}"),
-    ("million cycles", lambda m: NOTHING if m.cycles is None else f"{m.cycles / 1e6:.3g}"),
+    ("million cycles", lambda m: NOTHING if m.cycles is None else f"{m.cycles / 1e6:.4g}"),
     ("host µs", lambda m: NOTHING if m.host_us is None else f"{m.host_us:.0f}"),
 ]
 
@@ -174,7 +174,7 @@ SUSTAINED: list[Column] = [
     ("ms", lambda m: f"{m.sustained.latency_ms.median:.3g}"),
     ("TFLOPS", lambda m: f"{m.sustained.tflops:.0f}"),
     ("GHz", lambda m: NOTHING if m.sustained.clock_ghz is None else f"{m.sustained.clock_ghz:.2f}"),
-    ("million cycles", lambda m: NOTHING if m.sustained.cycles is None else f"{m.sustained.cycles / 1e6:.3g}"),
+    ("million cycles", lambda m: NOTHING if m.sustained.cycles is None else f"{m.sustained.cycles / 1e6:.4g}"),
     ("mJ a call", lambda m: NOTHING if m.sustained.joules is None else f"{1000 * m.sustained.joules:.0f}"),
     ("W", lambda m: NOTHING if m.sustained.watts is None else f"{m.sustained.watts:.0f}"),
     (
@@ -184,9 +184,9 @@ SUSTAINED: list[Column] = [
 ]
 
 
-def sustained(run: Run) -> tuple[list[str], list[list[str]]]:
-    """Headers and cells of ``SUSTAINED`` for everybody who lasted."""
-    lasted = [m for m in run.everybody if m.sustained]
+def sustained(run: Run, names: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells of ``SUSTAINED`` for everybody who lasted, or those of ``names``."""
+    lasted = [m for m in run.everybody if m.sustained and (not names or m.name in names)]
     columns = [*SUSTAINED, *other_days(lasted)]
     return [header for header, _ in columns], [[text(m) for _, text in columns] for m in lasted]
 
@@ -352,7 +352,7 @@ COMPILED: list[Column] = [
 
 COUNTED: list[Column] = [
     ("time µs", counter("time_us")),
-    ("tensor pipe %", counter("tensor_pct")),
+    ("tensor pipe %", counter("tensor_pct", places=1)),
     ("MUFU (xu) pipe %", counter("xu_pct")),
     ("FMA pipe %", counter("fma_pct")),
     ("shared memory %", counter("shared_pct")),
