@@ -4,8 +4,8 @@ For a QK product a warp group reads its queries from shared memory, again for ev
 memory is busy for most of the time: with both factors of the QK product, with V, and with the tiles that TMA writes.
 Here a warp keeps the first 32 of 128 columns of its queries in registers, and wgmma reads these from there.
 
-Why not more of them? With a half or all of Q in registers ptxas ordered the loop in another way, and under a causal mask
-the kernel was slower (a trial, which is not among the records). Where blocks come in pairs under a causal mask all
+Why not more of them? With a half or all of Q in registers ptxas ordered the loop in another way, and under a causal
+mask the kernel was slower (a trial, which is not among the records). Where blocks come in pairs under a causal mask all
 queries stay in shared memory: by the same trial a quarter in registers made the kernel slower there.
 
 A warp's own loads from shared memory need care where warps do not meet (step 123): ``tutorial_lib.meetings`` lets a
