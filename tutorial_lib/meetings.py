@@ -11,6 +11,11 @@ for an mbarrier behind an arrival. Two kinds are taken out of a kernel whose PTX
   (``hopper/sm90_pipeline_no_cluster.hpp``).
 
 All others stay: in front of arrivals behind anything else, of what warps write to shared memory, and of copies by TMA.
+Also stays a meeting of the second kind where another warp may still be loading a product's factor from shared memory
+into registers (``_loading``).
+
+Whoever asks for this answers for one thing that is not looked for: warps load from shared memory only what TMA has
+written, and never what other warps have.
 """
 
 from __future__ import annotations
@@ -41,7 +46,9 @@ HARMLESS = re.compile(
 )
 # A warp's own load of what a product takes from registers; such a product; and where the code goes on elsewhere.
 LOAD = re.compile(r"ldmatrix\S+ \{(?P<registers>[^}]*)\}")
+BATCHED = "wgmma.commit_group"  # the products begun so far are one batch
 PRODUCT = re.compile(r"wgmma\.mma_async\S* \{[^}]*\},\s*(?:\{(?P<registers>[^}]*)\})?")
+LEFT, MOST = re.compile(r"wgmma\.wait_group\S* (\d+)"), 8  # batches that a wait leaves; as many as are told apart
 LABEL, JUMP = re.compile(r"(\$L__BB\w+):"), re.compile(r"bra\S*\s+(\$L__BB\w+);")
 
 
@@ -72,25 +79,31 @@ def without(ptx: str, instead: str = "") -> str:
 
 
 def _loading(events: list[str], may_go: set[int]) -> list[bool]:
-    """For each event, whether a warp may still be loading there from shared memory for a product that it has not begun.
+    """For each event, whether another warp may still be loading a product's factor there from shared memory.
 
-    It may if on any way through the code there is a load of registers before it, and behind the load neither a product
-    that takes these registers nor a meeting that stays. A warp that has begun such a product has its registers, and a
-    product is complete only when all four warps have begun it.
+    It may if on any way through the code there is a load of registers before it, and behind the load neither a meeting
+    that stays, nor the end of a product that takes these registers. A product is complete only when all four warps have
+    begun it, and a warp begins it with what it has loaded. Where no way leads, it may as well.
     """
+    # On their way at an event: (register, batches that the warp has begun since a product took it; None if none has).
     places = {found[1]: n for n, event in enumerate(events) if (found := LABEL.match(event))}
-    coming: list[set[str] | None] = [None] * len(events)  # registers on their way; None: no way leads here yet
+    coming: list[set | None] = [None] * len(events)  # None: no way leads here yet
     todo = [(0, frozenset())]
     while todo:
-        n, registers = todo.pop()
-        if n == len(events) or (coming[n] is not None and registers <= coming[n]):
+        n, under_way = todo.pop()
+        if n == len(events) or (coming[n] is not None and under_way <= coming[n]):
             continue
-        coming[n] = (coming[n] or set()) | registers
+        coming[n] = (coming[n] or set()) | under_way
         event, after = events[n], frozenset(coming[n])
         if found := LOAD.match(event):
-            after |= set(found["registers"].split(", "))
+            after |= {(register, None) for register in found["registers"].split(", ")}
         elif (found := PRODUCT.match(event)) and found["registers"]:
-            after -= set(found["registers"].split(","))
+            taken = set(found["registers"].split(","))
+            after = frozenset((r, 0 if batches is None and r in taken else batches) for r, batches in after)
+        elif event.startswith(BATCHED):
+            after = frozenset((r, None if batches is None else min(batches + 1, MOST)) for r, batches in after)
+        elif found := LEFT.match(event):
+            after = frozenset((r, batches) for r, batches in after if batches is None or batches <= int(found[1]))
         elif event.startswith(MEETING) and n not in may_go:
             after = frozenset()
         if found := JUMP.match(event):
@@ -99,7 +112,7 @@ def _loading(events: list[str], may_go: set[int]) -> list[bool]:
             todo += [(place, after) for place in places.values()]
         if not event.startswith(("bra.uni", "brx", "ret")):
             todo.append((n + 1, after))
-    return [bool(registers) for registers in coming]
+    return [under_way is None or bool(under_way) for under_way in coming]
 
 
 def _is_known(events: list[str]) -> bool:

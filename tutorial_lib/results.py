@@ -443,10 +443,11 @@ def speedup_of(ratio: timing.Spread, mine: Measurement | None, other: Measuremen
 
 
 def earliest_within_noise(run: Run, candidates: Sequence[Measurement]) -> Measurement:
-    """The best of some timed steps of a run: of those that its rounds do not tell from the fastest, the earliest.
+    """The best of some timed steps of a run: the earliest that is as fast as any before it, and as the fastest of all.
 
-    Not told apart are steps with the same code, and those of which now the one, now the other was ahead. Chance decides
-    which of them is the fastest, and which is the best must not change with it; the earliest is the simplest.
+    As fast as the fastest are those that its rounds do not tell from that: steps with the same code, and those of which
+    now the one, now the other was ahead. Chance decides which of them is the fastest, and which is the best must not
+    change with it; the earliest is the simplest. Left out is whatever a step before it beats in the median.
     """
     fastest = max(candidates, key=lambda m: m.tflops)
     names = {m.name for m in candidates}
@@ -455,7 +456,13 @@ def earliest_within_noise(run: Run, candidates: Sequence[Measurement]) -> Measur
         speedup = run.speedup(m, fastest)
         return m is fastest or (speedup is not None and (speedup.same_code or speedup.low <= 1 <= speedup.high))
 
-    return next(m for m in run.steps if m.name in names and as_fast(m))
+    found, highest = fastest, 0.0
+    for m in run.steps:
+        if m.name in names and m.tflops >= highest:
+            if as_fast(m):
+                return m
+            highest = m.tflops
+    return found
 
 
 class Survey(_Record):

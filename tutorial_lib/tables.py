@@ -106,6 +106,11 @@ def counter(key: str, unit: float = 1, places: int = 0) -> Callable[[Measurement
     return lambda m: f"{m.counters[key] / unit:,.{places}f}" if m.counters and key in m.counters else NOTHING
 
 
+def millions(cycles: float) -> str:
+    """Four digits, such as 1.250."""
+    return f"{cycles / 1e6:#.4g}".rstrip(".")
+
+
 def titled(m: Measurement) -> str:
     """The title, and whether the step stands beside the main path."""
     return f"{m.title} (fork)" if m.fork else m.title
@@ -165,7 +170,7 @@ TOGETHER: list[Column] = [  # of a run over several ranks
 
 CLOCKED: list[Column] = [
     ("GHz", lambda m: NOTHING if m.clock_ghz is None else f"{m.clock_ghz:.2f}"),
-    ("million cycles", lambda m: NOTHING if m.cycles is None else f"{m.cycles / 1e6:.4g}"),
+    ("million cycles", lambda m: NOTHING if m.cycles is None else millions(m.cycles)),
     ("host µs", lambda m: NOTHING if m.host_us is None else f"{m.host_us:.0f}"),
 ]
 
@@ -174,7 +179,7 @@ SUSTAINED: list[Column] = [
     ("ms", lambda m: f"{m.sustained.latency_ms.median:.3g}"),
     ("TFLOPS", lambda m: f"{m.sustained.tflops:.0f}"),
     ("GHz", lambda m: NOTHING if m.sustained.clock_ghz is None else f"{m.sustained.clock_ghz:.2f}"),
-    ("million cycles", lambda m: NOTHING if m.sustained.cycles is None else f"{m.sustained.cycles / 1e6:.4g}"),
+    ("million cycles", lambda m: NOTHING if m.sustained.cycles is None else millions(m.sustained.cycles)),
     ("mJ a call", lambda m: NOTHING if m.sustained.joules is None else f"{1000 * m.sustained.joules:.0f}"),
     ("W", lambda m: NOTHING if m.sustained.watts is None else f"{m.sustained.watts:.0f}"),
     (

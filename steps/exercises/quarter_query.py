@@ -53,5 +53,5 @@ def price(rows, keys, columns, held):
         Wrong("of one warp", "128 threads", old="(4 * 128)", new="(4 * 32)"),
     ),
     debrief="Without any of Q in registers shared memory is busy for three quarters of the time that the tensor cores "
-    "take for the product. All of Q would take 64 registers a thread, and a quarter takes 16.",
+    "take for the product. All of Q would take 32 registers a thread, and a quarter takes 8.",
 )

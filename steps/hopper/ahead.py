@@ -1,8 +1,9 @@
 """The first softmax for the next tile of queries, ahead: while the tensor cores compute the last output for this one.
 
 At the end of a tile of queries a group has two products left to begin: the last PV product for these queries, and the
-first QK product for the next. Step linked begins the PV product first, waits for it, and stores the output. Only then
-it turns to the scores. Here the QK product is begun first, and its softmax runs under the PV product, as in the loop.
+first QK product for the next. Step linked begins the PV product first, and the QK product behind it. It waits for the
+PV product, stores the output, and turns to the scores after that. Here the QK product is begun first, and the maxima of
+its scores are taken under the PV product, as in the loop.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr,
     release(barriers.key_free, 0, STAGES)
     scores, row_max = first_maxima(scores, place, 0, scale, part, variant)
     first = first_weights(scores, row_max, dtype, scale, variant)
-    # Not `= place, head, batch`: Triton takes what begins as the same value for unchanged where it is assigned that.
+    # Computed anew, and not `= place, head, batch`: Triton takes variables that begin as one value for one variable.
     sent_place, sent_head, sent_batch = place_of(n, last, work, variant)
     while n < last:
         n = behind(n, variant)

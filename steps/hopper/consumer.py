@@ -62,7 +62,7 @@ def issue_scores(query, keys, turn, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores_in_parts(query, keys, turn, variant: gl.constexpr):
+def issue_scores_with_quarter(query, keys, turn, variant: gl.constexpr):
     """As ``issue_scores``, where a quarter of Q is in registers: a product for it, and two for what is not."""
     QUARTER: gl.constexpr = variant.head_dim // 4
     held, second, upper = query
@@ -246,7 +246,7 @@ def attend_overlapped(
         await_tile(barriers.key_ready, turn + 1, STAGES)
         take_turn(barriers, turn - query_turn, part, variant)  # all tiles but the first of every tile of queries
         if variant.quarter_query:
-            scores = issue_scores_in_parts(query, tiles.key, turn + 1, variant)
+            scores = issue_scores_with_quarter(query, tiles.key, turn + 1, variant)
         else:
             scores = issue_scores(query, tiles.key, turn + 1, variant)
         await_tile(barriers.value_ready, turn, STAGES)

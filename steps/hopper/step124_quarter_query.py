@@ -4,9 +4,9 @@ For a QK product a warp group reads its queries from shared memory, again for ev
 memory is busy for most of the time: with both factors of the QK product, with V, and with the tiles that TMA writes.
 Here a warp keeps the first 32 of 128 columns of its queries in registers, and wgmma reads these from there.
 
-Why not more of them? With a half or all of Q in registers ptxas ordered the loop in another way, and under a causal
-mask the kernel was slower (a trial, which is not among the records). Where blocks come in pairs under a causal mask all
-queries stay in shared memory: by the same trial a quarter in registers made the kernel slower there.
+Why not more of them? With a half or all of Q in registers the kernel was slower under a causal mask, and without one
+no faster than with a quarter (a trial, which is not among the records). All queries stay in shared memory where blocks
+come in pairs under a causal mask, and below 2,048 queries: by the same trial the kernel was slower there, or no faster.
 
 A warp's own loads from shared memory need care where warps do not meet (step 123): ``tutorial_lib.meetings`` lets a
 meeting stay where a warp may still be loading.

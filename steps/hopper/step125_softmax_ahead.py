@@ -1,13 +1,14 @@
-"""Step 125: the first softmax for the next queries runs under the last product for these.
+"""Step 125: the first maxima for the next queries are taken under the last product for these.
 
-In the loop a softmax always has products beside it. At the end of a tile of queries that stops: a group begins its last
-PV product, waits for it, divides, and stores the output. Only then it takes the scores of the next queries. Here the
-first QK product for the next queries is begun in front of the last PV product, and the softmax of its scores runs under
-that, as in the loop (``steps.hopper.ahead``). The output is written to shared memory behind this softmax. TMA is asked
-to send it a whole tile of queries later, when products are under way again.
+In the loop a group takes the maxima of its scores while the PV product is under way. At the end of a tile of queries it
+does not. There it begins the last PV product for these queries, and the first QK product for the next. It waits for the
+PV product, divides, and stores the output. The scores come after that. Here the QK product is begun in front of the PV
+product, and the maxima of its scores are taken under that, as in the loop (``steps.hopper.ahead``). The output is
+written to shared memory behind the exponentials. TMA is asked to send it at the end of the next tile of queries, when
+products are under way again.
 
 This needs a kernel whose two groups have as many tiles of keys, so no pairs of blocks. The launch rule takes it under a
-causal mask from 2,048 queries on: up to 8,191, where pairs begin. In trials, which are not among the records, it was
+causal mask from 2,048 to 8,191 queries, as pairs begin at 8,192. In trials, which are not among the records, it was
 slower without a mask, and not faster with 1,024 queries. Elsewhere the kernel is that of step 124.
 """
 

@@ -182,6 +182,8 @@ class Variant:
             raise ValueError("blocks in pairs visit the tiles of keys from the first")
         if self.softmax_ahead and not (self.linked and self.most_over == 0):
             raise ValueError("the softmax ahead takes a linked kernel, none of whose parts passes over a tile of keys")
+        if self.softmax_ahead and (self.taken or self.in_turn or self.neighbours > 1):
+            raise ValueError("the softmax ahead takes blocks that stay, each for itself, and groups that take no turns")
         if self.softmax_ahead and (self.in_pieces or self.packed or self.window or self.softcap):
             raise ValueError("the softmax ahead takes head_dim in one piece, and sees all keys as they are")
         if self.packed and not (self.producer and self.taken and self.neighbours == 1 and not self.in_pieces):

@@ -39,7 +39,7 @@ def compiled(kernel: str, problem, arch: str):
     if kernel in OF_GRADIENTS:
         name, own = OF_GRADIENTS[kernel]
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
-    names = {"attention": "approx_division", "searched": "found", "hopper": "no_meetings"}
+    names = {"attention": "approx_division", "searched": "found", "hopper": "softmax_ahead"}
     names |= {"hopper_together": "reduction", "hopper_apart": "groups_apart"}
     return get_step(names[kernel]).compile(problem, arch)
 

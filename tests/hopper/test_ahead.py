@@ -44,7 +44,9 @@ def test_a_block_with_one_tile_of_queries_is_right(monkeypatch):
     [exact] = FORWARD.reference(shape, inputs)
     [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
     [out] = FORWARD.poisoned(inputs)
-    assert compare(STEP.attention(*inputs, True, out=out), exact, allowed).correct
+    with watched(4) as watch:
+        assert compare(STEP.attention(*inputs, True, out=out), exact, allowed).correct
+    assert watch.runs and not any(run.found for run in watch.runs)
 
 
 def test_where_it_runs_and_where_it_does_not():
@@ -69,6 +71,8 @@ def test_the_step_before_has_the_quarter_and_not_the_softmax():
     ("changes", "message"),
     [
         ({"linked": False}, "linked"),
+        ({"taken": True}, "each for itself"),
+        ({"in_turn": True}, "no turns"),
         ({"neighbours": 2, "tile": STEP.variant(standard(8192, 128, True)).tile}, "passes over"),
         ({"window": 100}, "sees all keys"),
         ({"softcap": 5.0}, "sees all keys"),
