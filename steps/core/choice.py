@@ -40,8 +40,8 @@ class Choice:
 def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS, direction: str = "forward") -> Choice:
     """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
 
-    Of several that the rounds do not tell from the fastest, the earliest: the answer does not flip between kernels
-    whose code is the same.
+    Of several that the rounds do not tell from the fastest, the earliest that no step before it beats
+    (``earliest_within_noise``): the answer does not flip between kernels whose code is the same.
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     direction: "backward" for the fastest backward step.
