@@ -30,7 +30,10 @@ LAST_OF_PARTS = [
     for part in read_course(path.parent)
 ]
 EXECUTED = [path for path in SOURCES if path.stem.endswith(("_naive", "_wgmma"))]  # PyTorch alone; a Hopper kernel
-FIGURE = re.compile(r"(lesson|summary)\.(time|lost|ladder|lengths|wall|rounds|ceilings|cycles|traced)\(|\.draw_")
+FIGURE = re.compile(
+    r"(lesson|summary)\.(time|lost|ladder|lengths|wall|rounds|ceilings|traced)\(|\.draw_"
+    r"|summary\.cycles\(\)"  # with the names of some steps it is a table alone
+)
 NUMBER_AND_UNIT = re.compile(r"\d(\.\d+)?\s?(TFLOPS|ms\b|µs|×(?!\s?[\w\[])|x faster|times (as )?(fast|slow))")
 
 
