@@ -51,7 +51,7 @@ class HopperShape:
     should add their sums after the loop. wait: behind what at_maxima holds the wait for the PV product. four_chains:
     whether a lane should look for a row's maximum in four chains. no_meetings: whether meetings of a group's warps
     that nothing needs should be taken out. quarter_query: whether a quarter of Q should stay in registers.
-    softmax_ahead: whether the next queries' softmax should run under the last product for these. pairs: whether two
+    softmax_ahead: whether the next queries' maxima should be taken under the last product for these. pairs: whether two
     blocks should share what TMA brings.
     """
 

@@ -1,4 +1,4 @@
-"""The first softmax for the next tile of queries, ahead: while the tensor cores compute the last output for this one.
+"""The first maxima for the next tile of queries, ahead: while the tensor cores compute the last output for this one.
 
 At the end of a tile of queries a group has two products left to begin: the last PV product for these queries, and the
 first QK product for the next. Step linked begins the PV product first, and the QK product behind it. It waits for the
@@ -57,7 +57,7 @@ def send(arrays, tiles, place, head, batch, query_turn, part: gl.constexpr, vari
 
 @gluon.jit
 def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
-    """As ``consume``: the first softmax for the next queries runs under the last PV product for these.
+    """As ``consume``: the first maxima for the next queries are taken under the last PV product for these.
 
     The output waits in shared memory. TMA is asked to store it at the end of the next tile of queries, under products.
     """

@@ -21,8 +21,8 @@ from steps.hopper.variant import Roles
 STEP = step124_quarter_query.STEP.evolve(
     number=125,
     name="softmax_ahead",
-    title="The next softmax under the last product",
-    change="The first softmax for the next queries runs under the last PV product for these.",
+    title="The next maxima under the last product",
+    change="The maxima for the next queries are taken under the last PV product for these.",
     default_problem=HEADLINE,
     roles=Roles(registers=240, loop=replace(step124_quarter_query.LOOP, softmax_ahead=True)),
 )

@@ -95,8 +95,8 @@ class Overlap(Choices):
     four chains of comparisons, not in one; at head_dim 256 only under a causal mask. no_meetings: at head_dim 128 the
     warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``). Where tiles are taken they do.
     quarter_query: at head_dim 128 a quarter of Q stays in registers, where the rule says that it pays. softmax_ahead:
-    there the first softmax for the next queries runs under the last PV product for these, where the rule says so, and
-    blocks do not come in pairs (``steps.hopper.ahead``).
+    there the first maxima for the next queries are taken under the last PV product for these, where the rule says so,
+    and blocks do not come in pairs (``steps.hopper.ahead``).
     """
 
     stay: Stay | None = None
@@ -162,7 +162,7 @@ class Variant:
     lean_sum: bool
     four_chains: bool
     no_meetings: bool
-    softmax_ahead: bool  # the first softmax for the next queries runs under the last PV product for these
+    softmax_ahead: bool  # the first maxima for the next queries are taken under the last PV product for these
     half_query: bool  # the first half of head_dim of Q stays in registers; never where linked
     quarter_query: bool  # the first quarter does
     early_query: bool

@@ -1,6 +1,7 @@
 """The front door: the fastest recorded step, and a word where the record is not of what was asked."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -10,7 +11,7 @@ from steps.core.choice import best
 from tests.results.recorded import RECORDED, recorded
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import of_one_machine
+from tutorial_lib.results import earliest_within_noise, of_one_machine
 
 H100 = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True)
 
@@ -44,6 +45,15 @@ def test_the_answer_does_not_flip_between_kernels_of_the_same_code():
         steps = [faster if m.name == first.name else m for m in run.steps]
         changed = run.model_copy(update={"steps": steps})
         assert best(run.the_problem(), "sm_90", [changed]).step.name == "at_maxima"
+
+
+def test_no_step_before_the_best_beats_it():
+    """On the headline no_meetings is told from the fastest, and quarter_query, which it beats, is not."""
+    for run in RECORDED:
+        timed = run.by_speed()
+        chosen = earliest_within_noise(run, timed)
+        before = list(itertools.takewhile(lambda m, chosen=chosen: m is not chosen, run.steps))
+        assert [m.name for m in timed if m in before and m.tflops > chosen.tflops] == [], run.the_problem().slug
 
 
 def test_a_record_without_some_kind_of_kernel_does_not_know_the_fastest():
