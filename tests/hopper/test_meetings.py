@@ -12,7 +12,6 @@ from steps.hopper import launching
 from steps.hopper.variant import Stay
 from steps.writing.written import written_out
 from tests.shapes import problem
-from tutorial_lib import meetings
 from tutorial_lib.meetings import ARRIVAL, COMPLETE, EVENT, MEETING, WAIT
 from tutorial_lib.passes import FORWARD
 
@@ -89,39 +88,6 @@ def test_where_a_warp_may_still_load_the_arrival_keeps_its_meeting():
         assert found[wait + 1].startswith(MEETING) and found[wait + 2].startswith(ARRIVAL)
     assert in_front_of(WAIT, found) == 0
     assert in_front_of(ARRIVAL, found) == in_front_of(ARRIVAL, events(STEP, EVEN)) + 2
-
-
-LOADED = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r9];"
-TAKEN = "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%r5,%r6}, {%r1,%r2,%r3,%r4}, %rd1;"
-OTHER = "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%r5,%r6}, %rd1, %rd2;"
-BATCH, OLDER_COMPLETE = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1;"
-END = ["wgmma.wait_group.sync.aligned 0;", "bar.sync 2, 128;", "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r7];"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "stays"),
-    [
-        ([OTHER, *END], False),
-        ([LOADED, TAKEN, BATCH, *END], False),
-        ([OTHER, BATCH, LOADED, TAKEN, BATCH, OLDER_COMPLETE, *END[1:]], True),  # begun, and not complete
-        ([LOADED, TAKEN, BATCH, OTHER, BATCH, OLDER_COMPLETE, *END[1:]], False),
-        ([LOADED, TAKEN, *END], True),  # begun and in no batch, so no wait is for it
-        ([LOADED, OTHER, *END], True),  # begun behind the load, but it does not need it
-        ([TAKEN, LOADED, *END], True),
-        ([LOADED, "bar.sync 2, 128;", "stmatrix.sync x;", OTHER, *END], False),  # all have met, and that stays
-        ([LOADED, "@%p2 bra $L__BB0_2;", TAKEN, "$L__BB0_2:", OTHER, *END], True),  # on one of two ways it is taken
-        ([LOADED, TAKEN, BATCH, "bra.uni $L__BB0_2;", LOADED, "$L__BB0_2:", OTHER, *END], False),  # the second never
-        (["$L__BB0_1:", OTHER, *END, LOADED, "bra.uni $L__BB0_1;"], True),  # round a loop
-        (["$L__BB0_1:", OTHER, BATCH, *END, LOADED, TAKEN, BATCH, "bra.uni $L__BB0_1;"], False),
-        (["bra.uni $L__BB0_2;", OTHER, *END, "$L__BB0_2:"], True),  # no way leads to the meeting
-        ([LOADED, "brx.idx %r3, $L_brx_0;", "$L__BB0_2:", OTHER, *END], True),  # to any label
-    ],
-)
-def test_a_meeting_stays_where_on_any_way_a_load_is_not_behind_a_complete_product(lines, stays):
-    ptx = "".join(f"\t{line}\n" for line in [meetings.MARK, *lines])
-    meeting, arrival = (f"\t{line}\n" for line in END[1:])
-    expected = ptx if stays else ptx.replace(meeting + arrival, arrival)
-    assert meetings.without(ptx) == expected and (ptx == expected) == stays
 
 
 @pytest.mark.parametrize(("name", "rewrite"), [("four_chains", False), ("kv_multicast", True), ("no_meetings", True)])

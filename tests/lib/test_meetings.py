@@ -59,7 +59,7 @@ def test_of_arrivals_behind_a_complete_product_all_lose_theirs():
         [COMPLETE, MEET, "{ .reg .b32 there; mbarrier.arrive.shared::cluster.b64 _, [there]; }", WAIT],
         [COMPLETE, READ, MEET, WRITE, WRITE],
         [WRITE.replace("stmatrix", "fence.proxy.async"), MEET, STORE],
-        [COMPLETE, MEET, "\tbra.uni \t$L__BB0_9;"],
+        [COMPLETE, MEET, "\tbra.uni \t$L__BB0_9;", LABEL],
         [EXPECT, WAIT],
     ],
 )
@@ -74,7 +74,6 @@ def test_all_others_stay(lines):
         ["\tst.shared.b32 \t[%r1], %r2;"],
         ["\tatom.shared.add.u32 \t%r1, [%r2], 1;"],
         ["\tred.shared.add.u32 \t[%r2], 1;"],
-        ["\tldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r5];"],
         ["\tld.volatile.shared.b32 \t%r1, [%r2];"],
         ["\tld.shared.b32 \t%r1, [global_smem+8];"],
         ["\tst.shared.b32 \t[global_smem+8], %r1;"],
@@ -110,3 +109,41 @@ def test_without_the_comment_nothing_changes_and_something_else_may_take_their_p
     assert without(unmarked) == unmarked
     assert "bar.sync" not in without(text.replace(VERSION, "an older one"))
     assert without(text, "nap\n").count("nap\n") == 2
+
+
+LOAD = "\tldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r9];"
+TAKES = "\twgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%r5,%r6}, {%r1,%r2,%r3,%r4}, %rd1;"
+OTHER = "\twgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%r5,%r6}, %rd1, %rd2;"
+OLDER_COMPLETE = COMPLETE.replace("0;", "1;")
+END = [COMPLETE, MEET, ARRIVE]
+JUMP, JUMP_OR_NOT, JUMP_ANYWHERE = "\tbra.uni \t$L__BB0_9;", "\t@%p2 bra \t$L__BB0_9;", "\tbrx.idx \t%r3, $L_brx_0;"
+
+
+@pytest.mark.parametrize(
+    ("lines", "stays"),
+    [
+        ([OTHER, *END], False),
+        ([LOAD, TAKES, BEGIN, *END], False),
+        ([OTHER, BEGIN, LOAD, TAKES, BEGIN, OLDER_COMPLETE, *END[1:]], True),  # begun, and not complete
+        ([LOAD, TAKES, BEGIN, OTHER, BEGIN, OLDER_COMPLETE, *END[1:]], False),
+        ([LOAD, TAKES, *END], True),  # begun and in no batch, so no wait is for it
+        ([LOAD, OTHER, *END], True),  # begun behind the load, but it does not need it
+        ([LOAD, TAKES.replace("{%r1,", "{%r8,"), BEGIN, *END], True),  # one register of the load is not taken
+        ([TAKES, LOAD, *END], True),
+        ([*END, LOAD], False),
+        ([LOAD, MEET, WRITE, OTHER, *END], False),  # all have met, and that meeting stays
+        ([LOAD, JUMP_OR_NOT, TAKES, LABEL, OTHER, *END], True),  # on one of two ways it is taken
+        ([LOAD, TAKES, BEGIN, JUMP, LOAD, LABEL, OTHER, *END], False),  # the second load never is
+        ([LABEL, OTHER, *END, LOAD, JUMP], True),  # round a loop
+        ([LABEL, OTHER, BEGIN, *END, LOAD, TAKES, BEGIN, JUMP], False),
+        ([JUMP, OTHER, *END, LABEL], True),  # no way leads to the meeting
+        ([JUMP_OR_NOT, LOAD, JUMP_ANYWHERE, LABEL, OTHER, *END], True),  # to any label
+    ],
+)
+def test_a_meeting_stays_where_on_any_way_a_load_is_not_behind_a_complete_product(lines, stays):
+    at = next(n for n, line in enumerate(lines) if lines[n : n + 2] == END[1:])
+    assert left(*lines) == (lines if stays else [*lines[:at], *lines[at + 1 :]])
+
+
+def test_a_meeting_that_goes_holds_up_no_load():
+    assert left(LOAD, MEET, WAIT, OTHER, *END) == [LOAD, WAIT, OTHER, *END]
