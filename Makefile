@@ -27,6 +27,7 @@ RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv"
 NARROW := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 400, "head_dim": 64, "causal": true}
 BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 256, "causal": true}
 HANDOVER := {"batch": 1, "heads": 1, "seq_len_q": 140, "seq_len_kv": 140, "head_dim": 256, "causal": true}
+AHEAD := {"batch": 1, "heads": 1, "seq_len_q": 2100, "seq_len_kv": 300, "head_dim": 128, "causal": true}
 BETWEEN := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 80, "causal": true}
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 DECODING := {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128}
@@ -43,6 +44,8 @@ sanitize: .venv/ready
 	$(PY) -m steps.races third_group,36-39,121,122,late_wait,lean_sum '$(NARROW)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,121,122,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
 	$(PY) -m steps.races 36-39,121,122,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 124,125 '$(AHEAD)'
+	$(PY) -m steps.races 124,125 '$(AHEAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once pieces '$(BETWEEN)'
 	$(PY) -m steps.races kv_multicast,pieces '$(BETWEEN)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once group_rows,split_keys,last_merges '$(DECODING)'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from steps import PARTS, STEPS, get_step
@@ -300,15 +300,18 @@ UNITS = (
 )
 
 
-def counters(problem: Problem, names: Sequence[str], gradients: bool = False) -> Page:
-    """How busy units were in the large kernels of these steps and peers on a problem, as ncu counted."""
+def counters(problem: Problem, names: Sequence[str], gradients: bool = False, units: Collection[str] = UNITS) -> Page:
+    """What ncu counted in the large kernels of these steps and peers on a problem.
+
+    units: which columns of ``tables.COUNTED``, by default those that tell how busy each unit was.
+    """
     run = find_recorded(problem, [RESULTS], "backward" if gradients else "forward")
     counted = [m for name in names if run and (m := run.measurement(name)) and m.counters]
     if not counted:
         return Page(f"No counters are recorded of {problem.describe()}: measure with --profile.")
     columns: list[tables.Column] = [
         ("of the large kernel", lambda m: m.title if m.number is None else m.label),
-        *((header, show) for header, show in tables.counted(counted) if header in UNITS),
+        *((header, show) for header, show in tables.counted(counted) if header in units),
         ("million cycles of a call", dict(tables.CLOCKED)["million cycles"]),
         *tables.other_days(counted),
     ]

@@ -47,7 +47,7 @@ class FetchedSeldom(Trial):
 
 TRIAL = FetchedSeldom(
     name="fetched_seldom",
-    question="How fast would the best step be, and with how much less energy, if it fetched fewer keys and values?",
+    question="How fast would step at_maxima be, and with how much less energy, if it fetched fewer keys and values?",
     base="at_maxima",
     values=(100, 50, 25),
     problems=(standard(head_dim=64), HEADLINE, FULL, standard(16384)),

@@ -16,7 +16,7 @@ HEAD_DIMS = (64, 128, 256)
 
 TRIAL = Polynomial(
     name="published",
-    question="Does a polynomial for some exponentials help the best step, at any head_dim, mask and dtype?",
+    question="Does a polynomial for some exponentials help step at_maxima, at any head_dim, mask and dtype?",
     base="at_maxima",
     values=tuple(12.5 * share for share in range(4)),
     problems=tuple(
