@@ -59,9 +59,10 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
     runs = sorted(runs, key=lambda run: run.date, reverse=True)
+    whole = {id(run): _has_every_kind(run) for run in runs}
 
     def of_the_nearest(knows: Callable[[Run], bool], but: str | None = None) -> Choice:
-        for run in sorted(runs, key=lambda run: _distance(problem, arch, run, knows(run))):
+        for run in sorted(runs, key=lambda run: _distance(problem, arch, run, whole[id(run)], knows(run))):
             able = [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None and m.part != but]
             if able:
                 chosen = earliest_within_noise(run, able)
@@ -69,10 +70,10 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
                 return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
-    usual = of_the_nearest(_has_every_kind, but="appendix").step  # whose steps few records hold
+    usual = of_the_nearest(lambda run: whole[id(run)], but="appendix").step  # whose steps few records hold
     while usual.fork and usual.previous is not None:
         usual = usual.previous
-    return of_the_nearest(lambda run: _has_every_kind(run) or any(usual.name in _line(m.name) for m in run.by_speed()))
+    return of_the_nearest(lambda run: whole[id(run)] or any(usual.name in _line(m.name) for m in run.by_speed()))
 
 
 def _line(name: str) -> set[str]:
@@ -100,10 +101,10 @@ def _architecture(device: str) -> str:
     return target_of(asked)
 
 
-def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
+def _distance(problem: Problem, arch: str, run: Run, whole: bool, knows: bool) -> tuple:
     """What differs, most important first; lengths, windows, heads of a group and heads as factors.
 
-    knows: whether the run is taken to know the fastest.
+    whole: whether the run has every kind of kernel. knows: whether it is taken to know the fastest.
     """
     recorded, by_bytes = run.the_problem(), PASSES[run.direction].by_bytes
 
@@ -125,7 +126,7 @@ def _distance(problem: Problem, arch: str, run: Run, knows: bool) -> tuple:
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
         (problem.batch, problem.heads) != (recorded.batch, recorded.heads),  # as many in all, in other batches
         problem != recorded,  # such as sequences of other lengths, as many and with as many tokens
-        not _has_every_kind(run),
+        not whole,
     )
 
 

@@ -157,16 +157,21 @@ def steps_of(direction: str) -> tuple:
     return tuple(step for step in _load()[0] if step.direction == direction and not step.several)
 
 
+@cache
+def _by_key() -> dict[str, object]:
+    """All steps, and what some were put together from, by name and by number."""
+    steps, inside = _load()
+    return {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
+
+
 def get_step(key: int | str):
     """The step with this name ("exp2") or number (3, "3"), or one that is inside another, by its name.
 
     Raises ValueError that lists the steps there are.
     """
-    steps, inside = _load()
-    asked = OLD_NAMES.get(str(key), str(key))
-    for step in (*steps, *inside):
-        if asked == step.name or asked == str(step.number):
-            return step
+    if (found := _by_key().get(OLD_NAMES.get(str(key), str(key)))) is not None:
+        return found
+    steps, _ = _load()
     parts = [[step.name for step in steps if step.number in part.numbers] for part in PARTS]
     known = "; ".join(f"{spans(part.numbers, '-')} {', '.join(names)}" for part, names in zip(PARTS, parts))
     raise ValueError(f"step must be a number or name of the ladder ({known}), got {key!r}")

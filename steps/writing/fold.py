@@ -19,6 +19,7 @@ from steps.writing.trees import (
     bare,
     chain,
     code,
+    found_in,
     in_place_of,
     is_heading,
     is_pass,
@@ -149,7 +150,7 @@ class Function:
         stores = uses(tree).stores
         self.known = {name: values for name, values in self.facts.items() if values and not stores[name]}
 
-        for line in matchers.findall(tree, matchers.SimpleStatementLine()):
+        for line in found_in(tree, cst.SimpleStatementLine):
             target, value = assignment(line) or (None, None)
             if isinstance(target, cst.Name) and stores[target.value] == 1 and target.value not in self.parameters:
                 self.known[target.value] = self.evaluate(value)
@@ -159,7 +160,7 @@ class Function:
         """(value, place in it) of the one assignment to a local; the place is None where it gets all of the value."""
         if name in self.parameters or uses(self.folded).stores[name] != 1:
             return None
-        for line in matchers.findall(self.folded, matchers.SimpleStatementLine()):
+        for line in found_in(self.folded, cst.SimpleStatementLine):
             target, value = assignment(line) or (None, None)
             if isinstance(target, cst.Name) and target.value == name:
                 return value, None
@@ -178,7 +179,7 @@ class Function:
             callee = self.others.get(plain_function(self.single(value.func))) if isinstance(value, cst.Call) else None
             if callee is None:
                 return self.is_tuple(value) if place is None else None
-            results = [line.value for line in matchers.findall(callee.folded or value, matchers.Return())]
+            results = [line.value for line in found_in(callee.folded or value, cst.Return)]
             if place is not None and all(isinstance(result, cst.Tuple) for result in results):
                 results = [result.elements[place].value for result in results]
                 answers = {callee.is_tuple(result) for result in results}

@@ -13,7 +13,6 @@ import types
 from functools import cache
 
 import libcst as cst
-from libcst import matchers
 
 from steps.writing.fold import Function
 from steps.writing.trees import (
@@ -23,6 +22,7 @@ from steps.writing.trees import (
     chain,
     code,
     expression,
+    found_in,
     fresh,
     matched,
     uses,
@@ -146,7 +146,7 @@ class Program:
                         return bool(values) and len(values) == 1
         return any(
             found and found[1] is node and isinstance(found[0], cst.Name) and function.vanishes(found[0].value)
-            for found in map(assignment, matchers.findall(function.folded, matchers.SimpleStatementLine()))
+            for found in map(assignment, found_in(function.folded, cst.SimpleStatementLine))
         )
 
     @staticmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import libcst as cst
-from libcst import matchers
 
 from steps.writing.program import Program
 from steps.writing.trees import (
@@ -16,6 +15,7 @@ from steps.writing.trees import (
     call_site,
     code,
     expression,
+    found_in,
     is_atom,
     is_pass,
     matched,
@@ -38,8 +38,8 @@ class Tidy(Rewriter):
         self.text, self.name = text, name
         self.constants = text.constants
         self.total = uses(text.functions[name].body)
-        added = matchers.findall(text.functions[name].body, matchers.AugAssign(target=matchers.Name()))
-        counts = Counter(line.target.value for line in added if pure(line.value))
+        added = found_in(text.functions[name].body, cst.AugAssign)
+        counts = Counter(line.target.value for line in added if isinstance(line.target, cst.Name) and pure(line.value))
         self.idle = {name for name, n in counts.items() if self.total.loads[name] == n}  # counters that nothing reads
         self.own_names = {part.name.value for part in parameters(text.functions[name])}
         self.moved = False  # whether a name was put in place of another: once in a pass, as the counts then change
@@ -167,11 +167,11 @@ class Text:
 
     def __init__(self, program: Program):
         self.functions, self.entry, self.constants = program.spell(), program.entry.name, frozenset(program.constants)
-        branches = matchers.If() | matchers.IfExp()
+        branches = (cst.If, cst.IfExp)
         self.switched = {  # functions that lost a branch
             function.name
             for function in program.functions.values()
-            if len(matchers.findall(function.source, branches)) > len(matchers.findall(function.folded, branches))
+            if len(found_in(function.source, *branches)) > len(found_in(function.folded, *branches))
         }
         self.tidy()
 

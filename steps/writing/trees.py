@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import cache, lru_cache
 
 import libcst as cst
 
 LINE_LENGTH = 120
-
-
 ATOMS = (cst.Name, cst.Attribute, cst.BaseNumber, cst.BaseString, cst.List, cst.Call, cst.Subscript)
+LOOKS = ("whitespace", "leading_", "trailing_", "lines_after_", "comma", "equal", "lpar", "rpar", "lbr", "rbr", "semi")
 
 
 def code(node: cst.CSTNode) -> str:
@@ -51,11 +52,44 @@ def chain(node: cst.BaseExpression) -> list[str] | None:
     return None
 
 
-class _Uses(cst.CSTVisitor):
+@cache
+def _code_in(kind: type) -> tuple[str, ...]:
+    """The fields of a kind of node that hold code; the others hold white space, commas and the like."""
+    return tuple(field.name for field in fields(kind) if not field.name.startswith(LOOKS))
+
+
+def parts(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The nodes of code right below a node. (libcst's own visitors make all nodes anew, which takes far longer.)"""
+    for name in _code_in(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from value
+
+
+def found_in(tree: cst.CSTNode, *kinds: type) -> list:
+    """All nodes of these kinds in a tree."""
+    found, todo = [], [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, kinds):
+            found.append(node)
+        todo += reversed([*parts(node)])
+    return found
+
+
+class _Uses:
     """Counts the names that are read and those that are assigned; names of attributes and keywords are neither."""
 
     def __init__(self):
         self.loads, self.stores, self.chains, self.calls = Counter(), Counter(), [], []
+
+    def add(self, node: cst.CSTNode) -> None:
+        visit = getattr(self, f"visit_{type(node).__name__}", None)
+        if visit is None or visit(node) is not False:
+            for part in parts(node):
+                self.add(part)
 
     def _store(self, target: cst.BaseExpression) -> None:
         if isinstance(target, cst.Name):
@@ -64,7 +98,7 @@ class _Uses(cst.CSTVisitor):
             for element in target.elements:
                 self._store(element.value)
         else:
-            target.visit(self)
+            self.add(target)
 
     def visit_Name(self, node):
         self.loads[node.value] += 1
@@ -75,7 +109,7 @@ class _Uses(cst.CSTVisitor):
             self.loads[names[0]] += 1
             self.chains.append(node)
         else:
-            node.value.visit(self)
+            self.add(node.value)
         return False
 
     def visit_Call(self, node):
@@ -85,7 +119,7 @@ class _Uses(cst.CSTVisitor):
         self.calls.append(node)  # it may be (function, (arguments))
 
     def visit_Arg(self, node):
-        node.value.visit(self)
+        self.add(node.value)
         return False
 
     def visit_AssignTarget(self, node):
@@ -94,50 +128,60 @@ class _Uses(cst.CSTVisitor):
 
     def visit_AnnAssign(self, node):
         self._store(node.target)
-        node.annotation.visit(self)
+        self.add(node.annotation)
         if node.value:
-            node.value.visit(self)
+            self.add(node.value)
         return False
 
     def visit_AugAssign(self, node):
         self._store(node.target)
-        node.target.visit(self)
-        node.value.visit(self)
+        self.add(node.target)
+        self.add(node.value)
         return False
 
     def visit_For(self, node):
         self._store(node.target)
         for part in (node.iter, node.body, node.orelse):
             if part:
-                part.visit(self)
+                self.add(part)
         return False
 
     def visit_NamedExpr(self, node):
         self._store(node.target)
-        node.value.visit(self)
+        self.add(node.value)
         return False
 
     def visit_Param(self, node):
         for part in (node.annotation, node.default):
             if part:
-                part.visit(self)
+                self.add(part)
         return False
 
     def visit_ClassDef(self, node):
         for part in (*node.decorators, *node.bases, node.body):
-            part.visit(self)
+            self.add(part)
         return False
 
     def visit_FunctionDef(self, node):
         for part in (*node.decorators, node.params, node.body):
-            part.visit(self)
+            self.add(part)
         return False
 
 
+@lru_cache(maxsize=2048)  # trees never change, and are asked of again and again
+def _uses(node: cst.CSTNode) -> _Uses:
+    found = _Uses()
+    found.add(node)
+    return found
+
+
 def uses(*nodes: cst.CSTNode) -> _Uses:
+    """What is read, assigned and called in these trees. Not to be changed: it may be asked for again."""
+    if len(nodes) == 1:
+        return _uses(nodes[0])
     found = _Uses()
     for node in nodes:
-        node.visit(found)
+        found.add(node)
     return found
 
 
