@@ -22,12 +22,13 @@ test-gpu: .venv/ready
 	$(PY) -m pytest -m gpu $(ARGS)
 
 # Memory errors, and races between warps, at ragged shapes; compute-sanitizer comes with the CUDA toolkit. HANDOVER is
-# small because racecheck takes every number that is handed over for a hazard (steps/races.py).
+# small because racecheck takes every number that is handed over for a hazard (steps/races.py). AHEAD has more tiles of
+# queries than an H100 has SMs, so that some blocks have a next tile.
 RAGGED := {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 100, "seq_len_kv": 150, "head_dim": 128, "causal": true}
 NARROW := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 400, "head_dim": 64, "causal": true}
 BROAD := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 256, "causal": true}
 HANDOVER := {"batch": 1, "heads": 1, "seq_len_q": 140, "seq_len_kv": 140, "head_dim": 256, "causal": true}
-AHEAD := {"batch": 1, "heads": 1, "seq_len_q": 2100, "seq_len_kv": 300, "head_dim": 128, "causal": true}
+AHEAD := {"batch": 1, "heads": 9, "seq_len_q": 2100, "seq_len_kv": 300, "head_dim": 128, "causal": true}
 BETWEEN := {"batch": 1, "heads": 2, "seq_len_q": 300, "seq_len_kv": 300, "head_dim": 80, "causal": true}
 WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim": 512}
 DECODING := {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128}

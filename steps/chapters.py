@@ -26,9 +26,9 @@ chapters in their order: {chapters} of them, about {hours} hours together. The o
 wait, or be left out. In brackets stands how many minutes a chapter takes, and which step it stands on.
 
 **To do the course**, run `make learn`. It opens your own copy of the chapters in JupyterLab, in the folder `learn/`.
-Nearly every chapter has an exercise; your answers are kept in `learn/answers/`, and `python -m steps.progress` lists
-which you have solved. No GPU is needed: your code runs on the CPU, and timings are shown as they were recorded on the
-machine that is named there.
+Every chapter but the glossary has an exercise; your answers are kept in `learn/answers/`, and `python -m
+steps.progress` lists which you have solved. No GPU is needed: your code runs on the CPU, and timings are shown as they
+were recorded on the machine that is named there.
 
 **To read it**, open the chapters here, as they were executed, or write them as pages with `make html`.
 

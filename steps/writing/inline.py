@@ -14,6 +14,7 @@ from steps.writing.trees import (
     Substitute,
     assignment,
     chain,
+    found_in,
     fresh,
     matched,
     parameters,
@@ -57,22 +58,11 @@ def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef) -> bool:
     body = statements(callee)
     if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
         return False
-    returns = _Count(cst.Return)
-    lines = _Count(cst.SimpleStatementLine)
-    for statement in body:
-        statement.visit(returns)
-        statement.visit(lines)
+    returns, lines = (
+        sum(len(found_in(statement, kind)) for statement in body) for kind in (cst.Return, cst.SimpleStatementLine)
+    )
     ends = isinstance(small(body[-1]), cst.Return)
-    return returns.number == int(ends) and (lines.number <= LONG or len(statements(caller)) == 1)
-
-
-class _Count(cst.CSTVisitor):
-    def __init__(self, kind: type):
-        self.kind, self.number = kind, 0
-
-    def on_visit(self, node):
-        self.number += isinstance(node, self.kind)
-        return True
+    return returns == int(ends) and (lines <= LONG or len(statements(caller)) == 1)
 
 
 class _Place(cst.CSTTransformer):
