@@ -11,6 +11,7 @@ import libcst as cst
 
 LINE_LENGTH = 120
 ATOMS = (cst.Name, cst.Attribute, cst.BaseNumber, cst.BaseString, cst.List, cst.Call, cst.Subscript)
+# How the names of a node's fields begin that hold no code.
 LOOKS = ("whitespace", "leading_", "trailing_", "lines_after_", "comma", "equal", "lpar", "rpar", "lbr", "rbr", "semi")
 
 
