@@ -395,8 +395,8 @@ def second_opinion(results: Path = RESULTS) -> Page:
 
 
 def clocked(problem: Problem = HEADLINE) -> Run | None:
-    """The newest recorded run of a problem in which the SMs' clock was read, or None."""
-    runs = [run for run in recorded_runs(RESULTS) if run.the_problem() == problem]
+    """The recorded run of a problem in which the SMs' clock was read, or None; of the GPU with most records."""
+    runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
     return next((run for run in runs if any(m.clock_ghz for m in run.steps)), None)
 
 
@@ -421,7 +421,8 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
 
     names: of steps and peers, of which alone the table shall tell.
     """
-    run = next((run for run in recorded_runs(RESULTS) if run.the_problem() == problem and run.sustained), None)
+    runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
+    run = next((run for run in runs if run.sustained), None)
     if run is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
     told = f"Recorded: {tables.provenance(run)}."

@@ -18,7 +18,7 @@ from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, earliest_within_noise, recorded_runs
+from tutorial_lib.results import Run, earliest_within_noise, of_one_machine, recorded_runs
 from tutorial_lib.tables import provenance
 
 
@@ -50,7 +50,7 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     key/value head, and the number of heads in all sequences. Records in which a kind of kernel is missing may not know
     the fastest. They come behind all others of their head_dim, unless they hold the step of the main path that the
     fastest by those others is or goes on from, or another that goes on from it. Of several as near the problem's own
-    counts, then those with every kind, and then the newest.
+    counts, then those with every kind, then those of the GPU of which most are recorded, and then the newest.
     PyTorch's own is no candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
@@ -58,7 +58,8 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     arch = _architecture(device)
     runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
-    runs = sorted(runs, key=lambda run: run.date, reverse=True)
+    of_most = {id(run) for run in of_one_machine(runs)}
+    runs = sorted(runs, key=lambda run: (id(run) in of_most, run.date), reverse=True)
     whole = {id(run): _has_every_kind(run) for run in runs}
 
     def of_the_nearest(knows: Callable[[Run], bool], but: str | None = None) -> Choice:

@@ -147,6 +147,14 @@ def test_packed_sequences_are_answered_by_the_record_of_their_own_lengths():
         assert "nearest" in best(other, "sm_90", runs).why
 
 
+def test_of_two_gpus_of_one_architecture_that_with_most_records_answers_also_where_the_other_is_newer():
+    run = recorded(H100.slug)
+    other = run.model_copy(update={"machine": run.machine | {"name": "another GPU"}, "date": "2126-01-01"})
+    second = run.model_copy(update={"problem": run.problem | {"causal": False}})
+    assert best(H100, "sm_90", [other, run, second]).record is run
+    assert best(H100, "sm_90", [other, second]).record is other
+
+
 def test_a_step_that_cannot_take_it_is_passed_over():
     wide = dataclasses.replace(H100, head_dim=512)
     assert best(wide, "sm_90", RECORDED).step.name == "fine_grained"
