@@ -143,7 +143,9 @@ def test_over_the_length_several_gpus_stand_beside_one_and_pytorchs():
 
 
 def test_over_the_length_a_step_of_a_single_record_makes_no_line_and_the_last_number_stands_last():
-    runs = [run for run in RECORDED if run.machine["slug"] == "nvidia-h200" and run.the_problem().family == HEADLINE.family]
+    runs = [
+        run for run in RECORDED if run.machine["slug"] == "nvidia-h200" and run.the_problem().family == HEADLINE.family
+    ]
     assert len({len(run.steps) for run in runs}) > 1
     for axes in plots.tflops_by_length(runs).axes:
         assert all(len(line.get_xdata()) > 1 for line in axes.lines)
