@@ -94,6 +94,7 @@ class Compiled:
     tensor_columns: int | None = None  # of tensor memory, a block; None where there is none
     assembly: str | None = field(default=None, repr=False)  # AMD's, in place of SASS
     ctas: int = 1  # blocks of a cluster
+    system_bytes: int = 0  # of shared_bytes, those that are the system's and not the kernel's
 
     @property
     def _reader(self):
@@ -206,9 +207,8 @@ class Compiled:
     @property
     def occupancy(self) -> tuple[int, str] | None:
         """(blocks an SM, what limits their number), or None for an architecture whose limits are not known here."""
-        return blocks_per_multiprocessor(
-            self.arch, self.threads, self.registers, self.shared_bytes, self.tensor_columns
-        )
+        own_bytes = self.shared_bytes - self.system_bytes
+        return blocks_per_multiprocessor(self.arch, self.threads, self.registers, own_bytes, self.tensor_columns)
 
     @property
     def occupancy_percent(self) -> float | None:
@@ -284,7 +284,9 @@ def compile_cutile(
     compiler = compiler_version()
     identity = repr((FORMAT, compiler, arch, scores_per_tile)).encode() + bytecode
     compiled = _kept(identity, lambda: _compile(bytecode, compiler, arch, scores_per_tile))
-    return replace(compiled, compute_threads=32 * compute_warps)
+    # From sm_90 on cuobjdump counts the system's bytes with the kernel's own.
+    counted = ARCHITECTURES[arch].reserved_bytes if int(arch.removeprefix("sm_")) >= 90 else 0
+    return replace(compiled, compute_threads=32 * compute_warps, system_bytes=counted)
 
 
 class NotOnDisk(Exception):

@@ -1,5 +1,7 @@
 """The compiler lens: what it reads from machine code, what it keeps, and how it counts blocks an SM."""
 
+import dataclasses
+
 import pytest
 
 from steps import STEPS, get_step
@@ -134,6 +136,17 @@ def test_occupancy_by_hand():
     assert blocks_per_multiprocessor("sm_120", 128, 64, 32 * 1024) == (3, "shared memory")
     assert blocks_per_multiprocessor("sm_80", 512, 16, 0) == (4, "warps")
     assert blocks_per_multiprocessor("sm_107", 128, 64, 0) is None
+
+
+def test_the_systems_shared_memory_is_not_counted_twice():
+    """cuobjdump counts it with a cuTile kernel's own from sm_90 on, and not before."""
+    for arch, counted in (("sm_80", 0), ("sm_90", 1024), ("sm_120", 1024)):
+        made = get_step("halves").compile(EVEN, arch)
+        assert made.system_bytes == counted
+        most = ARCHITECTURES[arch].shared_bytes - ARCHITECTURES[arch].reserved_bytes
+        fits = dataclasses.replace(made, registers=32, shared_bytes=most + counted)
+        assert fits.occupancy == (1, "shared memory")
+        assert dataclasses.replace(fits, shared_bytes=most + counted + 1).occupancy == (0, "shared memory")
 
 
 @same_compilers
