@@ -141,7 +141,7 @@ def test_occupancy_by_hand():
 def test_the_systems_shared_memory_is_not_counted_twice():
     """cuobjdump counts it with a cuTile kernel's own from sm_90 on, and not before."""
     for arch, counted in (("sm_80", 0), ("sm_90", 1024), ("sm_120", 1024)):
-        made = get_step("halves").compile(EVEN, arch)
+        made = get_step("mma").compile(EVEN, arch)
         assert made.system_bytes == counted
         most = ARCHITECTURES[arch].shared_bytes - ARCHITECTURES[arch].reserved_bytes
         fits = dataclasses.replace(made, registers=32, shared_bytes=most + counted)
