@@ -14,7 +14,7 @@ from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.results import recorded_physics, recorded_traces
 
-TRACED = ["producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast"]
+TRACED = ["producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast", "softmax_ahead"]
 
 
 def test_what_is_recorded_of_the_machine_is_shown_without_a_gpu(capsys):

@@ -130,8 +130,9 @@ def test_blocks_are_summed_up_and_the_longest_is_kept():
 
 def test_the_simulator_tells_what_the_record_tells():
     """The same stamps, roles and labels on a GPU and on the simulator, so that both can stand in one table."""
-    shape = problem(batch=1, heads=3, seq_len_q=500, seq_len_kv=500, head_dim=128)
     for found in recorded_traces(RESULTS):
+        queries = 2100 if found.step == "softmax_ahead" else 500  # with fewer its kernel is that of quarter_query
+        shape = problem(batch=1, heads=3, seq_len_q=queries, seq_len_kv=500, head_dim=128)
         mine = simulate(get_step(found.step), shape)
         assert list(mine.shares) == list(found.shares) and mine.blocks > 0
         for role, its in found.shares.items():
