@@ -396,8 +396,12 @@ def second_opinion(results: Path = RESULTS) -> Page:
 
 def clocked(problem: Problem = HEADLINE) -> Run | None:
     """The recorded run of a problem in which the SMs' clock was read, or None; of the GPU with most records."""
-    runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
-    return next((run for run in runs if any(m.clock_ghz for m in run.steps)), None)
+    return next((run for run in _runs_of(problem) if any(m.clock_ghz for m in run.steps)), None)
+
+
+def _runs_of(problem: Problem) -> list[Run]:
+    """The recorded runs of a problem, of the GPU with most records, so that tables compare with each other."""
+    return [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
 
 
 def cycles(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
@@ -421,8 +425,7 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
 
     names: of steps and peers, of which alone the table shall tell.
     """
-    runs = [run for run in of_one_machine(recorded_runs(RESULTS)) if run.the_problem() == problem]
-    run = next((run for run in runs if run.sustained), None)
+    run = next((run for run in _runs_of(problem) if run.sustained), None)
     if run is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
     told = f"Recorded: {tables.provenance(run)}."

@@ -6,13 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from steps import get_step, physics, trace
+from steps import get_step, physics, summary, trace
+from steps.core.problems import HEADLINE
 from tests.results.recorded import tracked
 from tutorial_lib import rates, timing
 from tutorial_lib.clock import Clock
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
-from tutorial_lib.results import recorded_physics, recorded_traces
+from tutorial_lib.results import of_one_machine, recorded_physics, recorded_runs, recorded_traces
 
 TRACED = ["producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast", "softmax_ahead"]
 
@@ -82,6 +83,15 @@ def test_records_say_of_which_machine_and_hold_what_they_claim():
         assert len(loads) == 6
         limited = [load for (_, inputs), load in loads.items() if inputs == "random"]  # zeros need not reach the limit
         assert all(load.sustained.clock_ghz < load.rested_ghz for load in limited)
+
+
+def test_tables_of_clock_and_power_are_of_the_gpu_with_most_records():
+    """A newer record of another GPU takes no place in them: the headline's newest is of an H200."""
+    runs = [run for run in recorded_runs(RESULTS) if run.the_problem() == HEADLINE]
+    usual = of_one_machine(recorded_runs(RESULTS))[0].machine["name"]
+    assert runs[0].machine["name"] != usual
+    assert summary.clocked().machine["name"] == usual
+    assert f"Recorded: {usual}" in str(summary.going_on().parts[0])
 
 
 @pytest.fixture
