@@ -5,16 +5,20 @@ PYTHON ?= python3
 ARGS ?=
 PY := .venv/bin/python
 
-.PHONY: run test test-gpu sanitize learn lab notebooks html report lint clean
+.PHONY: run test test-all test-gpu sanitize learn lab notebooks html report lint clean
 
 run: .venv/ready
 	$(PY) -m steps.run $(or $(ARGS),--seq-len 4096)
 
+# Of big matrices a core and one case in twenty, others at every commit (tests/selection.py); test-all runs everything.
 # Three at a time on two cores, as some tests wait.
 test: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pytest -m "not gpu" -n 3 --dist worksteal $(ARGS)
+
+test-all: .venv/ready
+	$(PY) -m pytest -m "not gpu" -n 3 --dist worksteal --selection all $(ARGS)
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready
