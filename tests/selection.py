@@ -62,7 +62,7 @@ def of_this_commit() -> tuple[int, str]:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8")
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -256,7 +256,9 @@ def test_a_kernel_from_a_file_is_the_step(name, capsys, tmp_path):
     assert its.code == own.code if own.ptx is None else code_of_ptx(its) == code_of_ptx(own)
     assert "variant" not in mine.text
     assert mine.deterministic == step.deterministic and mine.scratch_bytes(standard()) == step.scratch_bytes(standard())
-    path.write_text(path.read_text().replace("def fmha_backward(", "def fmha_backward(("))
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("def fmha_backward(", "def fmha_backward(("), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match="is not Python"):
         read_step(path)
 

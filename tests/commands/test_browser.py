@@ -29,21 +29,23 @@ def lab(tmp_path):
     for name in ("steps", "tutorial_lib", "results"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "notebooks").mkdir()
-    notebook = json.loads((ROOT / "notebooks" / CHAPTER).read_text())
+    notebook = json.loads((ROOT / "notebooks" / CHAPTER).read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-    (tmp_path / "notebooks" / CHAPTER).write_text(json.dumps(notebook))
+    (tmp_path / "notebooks" / CHAPTER).write_text(json.dumps(notebook), encoding="utf-8")
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", f"--ServerApp.root_dir={tmp_path}"]
     if os.geteuid() == 0:
         command.append("--allow-root")
     # Nobody's tabs are opened again, and nobody's settings change what is seen.
     own = {"JUPYTERLAB_WORKSPACES_DIR": f"{tmp_path}/spaces", "JUPYTERLAB_SETTINGS_DIR": f"{tmp_path}/settings"}
     log = tmp_path / "log.txt"
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path, env=os.environ | own)
     try:
-        address = wait_for(lambda: re.search(r"(http://127\.0\.0\.1:(\d+)/)lab\?(token=\w+)", log.read_text()), 60)
+        address = wait_for(
+            lambda: re.search(r"(http://127\.0\.0\.1:(\d+)/)lab\?(token=\w+)", log.read_text(encoding="utf-8")), 60
+        )
         wait_for(lambda: answers(int(address[2])), 60)  # the address is told before anybody listens there
         yield tmp_path, address
     finally:
@@ -120,7 +122,7 @@ def test_a_chapter_runs_in_jupyterlab(lab, tmp_path):
     path = folder / "notebooks" / CHAPTER
 
     def cells():
-        return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
     with sync_playwright() as playwright:
         page = open_chapter(playwright, address, f"notebooks/{CHAPTER}")

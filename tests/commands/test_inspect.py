@@ -68,7 +68,7 @@ def test_inspect_records_a_survey(few_steps, tmp_path):
     status, out, _ = call("all", "--arch", "sm_90,sm_107", "--output", str(tmp_path))
     assert status == 0
     assert "does not know sm_107" in out.replace("\n", " ")
-    survey = Survey.model_validate_json((tmp_path / "survey.json").read_text())
+    survey = Survey.model_validate_json((tmp_path / "survey.json").read_text(encoding="utf-8"))
     assert survey.steps == [step.label for step in few_steps[1:]] and survey.architectures == ["sm_90", "sm_107"]
     assert survey.compiled["7 approx_division"]["sm_90"] == get_step("approx_division").compile(EVEN, "sm_90").as_dict()
     assert {path.name for path in tmp_path.iterdir()} == {"survey.json", "survey.png", "survey.svg"}
@@ -77,7 +77,7 @@ def test_inspect_records_a_survey(few_steps, tmp_path):
 @same_compilers
 def test_the_recorded_survey_is_what_the_compiler_makes():
     path = ROOT / "results" / "compiled" / EVEN.slug / "survey.json"
-    survey = Survey.model_validate_json(path.read_text())
+    survey = Survey.model_validate_json(path.read_text(encoding="utf-8"))
     assert survey.architectures == [*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES]
     for n, step in enumerate(CUTILE[::3]):  # a kernel takes seconds
         for arch in ("sm_90", "sm_121")[: 1 if n else 2]:
@@ -113,7 +113,7 @@ def fake_tileiras(monkeypatch, tmp_path):
 
     def install(script: str):
         path = tmp_path / "tileiras"
-        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(compiler, "_tileiras", lambda: str(path))

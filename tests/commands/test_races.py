@@ -55,7 +55,7 @@ def racecheck(tmp_path, monkeypatch):
 
     def run(report: str) -> int:
         fake = tmp_path / "compute-sanitizer"
-        fake.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n")
+        fake.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n", encoding="utf-8")
         fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
         monkeypatch.setattr(sys, "argv", ["races", "18", "{}"])

@@ -118,10 +118,10 @@ def test_asking_for_a_gpu_that_is_not_there():
 
 
 def test_an_output_directory_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
     status, _, err = call("--output-dir", tmp_path / "file" / "results")
     assert status == 2 and "--output-dir: cannot write to" in err and len(err.splitlines()) == 1
-    assert (tmp_path / "file").read_text() == "in the way"
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "in the way"
     status, _, err = call("--output-dir", "/proc/results")
     assert status == 2 and "--output-dir: cannot write to /proc/results" in err
 
@@ -174,14 +174,14 @@ def test_a_run_on_the_cpu(tmp_path):
         [folder] = tmp_path.glob(f"cpu-*/b1_h2_s{seq_len}_d64_fp16_causal")
         assert {p.name for p in folder.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt", "figures"}
         assert {p.name for p in (folder / "figures").iterdir()} == {"hot_loop.png", "hot_loop.svg"}
-        data = json.loads((folder / "results.json").read_text())
+        data = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         assert {"schema", "machine", "versions", "settings", "problem", "steps", "peers"} <= set(data)
         assert [s["status"] for s in data["steps"]] == ["checked"] * 3
         assert all(s["correct"] and s["latency_ms"] is None for s in data["steps"])
         assert data["steps"][1]["resources"]["registers"] > 0
         assert {p["status"] for p in data["peers"]} == {"skipped"}
         assert data["settings"]["seed"] == 5
-        report = (folder / "report.md").read_text()
+        report = (folder / "report.md").read_text(encoding="utf-8")
         assert "Nothing was timed here" in report and "divide: " not in report.split("### 2")[0]
 
 
@@ -201,7 +201,7 @@ def test_several_problems_and_of_them_only_what_is_missing(tmp_path):
     assert run("0", 32, 64) == names[32]
     assert run("0,1", 64) == names[64]  # a step more
     [path] = tmp_path.glob(f"*/{names[64][0]}/results.json")
-    path.write_text(path.read_text().replace('"skipped"', '"failed"', 1))
+    path.write_text(path.read_text(encoding="utf-8").replace('"skipped"', '"failed"', 1), encoding="utf-8")
     assert run("0,1", 64) == names[64][:1]
 
 
@@ -222,7 +222,7 @@ def test_what_only_compiles_here_is_never_called_correct(tmp_path, monkeypatch):
     }
     for m in run.steps[1:]:
         assert m.correct is None and m.max_error is None and m.resources["registers"] > 0
-    assert (path.parent / "report.md").read_text().count("compiled, not run") == 2
+    assert (path.parent / "report.md").read_text(encoding="utf-8").count("compiled, not run") == 2
 
 
 def test_gluon_and_hopper_steps_run_on_the_cpu(tmp_path):
@@ -324,7 +324,7 @@ def start():
 
     def begin(*arguments) -> subprocess.Popen:
         command = [sys.executable, "-u", "-m", "steps.run", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
         # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
         hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
         started.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True, **hears, **pipes))
@@ -403,13 +403,15 @@ for n, number in enumerate(numbers[name] for name in names):
 def test_counters_are_read_in_one_go_and_one_by_one_where_that_fails(broken, monkeypatch, tmp_path):
     steps = [STEPS[n] for n in (7, 2, 0, 3)]
     log, numbers = tmp_path / "log", {s.name: s.number for s in steps}
-    (tmp_path / "ncu").write_text(NCU.format(python=sys.executable, numbers=numbers, log=str(log), broken=broken))
+    (tmp_path / "ncu").write_text(
+        NCU.format(python=sys.executable, numbers=numbers, log=str(log), broken=broken), encoding="utf-8"
+    )
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     contenders = [_Contender(step, status="measured") for step in steps] + [_Contender(STEPS[4], status="failed")]
     notes = _profile(problem(), contenders, cpu_settings(), Progress())
     read = {c.step.number: c.counters and c.counters["time_us"] for c in contenders}
-    called = log.read_text().splitlines()
+    called = log.read_text(encoding="utf-8").splitlines()
     assert called[0] == "called for approx_division mma exp2" and len(called) == (1 if broken == "nothing" else 4)
     if broken == "exp2":
         assert notes == ["3 exp2: ncu failed: ==ERROR== broken"] and read == {7: 7, 2: 2, 0: None, 3: None, 4: None}
@@ -599,7 +601,7 @@ def test_what_is_inside_a_step_is_measured_by_its_name(tmp_path):
     [path] = tmp_path.glob("cpu-*/*/results.json")
     assert [m.status for m in read_run(path).inside] == ["checked"] and "A larger tile" in (
         path.parent / "report.md"
-    ).read_text()
+    ).read_text(encoding="utf-8")
 
 
 def test_the_rules_of_every_launch_are_told_once(monkeypatch, tmp_path):

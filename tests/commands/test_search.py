@@ -91,7 +91,7 @@ def test_requests_that_make_no_sense_get_one_line(capsys, tmp_path):
 
 def test_a_search_of_another_schema_is_passed_over(tmp_path):
     (tmp_path / "machine").mkdir()
-    (tmp_path / "machine" / "search.json").write_text(json.dumps({"schema": 9}))
+    (tmp_path / "machine" / "search.json").write_text(json.dumps({"schema": 9}), encoding="utf-8")
     assert recorded_searches(tmp_path) == []
 
 

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def requirements() -> dict[str, str]:
-    lines = [line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    lines = [
+        line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ]
     return dict(re.fullmatch(r"([\w-]+)==([\w.]+)", line).groups() for line in lines if line)  # a loose pin fails here
 
 
@@ -24,7 +26,7 @@ def test_everything_is_pinned_and_installed_as_pinned():
 
 
 def test_conda_installs_the_same_requirements():
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     *conda, pip = environment["dependencies"]
     assert pip == {"pip": ["-r requirements.txt"]}
     assert "pip" in conda
@@ -43,7 +45,7 @@ except SystemExit:
 heavy = {"torch", "cuda", "triton", "pandas", "matplotlib", "pydantic"} & set(sys.modules)
 sys.exit(f"imported {heavy}" if heavy else 0)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 
@@ -58,7 +60,7 @@ def test_a_package_that_is_missing_is_named_in_one_line():
         "tutorial_lib.notebooks": [],
     }.items():
         code = f"{hide}from {module} import main; sys.exit(main({arguments}))"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
         assert done.returncode == 2 and done.stdout == "", (module, done.stderr)
         assert re.fullmatch(rf"{module}: the package \S+ is not installed for \S+: `make .*\n", done.stderr), (
             done.stderr
@@ -67,7 +69,7 @@ def test_a_package_that_is_missing_is_named_in_one_line():
 
 def test_the_library_knows_no_step():
     for path in (ROOT / "tutorial_lib").glob("*.py"):
-        assert not re.search(r"^\s*(from|import) steps\b", path.read_text(), re.MULTILINE), path.name
+        assert not re.search(r"^\s*(from|import) steps\b", path.read_text(encoding="utf-8"), re.MULTILINE), path.name
 
 
 def test_a_step_imports_nothing_after_it():
@@ -75,4 +77,6 @@ def test_a_step_imports_nothing_after_it():
     assert len(paths) == len(STEPS) + len(GRADIENTS) + len(PAGED) + len(PARALLEL)
     for path in paths:
         own = int(re.match(r"step(\d+)_", path.name)[1])
-        assert all(int(number) < own for number in re.findall(r"import step(\d+)_", path.read_text())), path.name
+        assert all(
+            int(number) < own for number in re.findall(r"import step(\d+)_", path.read_text(encoding="utf-8"))
+        ), path.name

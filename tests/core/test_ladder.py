@@ -93,13 +93,16 @@ def test_a_toy_step_is_found_by_its_file(tmp_path):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "steps" / "cutile" / "step17_toy.py").write_text(
         "from steps.cutile import step12_counted\n\n"
-        'STEP = step12_counted.STEP.evolve(number=17, name="toy", title="Toy", change="A toy.", occupancy=1)\n'
+        'STEP = step12_counted.STEP.evolve(number=17, name="toy", title="Toy", change="A toy.", occupancy=1)\n',
+        encoding="utf-8",
     )
     asked = "from steps import get_step; print(get_step('toy').label, get_step(17).previous.label)"
-    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stdout.split("\n")[0] == "17 toy 12 counted"
     (tmp_path / "steps" / "cutile" / "step17_toy.py").rename(tmp_path / "steps" / "cutile" / "step18_toy.py")
-    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, encoding="utf-8")
     assert done.returncode and "must hold the step of its file's name" in done.stderr
 
 

@@ -40,7 +40,7 @@ def imports(module: str) -> frozenset[str]:
         for child in ast.iter_child_nodes(node):
             look(child)
 
-    look(ast.parse(FILES[module].read_text()))
+    look(ast.parse(FILES[module].read_text(encoding="utf-8")))
     # ``from steps import get_step`` comes from steps.core, as steps/__init__.py says.
     named = {"steps.core.ladder" if name == "steps" else name for name in found}
     return frozenset(name for name in named if name in FILES and name != module)
@@ -82,5 +82,5 @@ def test_importing_costs_nothing():
     asked = (
         "import sys, steps; print([m for m in ('torch', 'triton', 'cuda', 'libcst', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == "[]"

@@ -22,7 +22,7 @@ def call(capsys, *arguments):
 
 def recorded(folder):
     [path] = folder.rglob("results.json")
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_decoding_has_no_mask_and_few_queries(capsys, tmp_path):

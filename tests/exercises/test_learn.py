@@ -35,8 +35,8 @@ def series(tmp_path, monkeypatch):
     """A course of one chapter with one exercise; returns its source and the learner's folder."""
     write_course(tmp_path, "00_one")
     source = tmp_path / "source" / "00_one.md"
-    source.write_text(CHAPTER)
-    (tmp_path / "README.md").write_text("# All\n")
+    source.write_text(CHAPTER, encoding="utf-8")
+    (tmp_path / "README.md").write_text("# All\n", encoding="utf-8")
     return source, tmp_path / "learn"
 
 
@@ -60,27 +60,27 @@ def test_a_copy_is_not_executed_and_its_blanks_are_blank(series):
 def test_a_copy_that_somebody_works_in_stays(series):
     source, folder = series
     [written] = learn.write_copies(folder, source.parent.parent)
-    mine = written.read_text().replace("Text.", "My notes.")
-    written.write_text(mine)
+    mine = written.read_text(encoding="utf-8").replace("Text.", "My notes.")
+    written.write_text(mine, encoding="utf-8")
     assert learn.write_copies(folder, source.parent.parent) == []
-    assert written.read_text() == mine
+    assert written.read_text(encoding="utf-8") == mine
 
 
 def test_a_chapter_that_changed_comes_with_the_answers_and_the_old_copy_is_kept(series):
     source, folder = series
     [written] = learn.write_copies(folder, source.parent.parent)
-    written.write_text(written.read_text().replace("Text.", "My notes."))
+    written.write_text(written.read_text(encoding="utf-8").replace("Text.", "My notes."), encoding="utf-8")
     Answers(folder).keep("exp2", "def softmax_exp2(scores, row_max, scale):\n    return 1\n", False)
     for number, old in enumerate(("00_one.before.ipynb", "00_one.before2.ipynb")):
-        source.write_text(CHAPTER.replace("Text.", f"New text {number}."))
+        source.write_text(CHAPTER.replace("Text.", f"New text {number}."), encoding="utf-8")
         assert learn.write_copies(folder, source.parent.parent) == [written]
         assert "return 1\n\n\nexercise(" in cell(written) and (folder / old).exists()
-    assert "My notes." in (folder / "00_one.before.ipynb").read_text()
+    assert "My notes." in (folder / "00_one.before.ipynb").read_text(encoding="utf-8")
 
 
 def test_what_stands_above_a_blank_stays(series):
     source, folder = series
-    source.write_text(CHAPTER.replace(BLANK, f"import math\n\n\n{BLANK}"))
+    source.write_text(CHAPTER.replace(BLANK, f"import math\n\n\n{BLANK}"), encoding="utf-8")
     Answers(folder).keep("exp2", "def softmax_exp2(scores, row_max, scale):\n    return math.e\n", False)
     [written] = learn.write_copies(folder, source.parent.parent)
     assert cell(written).startswith("import math\n\n\ndef softmax_exp2(") and "return math.e\n\n\nexercise(" in cell(
@@ -91,9 +91,9 @@ def test_what_stands_above_a_blank_stays(series):
 def test_a_damaged_copy_is_written_again_and_kept(series):
     source, folder = series
     [written] = learn.write_copies(folder, source.parent.parent)
-    written.write_text("{")
+    written.write_text("{", encoding="utf-8")
     assert learn.write_copies(folder, source.parent.parent) == [written]
-    assert (folder / "00_one.before.ipynb").read_text() == "{"
+    assert (folder / "00_one.before.ipynb").read_text(encoding="utf-8") == "{"
 
 
 def test_a_wrong_answer_does_not_take_the_place_of_a_right_one(tmp_path):
@@ -126,11 +126,11 @@ def test_an_answer_is_kept_in_the_learners_folder_alone(tmp_path, monkeypatch):
 def test_a_verdict_counts_where_the_answer_cannot_be_kept(tmp_path, monkeypatch):
     exercise = get_exercise("exp2")
     (tmp_path / "answers").mkdir()
-    (tmp_path / "answers" / "progress.json").write_text("{")
+    (tmp_path / "answers" / "progress.json").write_text("{", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     page = exercises.exercise("exp2", define(exercise.solution, exercise.function))
     assert page.parts[0].startswith("**Right.**") and "Your answer was not kept: " in page.parts[-1]
-    assert (tmp_path / "answers" / "progress.json").read_text() == "{"
+    assert (tmp_path / "answers" / "progress.json").read_text(encoding="utf-8") == "{"
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_what_is_solved_is_listed_in_the_order_of_the_course(learner, capsys):
 
 def test_a_damaged_file_of_what_is_solved_gets_one_line(learner, capsys):
     learner.folder.mkdir()
-    (learner.folder / "progress.json").write_text(json.dumps({"solved": ["exp2"]}))
+    (learner.folder / "progress.json").write_text(json.dumps({"solved": ["exp2"]}), encoding="utf-8")
     assert progress.main([]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "progress.json is damaged" in told

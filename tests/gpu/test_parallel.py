@@ -54,7 +54,7 @@ def test_all_of_it_is_measured(direction, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GPUS)]
     asked = ["-m", "steps.run", "--parallel", "--seq-len", "8192", "--heads", "8", "--iterations", "2"]
     command = [*launch, *asked, "--direction", direction, "--output-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", env=os.environ)
     assert done.returncode == 0, done.stderr
     [path] = tmp_path.glob("*/*/results.json")
     run = read_run(path)

@@ -79,7 +79,7 @@ def test_racecheck_does_not_follow_a_handover():
         "-c",
         "from tests.gpu.test_races import main; main()",
     ]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
     lines, first = inspect.getsourcelines(take.fn)
     load = first + next(n for n, line in enumerate(lines) if "place.load(" in line)
     reported = [match["second"] for match in races.HAZARD.finditer(done.stdout)]

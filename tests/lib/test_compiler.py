@@ -115,7 +115,7 @@ def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
     again = CUTILE[-1].compile(EVEN, "sm_90")
     assert again == first and again.hot_loop == first.hot_loop
     [kept] = tmp_path.iterdir()
-    kept.write_text("{not json")
+    kept.write_text("{not json", encoding="utf-8")
     monkeypatch.undo()
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
     assert CUTILE[-1].compile(EVEN, "sm_90") == first  # a spoilt file is compiled over

@@ -198,7 +198,7 @@ def test_without_ncu_it_says_so(monkeypatch):
 
 def test_ncu_that_fails_is_one_line(monkeypatch, tmp_path):
     fake = tmp_path / "ncu"
-    fake.write_text("#!/bin/sh\necho '==ERROR== no permission'\nexit 1\n")
+    fake.write_text("#!/bin/sh\necho '==ERROR== no permission'\nexit 1\n", encoding="utf-8")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(CountersError, match="ncu failed: ==ERROR== no permission"):

@@ -67,7 +67,7 @@ def test_who_measures_at_the_same_time_waits(tmp_path, monkeypatch):
     waits = "from tutorial_lib.hardware import gpu_turn\nprint('asks', flush=True)\n"
     waits += "with gpu_turn('cuda'): print('mine', flush=True)"
     with gpu_turn("cuda"):
-        other = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True)
+        other = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, encoding="utf-8")
         assert other.stdout.readline() == "asks\n"
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(timeout=2)

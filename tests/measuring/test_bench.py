@@ -17,7 +17,7 @@ PEERS = {"forward": Peer, "backward": GradientPeer, "paged": PagedPeer}
 @pytest.mark.parametrize("direction", PEERS)
 def test_what_a_peer_needs_is_imported_before_its_turn(direction, monkeypatch, tmp_path):
     name = f"somebody_elses_{direction}"
-    (tmp_path / f"{name}.py").write_text("")
+    (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     asked, turns = problem(page_size=16 if direction == "paged" else None), []
 

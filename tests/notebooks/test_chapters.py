@@ -36,15 +36,15 @@ def write_course(folder, *names, **fields):
     (folder / "source").mkdir(exist_ok=True)
     rows = []
     for name in names:
-        (folder / "source" / f"{name}.md").write_text(f"# About {name}\n\nText.\n")
+        (folder / "source" / f"{name}.md").write_text(f"# About {name}\n\nText.\n", encoding="utf-8")
         row = {"name": f'"{name}"', "minutes": 10} | fields.get(name, {})
         rows.append("{ " + ", ".join(f"{key} = {value}" for key, value in row.items()) + " }")
     table = f'[[part]]\ntitle = "One"\nabout = "Of it."\nchapters = [{", ".join(rows)}]\n'
-    (folder / "source" / TABLE).write_text(table)
+    (folder / "source" / TABLE).write_text(table, encoding="utf-8")
 
 
 def test_the_committed_list_is_the_one_that_is_made():
-    assert COMMITTED.read_text() == chapters.listed(), "run `python -m steps.chapters`"
+    assert COMMITTED.read_text(encoding="utf-8") == chapters.listed(), "run `python -m steps.chapters`"
 
 
 def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
@@ -54,7 +54,7 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
     made = []
     for _ in range(2):
         assert chapters.main([]) == 0
-        made.append((tmp_path / "README.md").read_text())
+        made.append((tmp_path / "README.md").read_text(encoding="utf-8"))
     assert made[0] == made[1]
     assert [item["mark"] for item in ITEM.finditer(made[0])] == ["1.", "2.", "-"]
     assert "2 of them" in made[0]
@@ -68,7 +68,7 @@ def test_every_step_has_its_chapter():
 
 def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
     """By its name or its number in the text, or by its number in the heading."""
-    text = " ".join(path.read_text() for path in SOURCES)
+    text = " ".join(path.read_text(encoding="utf-8") for path in SOURCES)
     named = {word.lower() for word in re.findall(r"(?i)\bsteps?\s+(\w+)", text)}
     assert SHARED
     assert [s.label for s in SHARED if s.number not in HEADED and not named & {s.name, str(s.number)}] == []
@@ -125,10 +125,16 @@ def test_the_line_under_a_heading_says_what_a_chapter_needs(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda source: (source / "00_more.md").write_text("# More\n"), "00_more stands in no part"),
+        (lambda source: (source / "00_more.md").write_text("# More\n", encoding="utf-8"), "00_more stands in no part"),
         (lambda source: (source / "00_one.md").unlink(), "00_one has no file"),
-        (lambda source: (source / TABLE).write_text("[[part]]\n"), "is no table of a course: KeyError: 'chapters'"),
-        (lambda source: (source / TABLE).write_text("part ="), "is no table of a course: TOMLDecodeError"),
+        (
+            lambda source: (source / TABLE).write_text("[[part]]\n", encoding="utf-8"),
+            "is no table of a course: KeyError: 'chapters'",
+        ),
+        (
+            lambda source: (source / TABLE).write_text("part =", encoding="utf-8"),
+            "is no table of a course: TOMLDecodeError",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_the_chapters_is_refused(tmp_path, change, told):
@@ -153,7 +159,7 @@ def test_a_chapter_has_the_number_of_its_step_and_a_heading(tmp_path):
         chapters.listed(tmp_path)
     write_course(tmp_path, "01_naive")
     (tmp_path / "source" / "08_explicit.md").unlink()
-    (tmp_path / "source" / "01_naive.md").write_text("No heading\n")
+    (tmp_path / "source" / "01_naive.md").write_text("No heading\n", encoding="utf-8")
     with pytest.raises(ValueError, match="must begin with a heading"):
         chapters.listed(tmp_path)
 
@@ -170,10 +176,10 @@ def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
     write_course(tmp_path, "00_one", "glossary")
     source = tmp_path / "source"
     (source / "glossary.md").write_text(
-        "# Words\n\n## CTA\n\n*Also: thread block*\n\nText.\n\n## warp group\n\nText.\n"
+        "# Words\n\n## CTA\n\n*Also: thread block*\n\nText.\n\n## warp group\n\nText.\n", encoding="utf-8"
     )
     text = "# A warp group\n\nSee `CTA`, [CTA](x.md) and CTAs, CTA. Warp groups. A thread block of a warp group.\n"
-    (source / "00_one.md").write_text(text + "\n```python\n'CTA'\n```\n")
+    (source / "00_one.md").write_text(text + "\n```python\n'CTA'\n```\n", encoding="utf-8")
     made = "\n".join(cell.source for cell in notebooks.read_source(source / "00_one.md").cells)
     assert "# A warp group\n" in made and "'CTA'" in made and "See `CTA`, [CTA](x.md) and" in made
     assert "[CTAs](glossary.ipynb#CTA), CTA. [Warp groups](glossary.ipynb#warp-group)." in made
@@ -183,11 +189,17 @@ def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
 def test_no_word_is_linked_in_the_line_under_the_heading_a_folded_answer_or_a_steps_name(tmp_path):
     write_course(tmp_path, "00_one", "glossary")
     source = tmp_path / "source"
-    (source / "glossary.md").write_text("# Words\n\n## shared memory\n\nText.\n\n## swizzle\n\nText.\n")
-    table = (source / "course.toml").read_text()
-    (source / "course.toml").write_text(re.sub(r'title = "[^"]*"', 'title = "On shared memory"', table))
+    (source / "glossary.md").write_text(
+        "# Words\n\n## shared memory\n\nText.\n\n## swizzle\n\nText.\n", encoding="utf-8"
+    )
+    table = (source / "course.toml").read_text(encoding="utf-8")
+    (source / "course.toml").write_text(
+        re.sub(r'title = "[^"]*"', 'title = "On shared memory"', table), encoding="utf-8"
+    )
     folded = "<details><summary>A swizzle?</summary>Of shared memory.</details>"
-    (source / "00_one.md").write_text(f"# One\n\n{folded}\n\nStep swizzle. A shared\nmemory. A swizzle.\n")
+    (source / "00_one.md").write_text(
+        f"# One\n\n{folded}\n\nStep swizzle. A shared\nmemory. A swizzle.\n", encoding="utf-8"
+    )
     made = notebooks.read_source(source / "00_one.md").cells[0].source
     assert "*On shared memory · " in made and folded in made
     assert (

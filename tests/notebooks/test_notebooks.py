@@ -120,19 +120,19 @@ def test_what_is_recorded_must_not_be_called_unrecorded():
 
 @pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
 def test_every_step_is_told_in_the_same_order(path):
-    headings = re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert headings == [*BONES, *(["Recap"] if path in LAST_OF_PARTS else [])]
 
 
 @pytest.mark.parametrize("path", LAST_OF_PARTS, ids=lambda p: p.stem)
 def test_a_part_ends_with_five_questions_whose_answers_are_folded(path):
-    recap = path.read_text().partition("## Recap")[2]
+    recap = path.read_text(encoding="utf-8").partition("## Recap")[2]
     assert recap.count("<details>") == recap.count("</details>") == recap.count("<summary>") == 5
 
 
 @pytest.mark.parametrize("path", STEP_SOURCES, ids=lambda p: p.stem)
 def test_a_prediction_starts_empty(path):
-    assert path.read_text().count("lesson.predict()") == 1
+    assert path.read_text(encoding="utf-8").count("lesson.predict()") == 1
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
@@ -193,11 +193,11 @@ def is_module(name: str) -> bool:
 def test_a_cell_keeps_its_id_when_another_comes(tmp_path):
     write_course(tmp_path, "00_start_here")
     path = tmp_path / "source" / "00_start_here.md"
-    path.write_text("# One\n\n```python\n1\n```\n\n```python\n1\n```\n")
+    path.write_text("# One\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
     before = notebooks.read_source(path)
     assert notebooks.read_source(path) == before
     assert len({cell.id for cell in before.cells}) == len(before.cells)
-    path.write_text("# One\n\n```python\n0\n```\n\n```python\n1\n```\n\n```python\n1\n```\n")
+    path.write_text("# One\n\n```python\n0\n```\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
     after = notebooks.read_source(path)
     assert [cell.id for cell in after.cells if cell.source != "0"] == [cell.id for cell in before.cells]
     nbformat.validate(after)
@@ -273,7 +273,7 @@ def test_what_jupyterlab_saves_is_what_was_there(tmp_path):
     path = tmp_path / "one.ipynb"
     write_course(tmp_path, "00_start_here")
     source = tmp_path / "source" / "00_start_here.md"
-    source.write_text("# One\n\n```python\n1\n```\n")
+    source.write_text("# One\n\n```python\n1\n```\n", encoding="utf-8")
     notebooks.write(notebooks.read_source(source), path)
     before = path.read_bytes()
     hook = f"{notebooks.keep_language.__module__}.{notebooks.keep_language.__name__}"
@@ -285,13 +285,13 @@ def test_what_jupyterlab_saves_is_what_was_there(tmp_path):
     assert {**reported, "version": ""} == {**notebooks.LANGUAGE, "version": ""}
     model["content"]["metadata"]["language_info"] = {**reported, "version": "3.99.0"}
     manager.save(model, "one.ipynb")
-    assert json.loads(path.read_text())["metadata"] == notebooks.read_source(source).metadata
+    assert json.loads(path.read_text(encoding="utf-8"))["metadata"] == notebooks.read_source(source).metadata
     assert path.read_bytes() == before
 
 
 def bad_chapter(tmp_path, monkeypatch):
     write_course(tmp_path, "00_bad")
-    (tmp_path / "source" / "00_bad.md").write_text("# Bad\n\n```python\n1 / 0\n```\n")
+    (tmp_path / "source" / "00_bad.md").write_text("# Bad\n\n```python\n1 / 0\n```\n", encoding="utf-8")
     monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(notebooks, "sources", lambda folder=tmp_path: [tmp_path / "source" / "00_bad.md"])
 
@@ -353,7 +353,7 @@ def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere
     folder = pages[0].parent
     assert {page.stem for page in pages} == {"index", *site.MORE, *(path.stem for path in SOURCES)}
     for page in pages:
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         found = References()
         found.feed(text)
         for reference in found.fetched:
@@ -369,15 +369,17 @@ def test_the_site_leads_along_the_path_and_can_be_searched(pages):
     folder = pages[0].parent
     path = [c.name for part in read_course(notebooks.NOTEBOOKS / "source") for c in part.chapters if c.place]
     for before, after in pairwise(path):
-        found = re.search(r'<a class="next-page" href="(\w+)\.html"', (folder / f"{before}.html").read_text())
+        found = re.search(
+            r'<a class="next-page" href="(\w+)\.html"', (folder / f"{before}.html").read_text(encoding="utf-8")
+        )
         assert found and found[1] == after
-    assert "producer" in (folder / "searchindex.js").read_text() and (folder / "search.html").exists()
+    assert "producer" in (folder / "searchindex.js").read_text(encoding="utf-8") and (folder / "search.html").exists()
 
 
 def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, capsys):
     write_course(tmp_path, "00_one")
-    (tmp_path / "source" / "00_one.md").write_text("# One\n\nSee [two](00_two.ipynb).\n")
-    (tmp_path / "README.md").write_text("# All\n")
+    (tmp_path / "source" / "00_one.md").write_text("# One\n\nSee [two](00_two.ipynb).\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text("# All\n", encoding="utf-8")
     notebooks.write(notebooks.read_source(tmp_path / "source" / "00_one.md"), tmp_path / "00_one.ipynb")
     monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(notebooks, "sources", lambda folder=tmp_path, find=notebooks.sources: find(folder))

@@ -19,19 +19,19 @@ FILE = re.compile(r"`((?:steps|tutorial_lib|tests|notebooks)/[\w./-]+)`")
 
 def code(page: str) -> str:
     """What stands as code in a page: in fences, and between backticks."""
-    text = (ROOT / page).read_text()
+    text = (ROOT / page).read_text(encoding="utf-8")
     fences = re.findall(r"^```[\w]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return "\n".join([*fences, *re.findall(r"`([^`\n]+)`", text)])
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_readme_is_one_screen():
-    lines = (ROOT / "README.md").read_text().splitlines()
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 100
     first, last = (
         lines.index(f"<!-- {mark} -->") for mark in ("best: made by `make report` from results/", "end of best")
@@ -41,7 +41,7 @@ def test_the_readme_is_one_screen():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page):
-    links = [link for link in LINK.findall((ROOT / page).read_text()) if not link.startswith("http")]
+    links = [link for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")) if not link.startswith("http")]
     assert links
     for link in links:
         name, _, anchor = link.partition("#")
@@ -52,7 +52,7 @@ def test_every_link_leads_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_there(page):
-    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     modules, made = COMMAND.findall(code(page)), TARGET.findall(code(page))
     assert modules or made
     for module in modules:
@@ -61,7 +61,9 @@ def test_every_command_is_there(page):
 
 
 def test_every_file_that_is_named_is_there():
-    named = {name for page in PAGES for name in FILE.findall((ROOT / page).read_text()) if "NN_" not in name}
+    named = {
+        name for page in PAGES for name in FILE.findall((ROOT / page).read_text(encoding="utf-8")) if "NN_" not in name
+    }
     named -= {
         "steps/cutile/step19_reciprocal.py",
         "steps/trials/name.py",
@@ -74,10 +76,10 @@ def test_every_file_that_is_named_is_there():
 
 def test_the_step_in_contributing_works_in_a_copy(tmp_path):
     """Its file and nothing else: found, listed, one hole changed, and right on the CPU."""
-    [module] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    [module] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     for folder in ("steps", "tutorial_lib"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "steps" / "cutile" / "step19_reciprocal.py").write_text(module)
+    (tmp_path / "steps" / "cutile" / "step19_reciprocal.py").write_text(module, encoding="utf-8")
     program = """
 import torch
 from steps import get_step
@@ -91,5 +93,5 @@ exact = FORWARD.reference(problem, inputs)
 found = FORWARD.check(step, problem, inputs, exact, FORWARD.yardstick(problem, inputs, exact))
 print(step.label, list(step.changed_holes()), found.correct)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8")
     assert done.stdout == "19 reciprocal ['divide'] True\n", done.stderr

@@ -39,7 +39,7 @@ def call(*arguments) -> tuple[int, str]:
 def together(module: str, *arguments, ranks: int = 2) -> subprocess.CompletedProcess:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*launch, "-m", module, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", env=os.environ)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_run_over_several_gpus_tells_the_share_of_ideal_and_what_of_the_sendin
     assert read_run(write_run(run, tmp_path / "a-gpu-x4" / "problem")) == run
     assert recorded_runs(tmp_path) == [] and recorded_runs(tmp_path, several=True) == [run]
     write_report(run, tmp_path / "a-gpu-x4" / "problem")
-    report = (tmp_path / "a-gpu-x4" / "problem" / "report.md").read_text()
+    report = (tmp_path / "a-gpu-x4" / "problem" / "report.md").read_text(encoding="utf-8")
     assert "| TFLOPS a GPU | of ceiling | of ideal |" in report and "| 3,000 | 3.02 | 2.81 | 0.201 |" in report
 
 

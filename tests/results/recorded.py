@@ -17,7 +17,9 @@ HEADLINE = "b4_h32_s4096_d128_fp16_causal"
 
 def tracked(*patterns: str) -> list[Path]:
     """Files that belong to the repository; what a user measured here since is none of its claims."""
-    listed = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    )
     return [path for line in listed.stdout.split("\0") if line and (path := ROOT / line).exists()]
 
 

@@ -153,7 +153,7 @@ def folder_of_schema_1(folder):
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps(content), encoding="utf-8")
     return [folder / name for name in files]
 
 
@@ -172,8 +172,8 @@ def test_the_command_rewrites_every_record_and_nothing_else(tmp_path, capsys):
     assert read_run(one).measurement("exp2").tflops == recorded().measurement("exp2").tflops
     assert read_run(two) == migrate_run(json.loads(before[1]))[0]
     assert [(m.number, m.name, m.file) for m in read_run(trial).steps] == [(0, "sdpa", None), (1, "late_wait", None)]
-    assert json.loads(search.read_text())["schema"] == 2
-    labels = json.loads(survey.read_text())
+    assert json.loads(search.read_text(encoding="utf-8"))["schema"] == 2
+    labels = json.loads(survey.read_text(encoding="utf-8"))
     there = [step for step in STEPS if part_of(step.number).timed and step.number < 100]  # the others came later
     known = [s.label for s in (*there, *INSIDE) if s.name not in ("half_output", "half_query")]
     assert labels["steps"] == list(labels["compiled"]) == known
@@ -186,9 +186,9 @@ def test_the_command_rewrites_every_record_and_nothing_else(tmp_path, capsys):
 
 def test_all_or_nothing(tmp_path, capsys, monkeypatch):
     paths = folder_of_schema_1(tmp_path)
-    broken = json.loads(paths[1].read_text())
+    broken = json.loads(paths[1].read_text(encoding="utf-8"))
     del broken["machine"]
-    paths[1].write_text(json.dumps(broken))
+    paths[1].write_text(json.dumps(broken), encoding="utf-8")
     before = contents(paths)
     assert main([str(tmp_path)]) == 2
     error = capsys.readouterr().err
@@ -206,7 +206,7 @@ def test_all_or_nothing(tmp_path, capsys, monkeypatch):
 
 
 def test_bad_requests_get_one_line(tmp_path, capsys):
-    (tmp_path / "codes.json").write_text('{"exp2": ["abc", 1, 2, 3]}')
+    (tmp_path / "codes.json").write_text('{"exp2": ["abc", 1, 2, 3]}', encoding="utf-8")
     for arguments in ([], [str(tmp_path), "--code", "missing.json"], [str(tmp_path), "--code"]):
         assert main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -217,7 +217,7 @@ def test_bad_requests_get_one_line(tmp_path, capsys):
 def test_a_warning_is_a_line_and_the_record_stays_without(tmp_path, capsys):
     path = folder_of_schema_1(tmp_path)[1]
     codes = tmp_path / "codes.txt"
-    codes.write_text(json.dumps({f"exp2|{SLUG}": ["abc", 1, 2, 3]}))
+    codes.write_text(json.dumps({f"exp2|{SLUG}": ["abc", 1, 2, 3]}), encoding="utf-8")
     assert main([str(tmp_path), "--code", str(codes)]) == 0
     assert f"{path}: exp2, {SLUG}: [1, 2, 3]" in capsys.readouterr().out
     assert read_run(path).measurement("exp2").code is None

@@ -55,7 +55,7 @@ def blank_figures(monkeypatch):
 def test_report_holds_every_step_and_how_it_was_measured(tmp_path, blank_figures):
     run = recorded()
     write_report(run, tmp_path)
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for m in run.everybody:
         assert m.title in text
     for m in run.inside:
@@ -83,7 +83,7 @@ def test_what_is_inside_a_step_stands_beside_its_predecessor_and_the_step():
 def test_figures_that_are_not_to_stay_are_drawn_and_not_linked(tmp_path, blank_figures):
     write_report(small(), tmp_path, linked=False)
     assert (tmp_path / "figures" / "gain.png").exists()
-    assert "![" not in (tmp_path / "report.md").read_text()
+    assert "![" not in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 def test_reports_are_drawn_from_the_file_alone(tmp_path):
@@ -107,7 +107,7 @@ def test_links_lead_from_a_report_to_the_files_of_its_steps(tmp_path):
 def test_a_report_names_no_step_of_its_own():
     """What knows the ladder is steps/report.py."""
     for path in ("report", "tables", "plots", "results"):
-        text = (ROOT / "tutorial_lib" / f"{path}.py").read_text()
+        text = (ROOT / "tutorial_lib" / f"{path}.py").read_text(encoding="utf-8")
         known = {step.name for step in (*STEPS, *INSIDE)} - {"sdpa", "latency", "occupancy", "registers", "found"}
         assert not known & set(re.findall(r'"(\w+)"', text)), path
         assert "import steps" not in text and "from steps" not in text
@@ -129,7 +129,7 @@ def place(tmp_path, monkeypatch, blank_figures):
         write_run(small(problem), tmp_path / "results" / "a-gpu" / problem.slug)
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(report, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text(f"Before.\n{report.BEGIN}\nold\n{report.END}\nAfter.\n")
+    (tmp_path / "README.md").write_text(f"Before.\n{report.BEGIN}\nold\n{report.END}\nAfter.\n", encoding="utf-8")
     return tmp_path
 
 
@@ -142,20 +142,23 @@ def test_the_command_draws_all_of_it_and_again_the_same(place, capsys):
     assert {"results/ladder.md", "results/ladder.html", "README.md", f"results/a-gpu/{slug}/report.md"} <= names
     assert {f"results/a-gpu/{slug}/results.csv", f"results/a-gpu/{slug}/figures/gain.png"} <= names
     assert f"results/a-gpu/by_length-{HEADLINE.family}.png" in names
-    page = (place / "results" / "ladder.html").read_text()
+    page = (place / "results" / "ladder.html").read_text(encoding="utf-8")
     assert page.count('src="data:image/png') == 1 and not re.search(r'(src|href)="https?:', page)
     unlinked = place / "results" / "a-gpu" / "b4_h32_s1024_d128_fp16_causal"
-    assert "![" not in (unlinked / "report.md").read_text() and (unlinked / "figures" / "gain.png").exists()
+    assert (
+        "![" not in (unlinked / "report.md").read_text(encoding="utf-8")
+        and (unlinked / "figures" / "gain.png").exists()
+    )
     before = [path.read_bytes() for path in made if path.suffix != ".html"]
     assert report.main([str(place / "results")]) == 0
     assert [path.read_bytes() for path in made if path.suffix != ".html"] == before
 
 
 def test_other_paths_leave_the_readme_alone(place, tmp_path):
-    before = report.README.read_text()
+    before = report.README.read_text(encoding="utf-8")
     write_run(small(), tmp_path / "elsewhere" / "one")
     assert report.main([str(tmp_path / "elsewhere")]) == 0
-    assert report.README.read_text() == before and (tmp_path / "elsewhere" / "ladder.md").exists()
+    assert report.README.read_text(encoding="utf-8") == before and (tmp_path / "elsewhere" / "ladder.md").exists()
 
 
 def test_the_readme_table_holds_rivals_and_the_best_of_each_part():
@@ -258,10 +261,10 @@ def test_what_is_told_over_lengths_leaves_out_runs_of_some_parts_and_of_other_le
 
 @pytest.mark.parametrize("text", ["nothing here", f"{report.END} {report.BEGIN} {report.BEGIN}"])
 def test_a_readme_without_markers_is_refused(tmp_path, text):
-    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
     with pytest.raises(ResultsError, match="must hold the lines"):
         report.update_readme(tmp_path / "README.md", [small()])
-    assert (tmp_path / "README.md").read_text() == text
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
 
 
 def test_one_document_tells_the_whole_ladder():
@@ -332,13 +335,13 @@ def test_runs_of_the_backward_pass_are_no_part_of_the_ladder(blank_figures, tmp_
     for forward in (run, longer):
         write_run(forward, tmp_path / "gpu" / forward.the_problem().slug)
     assert report.main([str(tmp_path)]) == 0
-    ladder = (tmp_path / "ladder.md").read_text()
+    ladder = (tmp_path / "ladder.md").read_text(encoding="utf-8")
     for forward in (run, longer):
         backward = forward.model_copy(update={"direction": "backward", "date": "2099-01-01T00:00:00+00:00"})
         write_run(backward, tmp_path / "gpu" / f"{forward.the_problem().slug}_backward")
     assert report.main([str(tmp_path)]) == 0
-    assert (tmp_path / "ladder.md").read_text() == ladder
-    told = (tmp_path / "gpu" / f"{run.the_problem().slug}_backward" / "report.md").read_text()
+    assert (tmp_path / "ladder.md").read_text(encoding="utf-8") == ladder
+    told = (tmp_path / "gpu" / f"{run.the_problem().slug}_backward" / "report.md").read_text(encoding="utf-8")
     assert told.startswith("# Attention's gradients, step by step")
     family = run.the_problem().family
     drawn = {path.name for path in (tmp_path / "gpu").glob("by_length-*.png")}
@@ -349,15 +352,15 @@ def test_what_is_committed_is_what_make_report_makes():
     made, pictures = [(path.parent / "report.md", read(path)) for path in PATHS], []
     for path, run in made:
         expected = as_markdown(run, path.parent, linked=run.the_problem() in report.HEADLINES)
-        assert path.read_text() == expected, "run `make report`"
+        assert path.read_text(encoding="utf-8") == expected, "run `make report`"
         for name in LINKS.findall(expected):
             assert (path.parent / name).exists(), name
             pictures += [path.parent / name] * name.endswith(".png")
-    told = subprocess.run(["git", "check-ignore", *pictures], cwd=ROOT, capture_output=True, text=True)
+    told = subprocess.run(["git", "check-ignore", *pictures], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert not told.stdout, "no clone has these figures: name their folder in .gitignore"
     runs = [run for _, run in made if run.direction == "forward" and run.ranks == 1]
-    assert (ROOT / "results" / "ladder.md").read_text() == report.ladder_report(runs, ROOT / "results")
-    text = report.README.read_text()
+    assert (ROOT / "results" / "ladder.md").read_text(encoding="utf-8") == report.ladder_report(runs, ROOT / "results")
+    text = report.README.read_text(encoding="utf-8")
     assert text.split(report.BEGIN)[1].split(report.END)[0].strip() == report.readme_table(runs), "run `make report`"
 
 

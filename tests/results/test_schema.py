@@ -32,7 +32,7 @@ from tutorial_lib.results import (
 def test_written_and_read_it_is_the_same(tmp_path):
     run = recorded()
     assert read_run(write_run(run, tmp_path)) == run
-    text = (tmp_path / "results.json").read_text()
+    text = (tmp_path / "results.json").read_text(encoding="utf-8")
     data = json.loads(text)
     assert data["schema"] == 2 and data["direction"] == "forward"
     step = data["steps"][3]
@@ -48,7 +48,7 @@ def test_what_is_no_number_is_written_as_json(tmp_path):
     """A step that is wrong may have an error of NaN or infinity, and JSON knows neither."""
     run = run_of({"sdpa": 1.0, "exp2": 2.0}, max_error=float("nan"))
     path = write_run(run, tmp_path)
-    assert "NaN" not in path.read_text() and read_run(path).measurement("exp2").max_error is None
+    assert "NaN" not in path.read_text(encoding="utf-8") and read_run(path).measurement("exp2").max_error is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_is_no_number_is_written_as_json(tmp_path):
 def test_a_file_of_another_schema_is_refused_in_one_line(tmp_path, spoil, message):
     path = write_run(recorded(), tmp_path / "a-gpu" / "one")
     assert len(recorded_runs(tmp_path)) == 1
-    path.write_text(spoil(path.read_text()))
+    path.write_text(spoil(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(ResultsError, match=re.escape(message)) as error:
         read_run(path)
     assert "\n" not in str(error.value)
@@ -89,7 +89,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
             patch.setattr(os, function, fails)
             with pytest.raises(OSError, match="disk full"):
                 write_whole(path, "new")
-        assert path.read_text() == "old"
+        assert path.read_text(encoding="utf-8") == "old"
         assert list(tmp_path.iterdir()) == [path]
 
 

@@ -253,7 +253,7 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
         return step.attention(*inputs, causal) + (wrong_by if step.name == "linked" else 0.0)
 
     measure = partial(agreement.measure, on_gpu=made_up)
-    (tmp_path / "README.md").write_text(agreement.README.read_text())
+    (tmp_path / "README.md").write_text(agreement.README.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr("steps.STEPS", [get_step("linked"), get_step("stages")])
     monkeypatch.setattr(agreement, "PROBLEMS", [p for p in agreement.PROBLEMS if p.head_dim == 128])
     monkeypatch.setattr(agreement, "measure", measure)
@@ -268,12 +268,14 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
     assert [(d.step, d.problems) for d in record.steps] == [("linked", 4), ("stages", 4)]
     assert [d.largest for d in record.steps] == pytest.approx([wrong_by, 0.0], abs=0.01)  # what is added is rounded
     told = agreement.sentence([record])
-    assert told in (tmp_path / "README.md").read_text() and told.split(" (")[0] in capsys.readouterr().out
+    assert (
+        told in (tmp_path / "README.md").read_text(encoding="utf-8") and told.split(" (")[0] in capsys.readouterr().out
+    )
     assert f"for {1 if wrong_by else 2} of 2 steps" in told and ("Not so for linked." in told) == bool(wrong_by)
 
 
 def test_the_page_says_what_is_recorded():
-    assert agreement.sentence(recorded_agreements(RESULTS)) in agreement.README.read_text()
+    assert agreement.sentence(recorded_agreements(RESULTS)) in agreement.README.read_text(encoding="utf-8")
 
 
 # --- the command ---
@@ -309,8 +311,10 @@ def test_a_file_is_simulated_as_it_was_edited(capsys, tmp_path):
     path = tmp_path / "mine.py"
     assert show(["overlap", "--output", str(path)]) == 0
     assert main([str(path)]) == 0
-    text = path.read_text()
-    path.write_text(text.replace("warpgroup_mma_wait(1, deps=[scores])", "warpgroup_mma_wait(2, deps=[scores])"))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        text.replace("warpgroup_mma_wait(1, deps=[scores])", "warpgroup_mma_wait(2, deps=[scores])"), encoding="utf-8"
+    )
     assert main([str(path)]) == 1
     assert "refused: wait(2) does not wait for this product" in capsys.readouterr().out
 
@@ -320,14 +324,14 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
 
     path = tmp_path / "mine.py"
     assert show(["overlap", "--output", str(path)]) == 0
-    text = path.read_text()
-    path.write_text(text.replace("kv_head = head //", "kv_head = haed //"))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("kv_head = head //", "kv_head = haed //"), encoding="utf-8")
     assert main([str(path)]) == 1
     assert re.search(r"refused: NameError: name 'haed' is not defined, at .*:\d+ produce `", capsys.readouterr().out)
-    path.write_text(text.replace("STAGES: gl.constexpr = gl", "STAGES: gl.constexpr = lg"))
+    path.write_text(text.replace("STAGES: gl.constexpr = gl", "STAGES: gl.constexpr = lg"), encoding="utf-8")
     assert main([str(path)]) == 2
     assert capsys.readouterr().err == "steps.simulate: mine.py: NameError: name 'lg' is not defined\n"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     assert main([str(path), "--seq-len", "99968"]) == 2
     assert "ask for a smaller --seq-len" in capsys.readouterr().err
 

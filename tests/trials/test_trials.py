@@ -145,5 +145,5 @@ def test_a_trial_that_nobody_recorded_says_how_to(monkeypatch):
 def test_files_of_others_are_passed_over(tmp_path):
     folder = tmp_path / "machine" / "trials" / "lazy"
     folder.mkdir(parents=True)
-    (folder / "notes.json").write_text(json.dumps({"schema": 9}))
+    (folder / "notes.json").write_text(json.dumps({"schema": 9}), encoding="utf-8")
     assert recorded_trial(get_trial("lazy"), tmp_path) == []
