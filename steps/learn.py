@@ -66,7 +66,7 @@ def write_copies(folder: Path = LEARN, chapters: Path = NOTEBOOKS) -> list[Path]
 
     answers = Answers(folder)
     answers.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / LIST, (chapters / LIST).read_text())
+    write_whole(folder / LIST, (chapters / LIST).read_text(encoding="utf-8"))
     written = []
     for source in sources(chapters):
         path = folder / f"{source.stem}.ipynb"
@@ -85,7 +85,7 @@ def _origin(path: Path) -> str | None:
     import json
 
     try:
-        return json.loads(path.read_text())["metadata"][ORIGIN]
+        return json.loads(path.read_text(encoding="utf-8"))["metadata"][ORIGIN]
     except (ValueError, KeyError, TypeError):
         return None
 

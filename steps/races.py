@@ -78,7 +78,8 @@ def main() -> int:
             ["compute-sanitizer", *OPTIONS, sys.executable, "-m", "steps.once", *sys.argv[1:]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
     except OSError as error:
         print(f"steps.races: compute-sanitizer, of the CUDA toolkit, cannot be run: {error}", file=sys.stderr)

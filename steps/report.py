@@ -122,7 +122,7 @@ def _in_the_mean(runs: Sequence[Run]) -> str:
 
 def update_readme(path: Path, runs: Sequence[Run]) -> None:
     """Replace what stands between the README's markers; raises ResultsError when they are missing."""
-    text = Path(path).read_text()
+    text = Path(path).read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ResultsError(f"{path} must hold the lines '{BEGIN}' and '{END}' once, between which the table goes")
     head, rest = text.split(BEGIN)

@@ -31,7 +31,7 @@ class Answers:
         """The day on which each exercise was solved. Raises ValueError for a file that is damaged."""
         path = self.folder / "progress.json"
         try:
-            found = json.loads(path.read_text())["solved"]
+            found = json.loads(path.read_text(encoding="utf-8"))["solved"]
             return {name: date.fromisoformat(day).isoformat() for name, day in found.items()}
         except FileNotFoundError:
             return {}
@@ -41,7 +41,7 @@ class Answers:
     def answer(self, name: str) -> str | None:
         """The learner's function, or None."""
         path = self.folder / f"{name}.py"
-        return path.read_text() if path.exists() else None
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def keep(self, name: str, source: str, right: bool) -> None:
         """Keep an answer; one that is not right does not take the place of one that is."""

@@ -48,7 +48,13 @@ def read_counters(command: list[str], kernel: str, timeout: float) -> list[dict[
     options = ["--clock-control", "none", "--kernel-name", f"regex:{kernel}", "--csv"]
     options += ["--metrics", ",".join(METRICS.values())]
     try:
-        done = subprocess.run([find_ncu(), *options, *command], capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            [find_ncu(), *options, *command],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+        )
     except subprocess.TimeoutExpired:
         raise CountersError(f"ncu gave no answer within {timeout:g} s") from None
     if done.returncode:

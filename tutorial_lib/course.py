@@ -37,7 +37,7 @@ def read_course(folder: Path) -> list[Part]:
     """The parts of ``folder / course.toml``. Raises ValueError where it and the chapters in ``folder`` do not agree."""
     path = Path(folder, TABLE)
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
         place, parts = 0, []
         for part in table["part"]:
             found = []

@@ -107,7 +107,7 @@ def available_bytes(device: str) -> int:
 
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo") as file:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             names = re.findall(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
     except OSError:
         names = []
@@ -199,7 +199,7 @@ def gpu_turn(device: str):
     import fcntl  # Linux has it, and so has every machine that runs these kernels
 
     try:
-        lock = open(Path(tempfile.gettempdir(), "fmha-tutorial-gpu.lock"), "a")  # noqa: SIM115  closed below
+        lock = open(Path(tempfile.gettempdir(), "fmha-tutorial-gpu.lock"), "ab")  # noqa: SIM115  closed below
     except OSError:  # another user's file
         yield
         return

@@ -121,7 +121,7 @@ def glossary(folder: Path) -> list[tuple[list[str], str]]:
     path = folder / f"{GLOSSARY}.md"
     if not path.exists():
         return []
-    entries = re.findall(r"^## (.+)\n\n(?:\*Also: ([^*]+)\*)?", path.read_text(), re.MULTILINE)
+    entries = re.findall(r"^## (.+)\n\n(?:\*Also: ([^*]+)\*)?", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [([term, *filter(None, also.split(", "))], term.replace(" ", "-")) for term, also in entries]
 
 
@@ -201,7 +201,7 @@ def keep_language(model: dict, **_) -> None:
 
 def heading(path: Path) -> str:
     """The first heading of a Markdown file; raises ValueError where its first line is none."""
-    first = path.read_text().partition("\n")[0]
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
     if not first.startswith("# "):
         raise ValueError(f"{path} must begin with a heading, such as: # The idea; got {first!r}")
     return first.removeprefix("# ")

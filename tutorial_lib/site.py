@@ -92,16 +92,16 @@ def write_pages(notebooks: Path, source: Path) -> None:
                 if told := output.get("data", {}).get("text/markdown"):
                     output["data"]["text/markdown"] = re.sub(r"(]\(\w+)\.ipynb(?=[#)])", r"\1.html", told)
         nbformat.write(notebook, source / f"{chapter.name}.ipynb")
-    index = _links((notebooks / "README.md").read_text())
+    index = _links((notebooks / "README.md").read_text(encoding="utf-8"))
     captions = {part.title.partition(":")[0]: [c for c in part.chapters if c.place] for part in course}
     for name, path in MORE.items():
-        text = Path(__file__).parents[1].joinpath(path).read_text()
-        (source / f"{name}.md").write_text(text.replace("](../../notebooks/", "]("))
+        text = Path(__file__).parents[1].joinpath(path).read_text(encoding="utf-8")
+        (source / f"{name}.md").write_text(text.replace("](../../notebooks/", "]("), encoding="utf-8")
     captions["Beside the path"] = [chapter for chapter in chapters if not chapter.place]  # next leads along the path
     for caption, found in captions.items():
         names = "\n".join([chapter.name for chapter in found] + [*MORE] * (caption == "Beside the path"))
         index += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n"
-    (source / "index.md").write_text(index)
+    (source / "index.md").write_text(index, encoding="utf-8")
 
 
 def _links(text: str) -> str:

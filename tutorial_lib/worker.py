@@ -62,7 +62,9 @@ class Worker:
     def __init__(self, factory: Callable, *args, on_start: Callable[[Worker], None] | None = None):
         self._factory, self._args, self._on_start = factory, args, on_start
         self._process = self._connection = None
-        self._output = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="worker-")  # noqa: SIM115  closed in __exit__
+        self._output = tempfile.NamedTemporaryFile(  # noqa: SIM115  closed in __exit__
+            "w+", encoding="utf-8", errors="replace", suffix=".log", prefix="worker-"
+        )
 
     def call(self, method: str, *args, timeout: float):
         """``method(*args)`` of the object over there, within ``timeout`` seconds."""

@@ -72,7 +72,7 @@ def shared_kib(arch: str) -> int:
 @cache
 def rules() -> dict[str, tuple[Rule, ...]]:
     """The rules of every kind of kernel, in their order. Raises TypeError for a field that a rule does not have."""
-    table = tomllib.loads(TABLE.read_text())
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return {kernel: tuple(_rule(kernel, row) for row in rows) for kernel, rows in table.items()}
 
 

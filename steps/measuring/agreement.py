@@ -76,5 +76,5 @@ def sentence(recorded: list[Agreement]) -> str:
 
 def update_readme(recorded: list[Agreement], path: Path = README) -> None:
     """Replace what stands between the markers of the simulator's page."""
-    head, rest = path.read_text().split(BEGIN)
+    head, rest = path.read_text(encoding="utf-8").split(BEGIN)
     write_whole(path, f"{head}{BEGIN}\n\n{sentence(recorded)}\n\n{END}{rest.split(END)[1]}")

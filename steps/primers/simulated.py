@@ -35,7 +35,7 @@ class Case:
 
 
 def text_of(primer: str) -> str:
-    return (PRIMERS / f"{primer}.py").read_text()
+    return (PRIMERS / f"{primer}.py").read_text(encoding="utf-8")
 
 
 def with_function(text: str, name: str, source: str) -> str:

@@ -127,5 +127,5 @@ def _imports(lines: dict[str, str]) -> str:
 def formatted(text: str) -> str:
     """The text as ruff formats it, or as it is where there is no ruff."""
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8")
     return done.stdout if done.returncode == 0 else text

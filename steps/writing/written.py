@@ -66,7 +66,7 @@ def module_in(text: str):
     name = f"written_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
         path = cache_folder() / "written" / f"{name}.py"
-        if not path.exists() or path.read_text() != text:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
@@ -203,7 +203,7 @@ def read_step(path: Path) -> WrittenStep:
     """The step of a file that ``steps.show`` wrote and somebody may have edited; raises ValueError."""
     path = Path(path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     found = ORIGIN.search(text)
