@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steps.core.ladder import get_step, part_of
-from tutorial_lib.command import OneLineParser, as_command
+from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.course import Chapter, read_course
 from tutorial_lib.files import write_whole
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading, sources
@@ -97,7 +97,7 @@ def _label(step) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
-        OneLineParser(prog="python -m steps.chapters", description=__doc__.split("\n\n")[0]).parse_args(arguments)
+        parser_of("steps.chapters", __doc__).parse_args(arguments)
         write_whole(NOTEBOOKS / LIST, listed())
         print(NOTEBOOKS / LIST)
         return 0

@@ -19,16 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
-from tutorial_lib.compiler import (
-    AMD_ARCHITECTURES,
-    CUTILE_ARCHITECTURES,
-    Compiled,
-    CompilerError,
-    from_fields,
-    keep,
-    read_kept,
-)
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
+from tutorial_lib.compiled import Compiled, from_fields
+from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, CompilerError, keep, read_kept
 from tutorial_lib.problem import Problem
 
 if TYPE_CHECKING:
@@ -40,7 +33,7 @@ PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")  # whose versions dec
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.inspect", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.inspect", __doc__)
     parser.add_argument("step", help="number or name of a step, a file that steps.show wrote, or all")
     parser.add_argument("--against", metavar="STEP", help="compare with this step")
     archs = "such as sm_90,sm_121 or gfx950; all: NVIDIA's or AMD's, as the step is, or both (the step's own)"
@@ -153,7 +146,8 @@ def examine(options: argparse.Namespace, architectures: Sequence[str]) -> Examin
             compiled[arch] = str(error)
     examined = Examined(step.label, step.change, other and other.label, problem, step.direction, compiled)
     if not any(isinstance(found, str) for found in compiled.values()):
-        keep(identity(options), asdict(examined))
+        found = {arch: [c and c.fields() for c in pair] for arch, pair in compiled.items()}
+        keep(identity(options), vars(examined) | {"problem": asdict(problem), "compiled": found})
     return examined
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from steps.core.problems import few_heads
 from steps.core.recorded import find_recorded
-from tutorial_lib.command import OneLineParser, as_command, check_writable, make_console
+from tutorial_lib.command import as_command, check_writable, make_console, parser_of
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 
@@ -163,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.layouts", description=__doc__.split("\n\n")[1])
+    parser = parser_of("steps.layouts", __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="recorded runs (results)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the drawings here (RESULTS/layouts)")
     return as_command("steps.layouts", lambda: run(parser.parse_args(arguments)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutorial_lib.answers import LEARN, Answers
-from tutorial_lib.command import OneLineParser, as_command
+from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, read_source, sources
 
 # The last line of a cell that holds an exercise, which calls it with the function that stands above.
@@ -106,7 +106,7 @@ def run() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.learn", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.learn", __doc__)
 
     def work() -> int:
         parser.parse_args(arguments)

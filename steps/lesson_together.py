@@ -145,7 +145,9 @@ def checked(direction: str) -> Run:
     with TemporaryDirectory() as folder:
         command = [*launch, "-m", "steps.run", *asked, "--output-dir", folder]
         here = Path(__file__).resolve().parent.parent
-        done = subprocess.run(list(map(str, command)), cwd=here, capture_output=True, encoding="utf-8", errors="replace")
+        done = subprocess.run(
+            list(map(str, command)), cwd=here, capture_output=True, encoding="utf-8", errors="replace"
+        )
         if done.returncode:
             raise RuntimeError(last_words(done.stderr))
         [path] = Path(folder).glob("*/*/results.json")

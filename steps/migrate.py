@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from steps.core import ladder
 from steps.core.ladder import OLD_NAMES, OLD_NUMBERS, get_step, module_file, part_of
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable
+from tutorial_lib.command import BadRequest, as_command, check_writable, parser_of
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import SCHEMA, Measurement, ResultsError, Run, Search, Survey, as_json
@@ -203,7 +203,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.migrate", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.migrate", __doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="where the records are, such as results")
     codes = "fingerprints of the machine code by step and problem: a step with the code of another is never faster"
     parser.add_argument("--code", type=Path, metavar="FILE", help=codes)

@@ -7,8 +7,12 @@ third argument, ``backward``, says of which pass peers are meant; their forward 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
+
+from tutorial_lib.command import BadRequest, as_command, parser_of
 
 
 def named(text: str, problem, direction: str = "forward") -> list:
@@ -28,15 +32,17 @@ def named(text: str, problem, direction: str = "forward") -> list:
     return found
 
 
-def main() -> None:
+def run(steps: str, problem, direction: str) -> int:
+    """Run each of the steps once and say so; raises BadRequest without a GPU, and ValueError for an unknown name."""
     import torch
 
     from steps.core.step import target_of
+    from tutorial_lib.hardware import has_gpu
     from tutorial_lib.passes import pass_of
-    from tutorial_lib.problem import Problem
 
-    problem = Problem(**json.loads(sys.argv[2]))
-    for step in named(sys.argv[1], problem, *sys.argv[3:]):
+    if not has_gpu():
+        raise BadRequest("this needs a GPU")
+    for step in named(steps, problem, direction):
         if reason := step.unsupported(problem, target_of(torch.device("cuda", torch.cuda.current_device()))):
             print(f"{step.label}: skipped, {reason}")
             continue
@@ -44,7 +50,33 @@ def main() -> None:
         pass_of(step).call(step, problem, inputs)
         torch.cuda.synchronize()
         print(f"{step.label}: ran")
+    return 0
+
+
+def problem_of(text: str):
+    """The Problem whose fields are written as JSON."""
+    from tutorial_lib.problem import Problem
+
+    try:
+        return Problem(**json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"not a problem in JSON: {text}: {error}") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from tutorial_lib.passes import PASSES
+
+    parser = parser_of("steps.once", __doc__)
+    parser.add_argument("steps", metavar="STEPS", help="such as exp2,hopper,lazy_4")
+    parser.add_argument("problem", metavar="PROBLEM", type=problem_of, help="the fields of a Problem, as JSON")
+    parser.add_argument("direction", nargs="?", choices=list(PASSES), default="forward", help="the pass of peers")
+
+    def work() -> int:
+        options = parser.parse_args(arguments)
+        return run(options.steps, options.problem, options.direction)
+
+    return as_command("steps.once", work, interrupted="Interrupted.", wrong=(ValueError,))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.physics", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.physics", __doc__)
     parser.add_argument("--step", default="best", help="the step among the loads (best, by what is recorded)")
     parser.add_argument("--iterations", type=whole_number, default=5, metavar="N", help="rounds (5)")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tutorial_lib.command import OneLineParser, as_command, make_console
+from tutorial_lib.command import as_command, make_console, parser_of
 
 
 def rows(solved: dict[str, str], answered) -> list[tuple[str, str, str]]:
@@ -44,7 +44,7 @@ def run() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.progress", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.progress", __doc__)
 
     def work() -> int:
         parser.parse_args(arguments)

@@ -22,6 +22,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tutorial_lib.command import BadRequest, as_command
+
 LIMIT = 1_000_000  # hazards that racecheck shows; of those beyond it says nothing
 OPTIONS = ["--tool", "racecheck", "--racecheck-report", "hazard", "--print-limit", str(LIMIT), "--show-backtrace", "no"]
 HAZARD = re.compile(r"hazard detected at (?P<where>.*)\n=+ +(?P<first>.* Thread .*)\n=+ +(?P<second>.* Thread .*)")
@@ -69,10 +71,9 @@ def _where(function, begin: str) -> str:
     return rf"{re.escape(Path(inspect.getsourcefile(function.fn)).name)}:{number}"
 
 
-def main() -> int:
+def run() -> int:
     if len(sys.argv) != 3:
-        print("steps.races: expected two arguments, STEPS and PROBLEM, such as hopper '{...}'", file=sys.stderr)
-        return 2
+        raise BadRequest("expected two arguments, STEPS and PROBLEM, such as hopper '{...}'")
     try:
         done = subprocess.run(
             ["compute-sanitizer", *OPTIONS, sys.executable, "-m", "steps.once", *sys.argv[1:]],
@@ -82,8 +83,7 @@ def main() -> int:
             errors="replace",
         )
     except OSError as error:
-        print(f"steps.races: compute-sanitizer, of the CUDA toolkit, cannot be run: {error}", file=sys.stderr)
-        return 2
+        raise BadRequest(f"compute-sanitizer, of the CUDA toolkit, cannot be run: {error}") from None
     summary = SUMMARY.search(done.stdout)
     if done.returncode or not summary:
         print(done.stdout, file=sys.stderr)
@@ -100,6 +100,10 @@ def main() -> int:
     print(*found, sep="\n")
     print(f"{len(found)} hazards, and {of_roles} reads of roles and {of_handover} of a handover that are none")
     return 1 if found else 0
+
+
+def main() -> int:
+    return as_command("steps.races", run, interrupted="Interrupted.")
 
 
 if __name__ == "__main__":

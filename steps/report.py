@@ -19,7 +19,7 @@ from steps.core.grids import GRIDS
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
 from tutorial_lib import plots, tables
-from tutorial_lib.command import OneLineParser, as_command
+from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.report import HOW_TIMED, best_by_problem, link, read_all, write_length_plots, write_report
 from tutorial_lib.results import (
@@ -286,7 +286,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m steps.report", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.report", __doc__)
     paths = "results.json files, or folders of them (results)"
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="PATH", help=paths)
     return as_command("steps.report", lambda: run(parser.parse_args(arguments)), wrong=(ValueError, OSError))

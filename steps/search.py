@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from steps.core.problems import standard
 from steps.core.tiles import BlockShape, Tile
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
@@ -219,7 +219,7 @@ def search(kernel, problem: Problem, made: dict, console) -> Searched:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.search", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.search", __doc__)
     parser.add_argument("--direction", default="forward", choices=PASSES, help="attention, or its gradients (forward)")
     parser.add_argument(
         "--head-dim",

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, measure_or_show, whole_number
+from tutorial_lib.command import BadRequest, as_command, measure_or_show, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 
 STEPS = "sdpa,approx_division,wgmma,at_maxima"  # the baseline, and one that is slow, middling and fast
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.second_opinion", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.second_opinion", __doc__)
     parser.add_argument("--steps", default=STEPS, help=f"numbers, names and parts, as steps.run has them ({STEPS})")
     parser.add_argument("--iterations", type=whole_number, default=9, metavar="N", help="rounds (9)")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")

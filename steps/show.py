@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.show", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.show", __doc__)
     parser.add_argument("step", help="number or name of a step")
     parser.add_argument("--against", metavar="STEP", help="mark what differs from this step (the one it stands on)")
     parser.add_argument("--head-dim", type=whole_number, metavar="N", help="(as the step's own problem, as all below)")

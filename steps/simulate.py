@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 
 SIMULATED = ("gluon", "hopper", "blackwell", "triton", "cdna")  # kernels in Gluon, and one in Triton
 RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full ones
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.simulate", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.simulate", __doc__)
     parser.add_argument("step", nargs="?", help="number or name of a step, or a file that steps.show wrote")
     number = {"type": whole_number, "metavar": "N"}
     length = f"query length ({RAGGED}; {EVEN} for a file whose kernel wants full tiles)"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 
 STAMPS = 16384  # that a role may write: some 1,500 tiles of keys
@@ -25,7 +25,7 @@ SIMULATED_BLOCKS = 132  # of which the simulator's stamps are kept
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.trace", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.trace", __doc__)
     parser.add_argument("step", help="number or name of a Gluon or Hopper step")
     number = {"type": whole_number, "metavar": "N"}
     parser.add_argument("--batch", default=4, help="(4)", **number)

@@ -16,14 +16,14 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, measure_or_show, whole_number
+from tutorial_lib.command import BadRequest, as_command, measure_or_show, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 
 OTHERS = "SDPA, other weights and data"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.train", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.train", __doc__)
     parser.add_argument("--forward", default="best", metavar="STEP", help="the forward step (best)")
     parser.add_argument("--backward", default="best", metavar="STEP", help="the backward step (best)")
     parser.add_argument("--count", type=whole_number, default=300, metavar="N", help="training steps (300)")

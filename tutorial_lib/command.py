@@ -6,7 +6,10 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from tutorial_lib import streams
 
 
 class BadRequest(ValueError):
@@ -20,17 +23,33 @@ class OneLineParser(argparse.ArgumentParser):
         raise BadRequest(message)
 
 
+def parser_of(module: str, docstring: str | None, **settings) -> OneLineParser:
+    """The parser of ``python -m MODULE``, which the first paragraph of its docstring describes: ``-OO`` leaves none."""
+    return OneLineParser(prog=f"python -m {module}", description=docstring and docstring.split("\n\n")[0], **settings)
+
+
 def as_command(
     name: str, work: Callable[[], int], *, interrupted: str = "", wrong: tuple[type[Exception], ...] = ()
 ) -> int:
     """The exit status of ``work``, with every error that is not a fault of ours told in one line.
 
     2: a request that makes no sense, a package that is not installed, or what ``wrong`` names; 1: something cannot be
-    read or written; 130: Ctrl-C, with what ``interrupted`` says of it.
+    read or written; 130: Ctrl-C, with what ``interrupted`` says of it, or, without a word, a reader that went away.
+    Standard output may be closed, or lack characters (``streams``).
     """
+    with streams.made_safe():
+        return _told(name, work, interrupted, wrong)
+
+
+def _told(name: str, work: Callable[[], int], interrupted: str, wrong: tuple[type[Exception], ...]) -> int:
     try:
-        return work()
-    except (KeyboardInterrupt, BrokenPipeError):
+        try:
+            return work()
+        finally:
+            sys.stdout.flush()  # fails here, where it can be told, and not when Python ends
+    except BrokenPipeError:
+        status, told = 130, ""
+    except KeyboardInterrupt:
         status, told = 130, interrupted
     except (BadRequest, *wrong) as error:
         status, told = 2, f"{name}: {error}"
@@ -39,8 +58,10 @@ def as_command(
         status, told = 2, told + "`make .venv/ready` installs all, and `. .venv/bin/activate` makes python find it"
     except OSError as error:  # a full disk, say
         status, told = 1, f"{name}: {error}"
-    if told:
-        print(told, file=sys.stderr)
+    with suppress(BrokenPipeError):
+        if told:
+            print(told, file=sys.stderr)
+    streams.give_up_unwritable()
     return status
 
 
@@ -69,7 +90,15 @@ def make_console(**settings):
     """A rich console; piped, it is wide enough that no row is broken."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
+    class Told(Console):
+        def on_broken_pipe(self):
+            raise  # the BrokenPipeError that it is called for: ``as_command`` knows what to do
+
+        def render_str(self, text: str, **settings):
+            """Spelled out before columns are measured, so that they align."""
+            return super().render_str(text if self.encoding.startswith("utf") else streams.spelled(text), **settings)
+
+    return Told(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
 
 
 def measure_or_show(folder: Path, name: str, recorded: Callable, measure: Callable, show: Callable) -> int:

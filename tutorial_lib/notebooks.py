@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of
 from tutorial_lib.course import Chapter, chapters_of
 from tutorial_lib.files import write_whole
 
@@ -209,11 +209,10 @@ def heading(path: Path) -> str:
 
 def run(options: argparse.Namespace) -> int:
     import nbformat
-    from rich.console import Console
 
     from tutorial_lib.hardware import has_gpu
 
-    console = Console()
+    console = make_console()
     known = {path.stem: path for path in sources()}
     for name in options.names:
         if name not in known:
@@ -255,7 +254,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m tutorial_lib.notebooks", description=__doc__.split("\n\n")[0])
+    parser = parser_of("tutorial_lib.notebooks", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 03_exp2 (all)")
     parser.add_argument("--execute", action="store_true", help="execute the notebooks that are there, not their source")
     parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as a site")

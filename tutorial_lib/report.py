@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from tutorial_lib import plots, tables, timing
-from tutorial_lib.command import OneLineParser
+from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import (
@@ -355,19 +355,19 @@ def read_all(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m tutorial_lib.report", description=__doc__)
+    parser = parser_of("tutorial_lib.report", __doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="results.json files, or folders of them")
-    try:
+
+    def work() -> int:
         found = read_all(parser.parse_args(arguments).paths)
         for folder, run in found:
             write_report(run, folder)
             print(folder / "report.md")
         for path in write_length_plots(found):
             print(path)
-    except (ValueError, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return as_command("tutorial_lib.report", work, wrong=(ValueError, OSError))
 
 
 if __name__ == "__main__":

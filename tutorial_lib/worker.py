@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -193,6 +194,8 @@ def _serve(connection, output: str, factory: Callable, args: tuple) -> None:
     log = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # As the log is read, whatever the locale; and there may be neither, where the first process has none.
+    sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     faulthandler.register(WHERE)
     WAITS.append(lambda waits: connection.send(("waits", waits)))
     served = None

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from steps.core.grids import some_of
 from steps.trials import all_trials, get_trial
-from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m steps.trials", description=__doc__.split("\n\n")[0])
+    parser = parser_of("steps.trials", __doc__)
     parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"of {', '.join(all_trials())} (all)")
     parser.add_argument("--iterations", default=5, type=whole_number, metavar="N", help="rounds of timing (5)")
     going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
