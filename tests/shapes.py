@@ -9,42 +9,48 @@ def problem(**changes) -> Problem:
     return Problem(**fields | changes)
 
 
+# What every step computes at each commit: lengths that differ and fill no tile, several tiles of either kind, grouped
+# heads under a mask, and the other type without one.
+HARD = [
+    problem(batch=1, heads=3, kv_heads=1, head_dim=128, seq_len_q=200, seq_len_kv=150),
+    problem(heads=2, seq_len_q=200, seq_len_kv=77, causal=False, dtype="bfloat16"),
+]
 SHAPES = [
     problem(),
-    problem(causal=False),
-    problem(dtype="bfloat16"),
-    problem(dtype="bfloat16", causal=False, head_dim=32),
-    problem(head_dim=32),
-    problem(head_dim=128, causal=False),
+    problem(heads=2, causal=False),
+    problem(heads=2, dtype="bfloat16"),
+    problem(heads=2, dtype="bfloat16", causal=False, head_dim=32),
+    problem(heads=2, head_dim=32),
+    problem(batch=1, head_dim=128, causal=False),
     problem(head_dim=256, batch=1, heads=2),
     problem(head_dim=256, batch=1, heads=2, dtype="bfloat16", causal=False, seq_len_q=70, seq_len_kv=70),
     problem(seq_len_q=1, seq_len_kv=1),
     problem(seq_len_q=1, seq_len_kv=1, causal=False, dtype="bfloat16"),
-    problem(seq_len_q=1, seq_len_kv=200, causal=False),
-    problem(seq_len_q=1, seq_len_kv=200),
-    problem(seq_len_q=200, seq_len_kv=1),
-    problem(seq_len_q=129, seq_len_kv=129),
-    problem(seq_len_q=127, seq_len_kv=127, causal=False, head_dim=128),
-    problem(seq_len_q=77, seq_len_kv=200),
-    problem(seq_len_q=200, seq_len_kv=77),
-    problem(seq_len_q=200, seq_len_kv=77, causal=False, dtype="bfloat16"),
-    problem(seq_len_q=64, seq_len_kv=320, head_dim=128),
-    problem(seq_len_q=320, seq_len_kv=64, head_dim=128),
+    problem(batch=1, seq_len_q=1, seq_len_kv=200, causal=False),
+    problem(heads=2, seq_len_q=1, seq_len_kv=200),
+    problem(heads=2, seq_len_q=200, seq_len_kv=1),
+    problem(heads=2, seq_len_q=129, seq_len_kv=129),
+    problem(batch=1, heads=2, seq_len_q=127, seq_len_kv=127, causal=False, head_dim=128),
+    problem(heads=2, seq_len_q=77, seq_len_kv=200),
+    problem(batch=1, heads=3, seq_len_q=200, seq_len_kv=77),
+    *HARD,
+    problem(batch=1, heads=2, seq_len_q=64, seq_len_kv=320, head_dim=128),
+    problem(batch=1, heads=2, seq_len_q=320, seq_len_kv=64, head_dim=128),
     problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128),
     problem(batch=1, heads=2, seq_len_q=77, seq_len_kv=200, head_dim=128, causal=False),
     problem(kv_heads=2),
-    problem(kv_heads=1, seq_len_q=100, seq_len_kv=150, causal=False, dtype="bfloat16"),
-    problem(heads=6, kv_heads=2, head_dim=128, seq_len_q=65, seq_len_kv=200),
-    problem(scale=0.5),
-    problem(scale=-0.3, causal=False, seq_len_q=90, seq_len_kv=90),
-    problem(scale=0.0),
+    problem(heads=2, kv_heads=1, seq_len_q=100, seq_len_kv=150, causal=False, dtype="bfloat16"),
+    problem(batch=1, heads=6, kv_heads=2, head_dim=128, seq_len_q=65, seq_len_kv=200),
+    problem(heads=2, scale=0.5),
+    problem(heads=2, scale=-0.3, causal=False, seq_len_q=90, seq_len_kv=90),
+    problem(heads=2, scale=0.0),
 ]
 
 # Head dimensions between those of tiles, which some steps fill up with zeros.
 PADDED = [
-    problem(head_dim=96, seq_len_q=130, seq_len_kv=200),
+    problem(heads=2, head_dim=96, seq_len_q=130, seq_len_kv=200),
     problem(head_dim=80, causal=False, dtype="bfloat16", kv_heads=2, seq_len_q=77),
-    problem(head_dim=40, causal=False, seq_len_q=1, seq_len_kv=70),
+    problem(heads=2, head_dim=40, causal=False, seq_len_q=1, seq_len_kv=70),
     problem(head_dim=192, batch=1, heads=2),
 ]
 

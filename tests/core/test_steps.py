@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import re
 import secrets
+from functools import lru_cache
 
 import pytest
 import torch
@@ -20,10 +21,13 @@ from steps.everyday.decoding import DecodeStep
 from steps.gluon.skeleton import GluonStep
 from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Roles
-from tests.shapes import PADDED, SHAPES, problem
+from steps.writing.written import write_step
+from tests.distinct import core, distinct, named
+from tests.selection import sampled
+from tests.shapes import HARD, PADDED, SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, compare, cosine, rounding_step, worst
 from tutorial_lib.passes import FORWARD
-from tutorial_lib.reference import attention_float64, sdpa_error
+from tutorial_lib.reference import attention_and_lse_float64, attention_float64, sdpa_error
 
 
 def decodes(shape) -> bool:
@@ -38,34 +42,89 @@ BLACKWELL = [step for step in STEPS if isinstance(step, BlackwellStep)]
 CDNA = [step for step in STEPS if isinstance(step, AmdStep)]
 
 
-def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
+@lru_cache(maxsize=64)
+def asked(a_problem, device="cpu") -> tuple:
+    """(inputs, what is right, which error is allowed) of a problem, once for all steps; nobody may write there."""
     inputs = FORWARD.inputs(a_problem, secrets.randbits(32), device)
     exact = FORWARD.reference(a_problem, inputs)
-    return FORWARD.check(step, a_problem, inputs, exact, FORWARD.yardstick(a_problem, inputs, exact))
+    return inputs, exact, FORWARD.yardstick(a_problem, inputs, exact)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", [s for s in (*STEPS[1:], *INSIDE) if s.runs_on_cpu], ids=lambda s: s.name)
+def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
+    return FORWARD.check(step, a_problem, *asked(a_problem, device))
+
+
+@lru_cache(maxsize=64)
+def log_sum_exp_of(a_problem):
+    q, k, v = asked(a_problem)[0]
+    return attention_and_lse_float64(q, k, v, a_problem.causal, a_problem.scale)[1]
+
+
+def with_log_sum_exp(step, shape) -> torch.Tensor:
+    """The output of a call that is asked for the log-sum-exp, too, which is right."""
+    q, k, v = asked(shape)[0]
+    o, lse = step.attention(q, k, v, causal=shape.causal, scale=shape.scale, return_lse=True)
+    assert lse.shape == q.shape[:-1] and lse.dtype == torch.float32
+    rounded_again = getattr(step, "scale_query", False) or step.name == "by_shape"  # Q, which is of 16 bits
+    atol = 8 * torch.finfo(q.dtype).eps if rounded_again else 2e-4
+    torch.testing.assert_close(lse.double(), log_sum_exp_of(shape), rtol=1e-5, atol=atol)
+    return o
+
+
+ON_CPU = [s for s in (*STEPS[1:], *INSIDE) if s.runs_on_cpu]
+CASES = [(s, shape) for s, shape in distinct(ON_CPU, SHAPES) if not isinstance(s, DecodeStep) or decodes(shape)]
+
+
+@sampled(core=core(CASES, always=HARD))
+@pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
 def test_step_is_correct(step, shape):
-    if not step.takes_head_dim(shape.head_dim) or (isinstance(step, DecodeStep) and not decodes(shape)):
-        pytest.skip(step.unsupported(shape, "cpu"))
-    accuracy = accuracy_of(step, shape)
+    """Output and log-sum-exp of one call; and without the log-sum-exp, with which kernels differ, the same output."""
+    o, (_, exact, allowed) = with_log_sum_exp(step, shape), asked(shape)
+    accuracy = compare(o, *exact, *allowed)
     assert accuracy.correct, accuracy.explain()
+    if shape in HARD:
+        [plain] = FORWARD.call(step, shape, asked(shape)[0], FORWARD.poisoned(asked(shape)[0]))
+        torch.testing.assert_close(plain, o, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("shape", PADDED, ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", [s for s in (*STEPS, *INSIDE) if s.pads_head_dim], ids=lambda s: s.name)
+@pytest.mark.parametrize("shape", HARD, ids=lambda p: p.slug)
+def test_pytorchs_own_gives_the_log_sum_exp_too(shape):
+    with_log_sum_exp(STEPS[0], shape)
+
+
+WIDENED = distinct([s for s in (*STEPS, *INSIDE) if s.pads_head_dim], PADDED)
+
+
+@sampled(core=core(WIDENED, always=PADDED[:1]))
+@pytest.mark.parametrize(("step", "shape"), WIDENED, ids=named)
 def test_head_dims_between_are_filled_up_with_zeros(step, shape):
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
-def test_a_maximum_is_that_of_all_keys(step):
+APART = distinct(HOPPER, [problem(heads=2, seq_len_q=192, seq_len_kv=192, scale=1.0)])
+
+
+@pytest.mark.parametrize(("step", "shape"), APART, ids=named)
+def test_a_maximum_is_that_of_all_keys(step, shape):
     """Any number near it would do, but for weights that overflow: so with scores that lie far apart."""
-    apart = problem(seq_len_q=192, seq_len_kv=192, scale=1.0)
-    accuracy = accuracy_of(step, apart, "cpu")
+    accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
+
+
+def test_the_log_sum_exp_comes_behind_the_output_that_is_given():
+    shape = problem(head_dim=64)
+    q, k, v = FORWARD.inputs(shape, 0)
+    for name in ("sdpa", "counted", "wide_block", "at_maxima"):
+        out = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
+        o, lse = get_step(name).attention(q, k, v, causal=True, out=out, return_lse=True)
+        assert o is out and torch.isfinite(lse).all()
+
+
+def test_a_kernel_from_a_text_has_no_log_sum_exp():
+    shape = problem(head_dim=64)
+    with pytest.raises(Unsupported, match="without the log-sum-exp"):
+        write_step(get_step("counted"), shape, "cpu").attention(*FORWARD.inputs(shape, 0), causal=True, return_lse=True)
 
 
 def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
@@ -79,10 +138,15 @@ def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
             get_step("linked").compile(problem(head_dim=head_dim))
 
 
-@pytest.mark.parametrize("step", CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, ids=lambda s: s.name)
-def test_any_strides_will_do(step):
-    shape = problem(seq_len_q=96, seq_len_kv=96)
-    q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
+LAID_OUT = distinct(CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, [problem(heads=2, seq_len_q=70, seq_len_kv=96)])
+LAST = list({type(step): step for step, _ in LAID_OUT}.values())
+
+
+@sampled(core=lambda step, shape: step.begins_a_skeleton or step in LAST)
+@pytest.mark.parametrize(("step", "shape"), LAID_OUT, ids=named)
+def test_any_strides_will_do(step, shape):
+    """What a launch passes of them is a skeleton's, and the same in all of its steps: the first and the last always."""
+    q, k, v = asked(shape)[0]
     expected = step.attention(q, k, v, True)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
     assert torch.equal(step.attention(*transposed, True), expected)
