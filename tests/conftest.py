@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests import selection
+from tests import lock, selection
 
 # The interpreter's tensors are tiny, and threads that wait for each other cost more than they bring: on busy cores by a
 # factor of eight. Read when PyTorch is loaded, here and in every process that a test starts.
@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser):
     parser.addoption("--selection", metavar="N", help=f"which part of the big matrices runs: {selection.__doc__}")
+    parser.addoption("--lock", choices=[lock.WRITE], help="write into tests/expected.json what is asked for")
 
 
 def pytest_configure(config):
@@ -21,12 +22,13 @@ def pytest_configure(config):
     if chosen is None:
         number, config.chosen_by = selection.of_this_commit()
         config.option.selection = str(number)
-        return
+    else:
+        config.chosen_by = "as asked"
     try:
-        selection.parse(chosen)
+        selection.parse(config.option.selection)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-    config.chosen_by = "as asked"
+    config.pluginmanager.register(lock.Plugin(config), "lock")
 
 
 def pytest_report_header(config):

@@ -1,88 +1,117 @@
-"""What depends on one version of the compilers: ``tests/expected.json``, and the command that makes it again.
+"""What depends on the compilers: ``tests/expected.json``, and the command that makes it again.
 
-``python -m tests.expected`` compiles every step on a few problems and writes down which code came out. Run it when
-requirements.txt names other compilers, or when a kernel was changed on purpose; a refactoring must leave the file as it
-is. With other compilers installed the tests that read it are skipped. The tests compile every step on one or two of its
-problems, as all take long: after a refactoring of a skeleton run the command, and look at what git says of the file.
-``python -m tests.expected NAME`` does it for a step alone, such as a new one.
+``python -m tests.expected`` compiles every step on a few problems, in as many processes as there are cores, and runs
+the tests that ask what a compiler makes (``tests/lock.py``). Run it when requirements.txt names other compilers, or
+when a kernel was changed on purpose. A refactoring must leave the digests as they are: look at what git says of them.
+With other compilers installed, tests of what these compilers make are skipped.
+
+``python -m tests.expected NAME...`` does it for some steps alone, such as a new one, or for some tests.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
+import multiprocessing
+import os
+import subprocess
 import sys
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-PATH = Path(__file__).with_name("expected.json")
-PACKAGES = ("cuda-tile", "nvidia-cuda-tileiras", "triton")
-EXPECTED = json.loads(PATH.read_text()) if PATH.exists() else {"compilers": {}, "code": {}, "lines": {}}
+from tests import lock, selection
 
-SAME = EXPECTED["compilers"] == {package: version(package) for package in PACKAGES}
+EXPECTED = lock.read()
+SAME = EXPECTED["compilers"] == lock.installed()
 same_compilers = pytest.mark.skipif(
     not SAME,
     reason=f"tests/expected.json is of {EXPECTED['compilers']}: python -m tests.expected makes it again",
 )
 
+OTHERS = {"cutile": ("sm_80", "sm_100", "sm_121"), "gluon": ("sm_80", "sm_120"), "cdna": ("gfx942",)}
+
 
 def problems() -> list:
     """Where kernels differ: head_dim and mask, a last tile that is not full, the other dtype."""
-    from dataclasses import replace
-
     from steps.core.problems import standard
 
     found = [standard(head_dim=head_dim, causal=causal) for head_dim in (64, 128, 256) for causal in (True, False)]
     return [*found, replace(found[3], seq_len_kv=4001), replace(found[2], dtype="bfloat16")]
 
 
-def problems_of(step) -> list:
-    """Those that the step takes, and its own in front."""
-    return list(
-        dict.fromkeys([step.default_problem, *(p for p in problems() if not step.unsupported(p, step.made_for))])
-    )
+def cases_of(step) -> list[tuple]:
+    """(problem, architecture): what the step takes of ``problems``, its own in front; that on other architectures."""
+    few = problems()[:4] if step.direction == "backward" else problems()  # their kernels take long
+    taken = (p for p in few if not step.unsupported(p, step.made_for))
+    own = [(problem, step.made_for) for problem in dict.fromkeys([step.default_problem, *taken])]
+    others = [(step.default_problem, arch) for arch in OTHERS.get(step.backend, ())]
+    return own + [(problem, arch) for problem, arch in others if not step.unsupported(problem, arch)]
 
 
 def kernels() -> list:
     """Every step with a kernel of its own, and what is inside steps."""
-    from steps import INSIDE, STEPS
+    from steps import GRADIENTS, INSIDE, PAGED, STEPS
 
-    return [step for step in (*STEPS, *INSIDE) if step.backend != "torch"]
-
-
-def code_of(compiled) -> str:
-    """A fingerprint of a kernel's instructions; of Blackwell's, those of its PTX."""
-    return compiled.code if compiled.tensor_columns is None else code_of_ptx(compiled)
+    return [step for step in (*STEPS, *INSIDE, *GRADIENTS, *PAGED) if step.backend not in ("torch", "peer")]
 
 
-def code_of_ptx(compiled) -> str:
-    """As ``code_of``, of the PTX.
-
-    For the same one ptxas was seen to choose other registers where nothing but the numbers of source lines differed.
-    """
-    code = compiled.ptx.split(".section")[0]  # what follows is for debuggers
-    told = [line for line in code.splitlines() if not re.match(r"\s*(\.loc|\.file|//|\$L__)", line)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+def name_of(step, problem, arch: str) -> str:
+    """By what the digest of a step's machine code is known, wherever its kernel stands and whatever its functions."""
+    return f"{step.name} {problem.slug} {arch}"
 
 
-def main(names: list[str]) -> None:
+def _digest(case: tuple) -> tuple[str, str | None, dict]:
+    """The digest of a case, and what the lock then knows. In a process of its own."""
+    from steps import get_step
+    from tutorial_lib import compiler
+
+    name, problem, arch = case
+    known = compiler.lock = lock.Lock({})
+    step = get_step(name)
+    return name_of(step, problem, arch), step.compile(problem, arch).digest, known.found()["new"]
+
+
+def _lines(name: str) -> tuple[str, int]:
+    from steps import get_step
+    from steps.writing.written import written_out
+
+    step = get_step(name)
+    return name, len(written_out(step, step.default_problem).splitlines())
+
+
+def is_written(step) -> bool:
+    """Whether ``steps.show`` writes its kernel out as a program that compiles."""
+    return step.direction == "forward"
+
+
+def main(names: list[str]) -> int:
     from rich.progress import track
 
     from steps import get_step
-    from steps.writing.written import written_out
-    from tutorial_lib.files import write_whole
 
-    steps = [get_step(name) for name in names] or kernels()
-    code, lines = (dict(EXPECTED[kind]) if names else {} for kind in ("code", "lines"))
-    for step in track(steps, "compiling"):
-        code |= {f"{step.name} {problem.slug}": code_of(step.compile(problem)) for problem in problems_of(step)}
-        lines[step.name] = len(written_out(step, step.default_problem).splitlines())
-    compilers = {package: version(package) for package in PACKAGES}
-    write_whole(PATH, json.dumps({"compilers": compilers, "code": code, "lines": lines}, indent=1) + "\n")
+    tests = [name for name in names if name.startswith("tests")]
+    try:
+        steps = [get_step(name) for name in names if name not in tests] if names else kernels()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    now = lock.read()
+    asking = tests if names else now["asking"]
+    if not names:
+        now |= {"digests": {}, "lines": {}, "compiled": {}}
+    now["compilers"] = lock.installed()
+    cases = [(step.name, *case) for step in steps for case in cases_of(step)]
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        for name, digest, new in track(pool.imap(_digest, cases), "compiling", len(cases)):
+            now["digests"][name] = digest
+            now["compiled"] |= new
+        written = [step.name for step in steps if is_written(step)]
+        now["lines"] |= track(pool.imap(_lines, written), "writing", len(written))
+    lock.write(now)
+    if not asking:
+        return 0
+    options = ["-q", "-n", str(os.cpu_count()), "--selection", selection.ALL, "--lock", lock.WRITE]
+    return subprocess.run([sys.executable, "-m", "pytest", *options, *asking], cwd=selection.ROOT).returncode
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -2,30 +2,30 @@
 
 Works without a GPU: tileiras, cuTile's compiler, and Triton make code for every architecture they know, and cuobjdump,
 which comes with Triton, reads it. Results are kept on disk under the kernel's Tile IR (which holds its source and every
-constant), the architecture and the compiler's version, so that asking twice costs nothing.
+constant), the architecture and the compiler's version, so that asking twice costs nothing (``tutorial_lib.identity``).
+``tutorial_lib.compiled`` says what there is to know of a compiled kernel.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
 import re
 import subprocess
 import tempfile
-from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from tutorial_lib import amdgcn, rewriting
-from tutorial_lib import sass as sass_reader
-from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
+from tutorial_lib import amdgcn, identity, rewriting
+from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.compiled import AMD_LANES, COMPUTE_WARPS, Compiled, Figures, OnDemand, Remark, Texts, from_fields
 
 if TYPE_CHECKING:
     import cuda.tile as ct
@@ -39,232 +39,14 @@ GLUON_ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if arch not in
 
 # AMD's that the steps of part cdna are for; Triton knows more.
 AMD_ARCHITECTURES = ("gfx942", "gfx950")
-AMD_LANES = 64  # of their waves
 
 OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
 
-COMPUTE_WARPS = 4  # left to itself, tileiras lets four warps compute; it adds warps of its own for copies
-
-FORMAT = 4  # of what is kept on disk: a change here makes everything be compiled again
-
-
-def compute_threads(resources: dict) -> int:
-    """Of a block's threads, those that compute; ``resources`` is what ``Compiled.as_dict`` returned."""
-    if resources.get("compute_threads"):
-        return resources["compute_threads"]
-    return resources["threads"] if resources.get("compiler", "").startswith("Triton") else 32 * COMPUTE_WARPS
+FORMAT = 5  # of what is kept on disk: a change here makes everything be compiled again
 
 
 class CompilerError(RuntimeError):
     """The compiler is missing, too old, or failed; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Remark:
-    """What the compiler says of one line of source, such as "Load instruction selected: TMA Load instruction"."""
-
-    file: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A kernel as compiled for one architecture. Registers and stack are a thread's, shared memory is a block's."""
-
-    arch: str
-    compiler: str
-    threads: int  # a block
-    compute_threads: int  # of them, those that do not only copy
-    registers: int  # a thread, at launch
-    shared_bytes: int
-    stack_bytes: int
-    spilled_bytes: int  # local memory a thread: what did not fit in registers
-    remarks: tuple[Remark, ...] = field(repr=False)
-    tile_ir: str = field(repr=False)  # Tile IR, or Triton's GPU IR
-    sass: str | None = field(repr=False)  # None where the disassembler does not know the architecture
-    ptx: str | None = field(default=None, repr=False)  # tileiras makes none
-    scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
-    other_kernels: tuple[str, ...] = ()  # fingerprints of those that the step launches, too
-    lists: str | None = None  # what tells the order of blocks, a fingerprint or words, where that sets a step apart
-    blocks: int | None = None  # that a launch has, for the problem
-    kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
-    compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
-    shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
-    tensor_columns: int | None = None  # of tensor memory, a block; None where there is none
-    assembly: str | None = field(default=None, repr=False)  # AMD's, in place of SASS
-    ctas: int = 1  # blocks of a cluster
-    system_bytes: int = 0  # of shared_bytes, those that are the system's and not the kernel's
-
-    @property
-    def _reader(self):
-        """What reads this code: it counts kinds of instructions, and names them all."""
-        return amdgcn if self.assembly else sass_reader
-
-    @cached_property
-    def _assembly(self) -> amdgcn.Code:
-        return amdgcn.parse(self.assembly)
-
-    @cached_property
-    def _instructions(self) -> list[sass_reader.Instruction] | list[amdgcn.Instruction]:
-        return self._assembly.instructions if self.assembly else sass_reader.parse(self.sass or "")
-
-    @cached_property
-    def _hot(self) -> dict[str, list]:
-        if self.assembly:
-            body = amdgcn.hot_loop(self._assembly)
-            return {"compute": body} if body else {}
-        return sass_reader.hot_loops(self._instructions)
-
-    @cached_property
-    def amd(self) -> amdgcn.Facts | None:
-        """Vector and scalar registers, spills and waves, where the code is AMD's."""
-        return amdgcn.facts(self.assembly) if self.assembly else None
-
-    @property
-    def all_kinds(self) -> tuple[str, ...]:
-        """The kinds of instructions that this architecture has."""
-        return self._reader.ALL_KINDS
-
-    @property
-    def instructions(self) -> int | None:
-        return len(self._instructions) if self.sass or self.assembly else None
-
-    @cached_property
-    def kinds(self) -> dict[str, int] | None:
-        """Instructions of the whole kernel by what they do."""
-        return self._reader.count_kinds(self._instructions) if self.instructions is not None else None
-
-    def opcodes(self, kind: str) -> Counter[str]:
-        """How often the kernel has each instruction of a kind, such as LDTM of "tensor memory"."""
-        return Counter(i.name for i in self._instructions if i.kind == kind)
-
-    @property
-    def spill_instructions(self) -> int | None:
-        return self.kinds and self.kinds["spill"]
-
-    @cached_property
-    def hot_loop(self) -> dict[str, float] | None:
-        """Instructions a K/V tile by what they do, in the loop that runs without the mask; None where none is found.
-
-        Counted are those that one warp of each role executes. Where the compiler unrolled the loop, a turn handles
-        several tiles and counts are divided by that number.
-        """
-        if not self._hot:
-            return None
-        turns = self._tiles_per_turn(self._hot["compute"])
-        total = dict.fromkeys(self.all_kinds, 0.0)
-        for body in self._hot.values():
-            for kind, count in self._reader.count_kinds(body).items():
-                total[kind] += count / turns
-        return total
-
-    def excerpt(self, pattern: str, lines: int) -> list[str]:
-        """Instructions around the first that matches, in the hot loop where it is there, else anywhere."""
-        for body in (*self._hot.values(), self._instructions):
-            texts = [instruction.text for instruction in body]
-            at = next((i for i, text in enumerate(texts) if re.search(pattern, text)), None)
-            if at is not None:
-                begin = max(0, min(at - lines // 3, len(texts) - lines))
-                return texts[begin : begin + lines]
-        return []
-
-    @property
-    def hot_body(self) -> list:
-        """The instructions of the hot loop of the warps that compute."""
-        return self._hot.get("compute", [])
-
-    @property
-    def hot_order(self) -> list[tuple[str, int]]:
-        """Products begun, waits, maxima and exponentials in a turn of the hot loop: ``sass.order_of_work``."""
-        return [] if self.assembly else sass_reader.order_of_work(self._hot.get("compute", []))
-
-    @property
-    def hot_loop_instructions(self) -> float | None:
-        return None if self.hot_loop is None else sum(self.hot_loop.values())
-
-    @property
-    def issued_per_tile(self) -> float | None:
-        """Instructions that a block issues for one K/V tile; one warp plays each role but computing."""
-        if not self._hot:
-            return None
-        warps = {"compute": self.compute_threads // (AMD_LANES if self.assembly else 32)}
-        issued = sum(warps.get(role, 1) * len(body) for role, body in self._hot.items())
-        return issued / self._tiles_per_turn(self._hot["compute"])
-
-    def _tiles_per_turn(self, body: list[sass_reader.Instruction]) -> int:
-        """One exponential is due for every score of a tile, so their number tells how many tiles a turn handles."""
-        if not self.scores_per_tile:
-            return 1
-        if self.assembly:
-            exponentials = sum(i.opcode.startswith("v_exp_f32") for i in body)
-        else:
-            special = [i.operands for i in body if i.opcode == "MUFU"]
-            exponentials = sum(of.startswith(".EX2") for of in special)
-            exponentials -= sum(of.startswith(".RCP") for of in special)  # a hyperbolic tangent's has one behind it
-        return max(1, round(exponentials * self.compute_threads / self.scores_per_tile))
-
-    @property
-    def occupancy(self) -> tuple[int, str] | None:
-        """(blocks an SM, what limits their number), or None for an architecture whose limits are not known here."""
-        own_bytes = self.shared_bytes - self.system_bytes
-        return blocks_per_multiprocessor(self.arch, self.threads, self.registers, own_bytes, self.tensor_columns)
-
-    @property
-    def occupancy_percent(self) -> float | None:
-        """Warps on an SM of those that it can hold, in percent."""
-        if self.occupancy is None:
-            return None
-        limits = ARCHITECTURES[self.arch]
-        return 100 * self.occupancy[0] * -(-self.threads // limits.lanes) / limits.max_warps
-
-    @cached_property
-    def code(self) -> str | None:
-        """A fingerprint of the instructions of all kernels of a step, and of its lists: equal where steps are equal."""
-        if self.assembly:
-            own = [i.text for i in self._instructions]
-        elif self.sass:
-            own = sass_reader.without_addresses(self.sass)
-        else:
-            return None
-        texts = [*own, *self.other_kernels]
-        code = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
-        return with_lists(code, self.lists) if self.lists else code
-
-    def same_code(self, other: Compiled) -> bool:
-        """Whether both are the same instructions."""
-        return self.code is not None and self.code == other.code
-
-    def as_dict(self) -> dict:
-        """What results.json keeps: the figures, without the texts."""
-        blocks, limiter = self.occupancy or (None, None)
-        return {
-            "arch": self.arch,
-            "compiler": self.compiler,
-            "code": self.code,
-            "threads": self.threads,
-            "compute_threads": self.compute_threads,
-            "compute_groups": self.compute_groups,
-            "registers": self.registers,
-            "shared_bytes": self.shared_bytes,
-            "stack_bytes": self.stack_bytes,
-            "spilled_bytes": self.spilled_bytes,
-            "spill_instructions": self.spill_instructions,
-            "blocks": self.blocks,
-            "blocks_per_sm": blocks,
-            "limited_by": limiter,
-            "occupancy_pct": self.occupancy_percent,
-            "instructions": self.instructions,
-            "kinds": self.kinds,
-            "hot_loop_instructions": self.hot_loop_instructions,
-            "hot_loop": self.hot_loop,
-            "issued_per_tile": self.issued_per_tile,
-            "scores_per_tile": self.scores_per_tile,
-            "kv_tiles": self.kv_tiles,
-            "shared_clocks_per_tile": self.shared_clocks,
-            "tensor_columns": self.tensor_columns,
-            "amd": self.amd and asdict(self.amd),
-        }
 
 
 def compile_cutile(
@@ -280,10 +62,18 @@ def compile_cutile(
     """
     if arch not in CUTILE_ARCHITECTURES:
         raise ValueError(f"arch must be one of {', '.join(CUTILE_ARCHITECTURES)}, got {arch!r}")
-    bytecode = _tile_ir(kernel, signature, arch)
     compiler = compiler_version()
-    identity = repr((FORMAT, compiler, arch, scores_per_tile)).encode() + bytecode
-    compiled = _kept(identity, lambda: _compile(bytecode, compiler, arch, scores_per_tile))
+    asked = repr((FORMAT, compiler, arch, scores_per_tile)).encode()
+
+    @cache
+    def bytecode() -> bytes:
+        return _tile_ir(identity.tile_ir_and_places, kernel, signature, arch)
+
+    compiled = _known(
+        what=lambda: asked + _tile_ir(identity.tile_ir, kernel, signature, arch),
+        what_and_where=lambda: asked + bytecode(),
+        make=lambda: _compile(bytecode(), compiler, arch, scores_per_tile),
+    )
     # From sm_90 on cuobjdump counts the system's bytes with the kernel's own.
     counted = ARCHITECTURES[arch].reserved_bytes if int(arch.removeprefix("sm_")) >= 90 else 0
     return replace(compiled, compute_threads=32 * compute_warps, system_bytes=counted)
@@ -306,26 +96,43 @@ def from_disk_only():
         _from_disk_only.reset(token)
 
 
-def _kept(identity: bytes, make) -> Compiled:
+class Lock(Protocol):
+    """Figures of kernels that were compiled before, by all that the compiler sees of them but their places."""
+
+    def find(self, key: str) -> dict | None:
+        """What ``Compiled.fields`` gave, without texts, of the kernel of this key; None where it is not known."""
+
+    def missed(self, key: str, compiled: Compiled) -> None:
+        """A kernel that is not known was compiled, or found on disk."""
+
+
+lock: Lock | None = None  # asked first where there is one: the tests' (tests/lock.py)
+
+
+def _known(what: Callable[[], bytes], what_and_where: Callable[[], bytes], make: Callable[[], Compiled]) -> Compiled:
+    """A compiled kernel: as the lock knows it, with its texts on demand; or as it is on disk; or as it is made now.
+
+    what: all that the compiler sees of it but places in files; what_and_where: with these.
+    """
+    if lock is None or _from_disk_only.get():
+        return _kept(what_and_where(), make)
+    key = hashlib.sha256(what()).hexdigest()[:32]
+    if fields := lock.find(key):
+        return from_fields(fields | {"texts": OnDemand(lambda: _kept(what_and_where(), make).texts)})
+    compiled = _kept(what_and_where(), make)
+    lock.missed(key, compiled)
+    return compiled
+
+
+def _kept(identity: bytes, make: Callable[[], Compiled]) -> Compiled:
     """What is on disk for this identity, or what ``make`` returns, which is then kept."""
     with suppress(OSError, ValueError, TypeError, KeyError):  # not there, or not ours
         return from_fields(read_kept(identity))
     if _from_disk_only.get():
         raise NotOnDisk(_place(identity))
     compiled = make()
-    keep(identity, asdict(compiled))
+    keep(identity, compiled.fields())
     return compiled
-
-
-def with_lists(code: str, lists: str) -> str:
-    """The fingerprint of code whose blocks read lists of their own."""
-    return hashlib.sha256(f"{code} {lists}".encode()).hexdigest()[:16]
-
-
-def from_fields(fields: dict) -> Compiled:
-    """A ``Compiled`` from what ``dataclasses.asdict`` made of it and JSON kept; raises TypeError for other fields."""
-    remarks = tuple(Remark(**remark) for remark in fields["remarks"])
-    return Compiled(**{**fields, "remarks": remarks, "other_kernels": tuple(fields["other_kernels"])})
 
 
 def _place(identity: bytes) -> Path:
@@ -392,6 +199,7 @@ def compile_gluon(
             cubin = Path(name, "kernel.cubin")
             cubin.write_bytes(compiled.asm["cubin"])
             numbers = _resource_usage(cubin)
+            texts = Texts(compiled.asm["ttgir"], _disassemble(cubin), compiled.asm["ptx"])
             return Compiled(
                 arch=arch,
                 compiler=compiler,
@@ -401,18 +209,15 @@ def compile_gluon(
                 shared_bytes=compiled.metadata.shared,
                 stack_bytes=numbers["STACK"],
                 spilled_bytes=numbers["STACK"] + numbers["LOCAL"],
-                remarks=(),
-                tile_ir=compiled.asm["ttgir"],
-                sass=_disassemble(cubin),
-                ptx=compiled.asm["ptx"],
+                figures=Figures.of(texts),
+                texts=texts,
                 scores_per_tile=scores_per_tile,
                 tensor_columns=getattr(compiled.metadata, "tmem_size", None) or None,
                 ctas=ctas,
             )
 
-    asked = (FORMAT, compiler, arch, scores_per_tile, num_warps, source.hash())
-    asked = (*asked, *([ctas] if ctas > 1 else []), *([rewriting.VERSION] if rewrite else []))
-    return _kept(repr(asked).encode(), make)
+    asked = (FORMAT, compiler, arch, scores_per_tile, num_warps, *([ctas] if ctas > 1 else []))
+    return _by_source(source, (*asked, *([rewriting.VERSION] if rewrite else [])), make)
 
 
 def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile: int) -> Compiled:
@@ -436,6 +241,7 @@ def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile
         assembly = compiled.asm["amdgcn"]
         found = amdgcn.facts(assembly)
         threads = found.wave_lanes * compiled.metadata.num_warps
+        texts = Texts(compiled.asm["ttgir"], assembly=assembly)
         return Compiled(
             arch=arch,
             compiler=compiler,
@@ -445,14 +251,21 @@ def compile_amd(kernel, arguments: tuple, waves: int, arch: str, scores_per_tile
             shared_bytes=compiled.metadata.shared,
             stack_bytes=found.scratch_bytes,
             spilled_bytes=max(found.scratch_bytes, 4 * found.spilled_vgprs),
-            remarks=(),
-            tile_ir=compiled.asm["ttgir"],
-            sass=None,
-            assembly=assembly,
+            figures=Figures.of(texts),
+            texts=texts,
             scores_per_tile=scores_per_tile,
         )
 
-    return _kept(repr((FORMAT, compiler, arch, scores_per_tile, waves, source.hash())).encode(), make)
+    return _by_source(source, (FORMAT, compiler, arch, scores_per_tile, waves), make)
+
+
+def _by_source(source, asked: tuple, make: Callable[[], Compiled]) -> Compiled:
+    """``_known`` for what Triton compiles; asked: what else decides about the code."""
+    return _known(
+        what=lambda: repr((*asked, identity.triton_source(source))).encode(),
+        what_and_where=lambda: repr((*asked, source.hash())).encode(),
+        make=make,
+    )
 
 
 def _by_triton(source, how: dict, arch: str):
@@ -539,17 +352,14 @@ def compiler_version() -> str:
     return f"tileiras {major}.{minor}.{patch}"
 
 
-def _tile_ir(kernel: ct.kernel, signature: KernelSignature, arch: str) -> bytes:
+def _tile_ir(translate: Callable, kernel: ct.kernel, signature: KernelSignature, arch: str) -> bytes:
     from cuda.tile import TileError
-    from cuda.tile.compilation import export_kernel
 
     _tileiras()
-    buffer = io.BytesIO()
     try:
-        export_kernel(kernel, [signature], buffer, gpu_code=arch, output_format="tileir_bytecode")
+        return translate(kernel, signature, arch)
     except TileError as error:
         raise CompilerError(f"cuTile cannot translate the kernel: {str(error).splitlines()[0]}") from error
-    return buffer.getvalue()
 
 
 def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) -> Compiled:
@@ -577,6 +387,8 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
         numbers = _resource_usage(cubin)
         elf = cuobjdump("--dump-elf", cubin)
         threads = re.search(r"EIATTR_REQNTID\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", elf)
+        remarks = parse_remarks((folder / "remarks.yaml").read_text(encoding="utf-8"))
+        texts = Texts(tile_ir, _disassemble(cubin), remarks=remarks)
         return Compiled(
             arch=arch,
             compiler=compiler,
@@ -586,9 +398,8 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             shared_bytes=numbers["SHARED"],
             stack_bytes=numbers["STACK"],
             spilled_bytes=numbers["STACK"] + numbers["LOCAL"],
-            remarks=parse_remarks((folder / "remarks.yaml").read_text()),
-            tile_ir=tile_ir,
-            sass=_disassemble(cubin),
+            figures=Figures.of(texts),
+            texts=texts,
             scores_per_tile=scores_per_tile,
         )
 

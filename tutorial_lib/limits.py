@@ -25,7 +25,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tutorial_lib.architectures import ARCHITECTURES, ISSUE, REFERENCE_GPUS, Gpu
-from tutorial_lib.compiler import compute_threads
+from tutorial_lib.compiled import compute_threads
 from tutorial_lib.passes import FORWARD, PASSES, Pass
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Measurement, Run

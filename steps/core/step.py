@@ -18,7 +18,7 @@ from tutorial_lib.problem import FEATURES, Problem, masks
 if TYPE_CHECKING:
     import torch
 
-    from tutorial_lib.compiler import Compiled
+    from tutorial_lib.compiled import Compiled
 
 
 PIECE = 8  # elements that are copied at once, 16 bytes: rows must consist of whole ones where head_dim is padded

@@ -10,9 +10,11 @@ from steps import STEPS, Unsupported, get_step
 from steps.core.ladder import part_of
 from steps.core.problems import FULL, standard
 from steps.writing.written import edited, read_step, write_step, written_out
-from tests.expected import EXPECTED, SAME, code_of, kernels, problems_of, same_compilers
+from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
+from tests.selection import sampled
 
 KERNELS = kernels()
+WRITTEN = [step for step in KERNELS if is_written(step)]
 LATER = {  # names that only later steps bring; ordinary words that are names, too, are left out
     "cutile": {"mask_loop", "apart", "counted", "sections", "halves", "one_loop", "persistent"},
     "hopper": {"linked", "own_end", "room", "half_query", "early_query", "half_output", "diagonal_first", "lean_sum"},
@@ -31,17 +33,15 @@ def names_in(text: str) -> set[str]:
 
 def assert_same_code(one, other):
     """The same machine code; or the same PTX but for labels for the debugger, which ptxas keeps the order around."""
-    if code_of(one) != code_of(other):
-        assert one.ptx and instructions_of(one.ptx) == instructions_of(other.ptx)
+    assert one.code == other.code or one.figures.ptx == other.figures.ptx is not None
 
 
-def instructions_of(ptx: str) -> list[str]:
-    """The lines of PTX in front of its tables for the debugger, without those that are for it alone."""
-    lines = (line.split("//")[0].strip() for line in ptx.split("\n\t.section")[0].splitlines())
-    return [line for line in lines if line and not line.startswith((".loc", ".file", "$L__tmp", "$L__info"))]
+def is_last_of_its_part(step) -> bool:
+    return step is [other for other in WRITTEN if other.backend == step.backend][-1]
 
 
-@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
+@sampled(core=is_last_of_its_part)
+@pytest.mark.parametrize("step", WRITTEN, ids=lambda s: s.name)
 def test_the_text_is_the_kernel_and_nothing_else(step):
     """It compiles to the code of the step. No switch is left, no later step is named, and it has not grown."""
     problem = step.default_problem
@@ -77,12 +77,6 @@ def _before(step) -> list[str]:
         step = step.previous
         found.append(step.name)
     return found
-
-
-def _is_written_down(step) -> None:
-    """Skip a step that is newer than the list: it has nothing yet that it could differ from."""
-    if step.name not in EXPECTED["lines"]:
-        pytest.skip(f"{step.name} is new: `python -m tests.expected {step.name}` writes down which code it is")
 
 
 def test_the_first_kernel_fits_a_page():
@@ -139,26 +133,24 @@ def test_a_file_comes_back_as_a_step(tmp_path):
         read_step(tmp_path / "nothing.py")
 
 
+CASES = [(step, *case) for step in KERNELS for case in cases_of(step)]
+
+
 @same_compilers
-@pytest.mark.parametrize("step", KERNELS, ids=lambda s: s.name)
-def test_every_kernel_is_the_code_that_it_was(step):
-    """A refactoring leaves every instruction as it is. A change on purpose: ``python -m tests.expected``.
-
-    On the step's own problem, and for every fourth step on one more, which differs from step to step.
-    """
-    _is_written_down(step)
-    own, *others = problems_of(step)
-    n = KERNELS.index(step)
-    for problem in (own, *([] if n % 4 or not others else [others[n // 4 % len(others)]])):
-        assert code_of(step.compile(problem)) == EXPECTED["code"][f"{step.name} {problem.slug}"]
+@sampled(core=lambda step, problem, arch: (problem, arch) == (step.default_problem, step.made_for))
+@pytest.mark.parametrize(("step", "problem", "arch"), CASES, ids=lambda x: getattr(x, "slug", getattr(x, "name", x)))
+def test_every_kernel_is_the_code_that_it_was(step, problem, arch):
+    """A refactoring leaves every instruction as it is. A change on purpose: ``python -m tests.expected``."""
+    if name_of(step, problem, arch) not in EXPECTED["digests"]:
+        pytest.skip(f"{step.name} is new: `python -m tests.expected {step.name}` writes down which code it is")
+    assert step.compile(problem, arch).digest == EXPECTED["digests"][name_of(step, problem, arch)]
 
 
-def test_the_codes_are_of_the_steps_that_there_are():
-    known = [step for step in KERNELS if step.name in EXPECTED["lines"]]
-    assert set(EXPECTED["lines"]) == {step.name for step in known}
-    assert set(EXPECTED["code"]) == {f"{step.name} {problem.slug}" for step in known for problem in problems_of(step)}
+def test_the_digests_are_of_the_steps_that_there_are():
+    assert set(EXPECTED["digests"]) <= {name_of(*case) for case in CASES}
+    assert set(EXPECTED["lines"]) <= {step.name for step in WRITTEN}
 
 
 def test_every_part_is_written_out():
-    written = {part_of(step.number).name for step in STEPS if step in KERNELS}
+    written = {part_of(step.number).name for step in STEPS if step in WRITTEN}
     assert written == {"cutile", "gluon", "hopper", "blackwell", "cdna", "everyday", "appendix"}
