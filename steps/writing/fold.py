@@ -49,6 +49,7 @@ class Function:
 
     facts: what its parameters are at the calls seen so far. known: what is known of its parameters and locals.
     folded: what its source comes to with that. used_whole: it is not only called, so that nothing is known.
+    folded_with: how much was known then; facts only grow. asks: whether it also depends on what others came to.
     """
 
     function: types.FunctionType
@@ -58,6 +59,8 @@ class Function:
     known: dict[str, Values] = field(default_factory=dict)
     used_whole: bool = False
     folded: cst.FunctionDef | None = None
+    folded_with: list | None = None
+    asks: bool = False
 
     def __post_init__(self):
         self.text = textwrap.dedent(inspect.getsource(self.function))
@@ -137,13 +140,19 @@ class Function:
 
     def fold(self) -> None:
         """Replace branches by what they come to, until nothing changes."""
-        self.folded = self.source
+        if self.folded_with == (facts := self.extent()) and not self.asks:
+            return
+        self.folded, self.folded_with = self.source, facts
         while True:
             self.known = self._known(self.folded)
             now = self.folded.visit(Fold(self))
             if now.deep_equals(self.folded):
                 return
             self.folded = now
+
+    def extent(self) -> list:
+        """How much is known of each parameter."""
+        return [(name, values and len(values)) for name, values in self.facts.items()]
 
     def _known(self, tree: cst.FunctionDef) -> dict[str, Values]:
         """Parameters that are the same at every call, and locals that are assigned a constant once."""
@@ -176,6 +185,7 @@ class Function:
             return True
         if isinstance(node, cst.Name) and (found := self.assigned(node.value)):
             value, place = found
+            self.asks = True
             callee = self.others.get(plain_function(self.single(value.func))) if isinstance(value, cst.Call) else None
             if callee is None:
                 return self.is_tuple(value) if place is None else None

@@ -87,14 +87,7 @@ class Program:
         self.functions = {key: function for key, function in self.functions.items() if function in done}
 
     def _state(self) -> list:
-        return [
-            (
-                function.name,
-                function.used_whole,
-                [(name, values and len(values)) for name, values in function.facts.items()],
-            )
-            for function in self.functions.values()
-        ]
+        return [(each.name, each.used_whole, each.extent()) for each in self.functions.values()]
 
     def called(self, function: Function, node: cst.CSTNode) -> tuple[Function, dict[str, cst.CSTNode]] | None:
         """(function of the project, its parameters and the arguments for them) of a call."""

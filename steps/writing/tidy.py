@@ -176,14 +176,25 @@ class Text:
         self.tidy()
 
     def tidy(self) -> None:
-        """Take away what has no purpose, until nothing has."""
+        """Take away what has no purpose, until nothing has.
+
+        A function is looked at again where it, or one that it names, has changed, or needs other parameters.
+        """
+        seen: dict[str, list] = {}
         while True:
             self._reach()
             self.unused = self._unused()
-            now = {name: tree.visit(Tidy(self, name)) for name, tree in self.functions.items()}
-            if all(now[name].deep_equals(tree) for name, tree in self.functions.items()):
+            now = {}
+            for name, tree in self.functions.items():
+                its = [name, *sorted(other for other in uses(tree).loads if other in self.functions)]
+                about = [(self.functions[other], self.unused[other]) for other in its]
+                if seen.get(name) != about:
+                    seen[name] = about
+                    made = tree.visit(Tidy(self, name))
+                    now[name] = tree if made.deep_equals(tree) else made
+            if all(self.functions[name] is tree for name, tree in now.items()):
                 return
-            self.functions = now
+            self.functions |= now
 
     def callee(self, node: cst.CSTNode) -> tuple[str | None, list]:
         site = call_site(node)
