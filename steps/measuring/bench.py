@@ -36,12 +36,33 @@ def most_sets(kind: Pass, problem: Problem) -> int:
     return COLD_SETS if kind.by_bytes(problem) else SETS
 
 
-class Bench:
-    """One problem, in one direction ("forward"), on one device ("cuda" or "cpu")."""
+def is_missing(step: Step, problem: Problem, arch: str) -> bool:
+    """Whether the step's kernels for the problem are not on disk yet; not where compiling them fails: told then."""
+    from tutorial_lib.compiler import NotOnDisk, from_disk_only
 
-    def __init__(self, problem: Problem, direction: str, device: str, seed: int, check: bool):
+    with from_disk_only():
+        try:
+            step.compile(problem, arch)
+        except NotOnDisk:
+            return True
+        except Exception:
+            return False
+    return False
+
+
+class Bench:
+    """One problem, in one direction ("forward"), on one device ("cuda" or "cpu").
+
+    threads: that PyTorch uses on the CPU, where several work side by side; None: as many as it likes.
+    """
+
+    def __init__(
+        self, problem: Problem, direction: str, device: str, seed: int, check: bool, threads: int | None = None
+    ):
         import torch
 
+        if threads is not None:
+            torch.set_num_threads(threads)
         self.problem, self.device, self.seed = problem, torch.device(device), seed
         self.kind = PASSES[direction]
         self.plans: dict[str, timing.Plan] = {}
@@ -87,18 +108,7 @@ class Bench:
 
     def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
         """Names of the steps whose kernels are not on disk yet."""
-        from tutorial_lib.compiler import NotOnDisk, from_disk_only
-
-        names = []
-        with from_disk_only():
-            for step in steps:
-                try:
-                    step.compile(self.problem, arch)
-                except NotOnDisk:
-                    names.append(step.name)
-                except Exception:  # told when it is compiled
-                    continue
-        return names
+        return [step.name for step in steps if is_missing(step, self.problem, arch)]
 
     def compile(self, step: Step, arch: str) -> dict:
         """What the compiler makes of the step's kernel, as results.json holds it."""
