@@ -77,7 +77,8 @@ def test_what_is_no_selection_is_refused_in_one_line(pytester, asked):
 
 def git(folder, *arguments):
     given = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", *given, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(["git", *given, *arguments], cwd=folder, check=True, capture_output=True, encoding="utf-8")
+    return done.stdout
 
 
 def test_commits_are_counted_where_they_are_known(tmp_path, monkeypatch):
