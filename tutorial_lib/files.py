@@ -10,10 +10,13 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"  # what is recorded
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that, killed at any moment, it is either the old one or the new one."""
+    """Write a file so that, killed at any moment, it is either the old one or the new one.
+
+    Text is written in UTF-8; a byte of a file's name in it that Python could not decode, as it was.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -11,6 +11,7 @@ from steps import trace, train
 from tests.results.recorded import ROOT
 from tutorial_lib import streams
 from tutorial_lib.command import as_command, make_console
+from tutorial_lib.files import write_whole
 
 TEXT = "1.05× (1.03–1.07), «same» → 5 µs … ≤ ±1 é 中 │─┼█"
 PLAIN = '1.05x (1.03-1.07), "same" -> 5 us . <= +-1 e ? |-+#'
@@ -48,10 +49,12 @@ def test_characters_that_an_encoding_lacks_are_spelled_out_and_no_others(output,
     assert stream.errors == "strict"  # as it was
 
 
-def test_bytes_of_a_name_that_could_not_be_decoded_come_out_as_they_went_in(output):
-    stream = output("utf-8")
-    assert as_command("a", say(b"r\xe9sum\xe9".decode("utf-8", "surrogateescape"))) == 0
+def test_bytes_of_a_name_that_could_not_be_decoded_come_out_as_they_went_in(output, tmp_path):
+    stream, name = output("utf-8"), b"r\xe9sum\xe9".decode("utf-8", "surrogateescape")
+    assert as_command("a", say(name)) == 0
     assert stream.buffer.getvalue() == b"r\xe9sum\xe9\n"
+    write_whole(tmp_path / "log", f"× {name}")
+    assert (tmp_path / "log").read_bytes() == "× ".encode() + b"r\xe9sum\xe9"
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
