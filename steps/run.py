@@ -1,8 +1,9 @@
-"""The command: ``python -m steps.run --seq-len 4096`` measures every step and shows what each one brought.
+"""The command: ``python -m steps.run --seq-len 4096`` measures the path, and shows what each of its steps brought.
 
-With a GPU it checks and times the steps; without one it runs the same kernels on the CPU, compiles them, and shows
-timings recorded on a GPU. Exit status: 0 all that was asked for was done; 1 a step failed or was wrong; 2 the request
-makes no sense (one line on standard error, nothing written); 130 interrupted (what was finished is kept).
+The path (``steps.core.path``) holds the steps that stand on no fork and are for this problem; ``--steps all`` measures
+every step. With a GPU it checks and times the steps; without one it runs the same kernels on the CPU, compiles them,
+and shows timings recorded on a GPU. Exit status: 0 all that was asked for was done; 1 a step failed or was wrong; 2 the
+request makes no sense (one line on standard error, nothing written); 130 interrupted (what was finished is kept).
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import itertools
 import os
 import shlex
 import sys
-import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,14 +21,14 @@ from pathlib import Path
 
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
+from tutorial_lib.naming import unknown
 from tutorial_lib.worker import Ended
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
 
 PARALLEL_PART = "parallel"  # the part of the ladder that ``--parallel`` alone means
-WIDE = 130  # columns that the table needs to show every spread
-ONE_TABLE = 120  # columns that one table needs to show recorded timings beside what was done here
+PATH = "path"
 
 
 def _above_zero(text: str, what: str = "a number") -> float:
@@ -61,6 +60,7 @@ def _seed(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     from steps.core.grids import GRIDS
+    from tutorial_lib.columns import COLUMNS
 
     parser = OneLineParser(
         prog="python -m steps.run",
@@ -97,8 +97,9 @@ def make_parser() -> argparse.ArgumentParser:
     measuring = parser.add_argument_group("what to measure, and how")
     measuring.add_argument(
         "--steps",
-        default="all",
-        help="all; best, by what is recorded; or numbers, names and parts: 0,3-5,exp2,hopper (all)",
+        default=PATH,
+        help="path: those off the forks that are for this problem; all; best, by what is recorded; or numbers, names "
+        "and parts: 0,3-5,exp2,hopper (path)",
     )
     peers = "also SDPA's backends, FlexAttention and others: all, or names such as sdpa_cudnn,flash_attn_4"
     measuring.add_argument(
@@ -125,7 +126,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="seconds a step may hang (120)",
     )
     measuring.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
-    measuring.add_argument("--list", action="store_true", help="list the steps and stop")
+    listed = "list the steps and the GPUs that they run on, or what the steps of a part change, and stop"
+    measuring.add_argument("--list", nargs="?", const="", metavar="PART", help=listed)
+    keys = "; ".join(f"{key}: {column.about}" for key, column in COLUMNS.items())
+    shown = f"of the table, in place of those that fit: all, or some of {keys}".replace("%", "%%")
+    measuring.add_argument("--columns", metavar="NAMES", help=shown)
     return parser
 
 
@@ -141,6 +146,61 @@ def select_steps(text: str, direction: str = "forward", argument: str = "--steps
         first = several[0]
         raise BadRequest(f"argument {argument}: step {first.label} {first.unsupported(first.default_problem, 'cpu')}")
     return found
+
+
+def steps_for(options: argparse.Namespace, problem, device: str) -> list:
+    """The steps that ``--steps`` names for one problem; raises BadRequest."""
+    if options.steps == "best":
+        return [choose_best(problem, device, options.direction)]
+    words = options.steps.split(",")
+    others = [word for word in words if word.strip() != PATH]
+    if len(others) == len(words):
+        return select_steps(options.steps, options.direction)
+    from steps.core.path import path
+
+    named = select_steps(",".join(others), options.direction) if others else []
+    return in_order([*path(problem, _target(device), options.direction), *named], options.direction)
+
+
+def in_order(steps: Sequence, direction: str) -> list:
+    """Steps in the ladder's order, each once; what is inside one comes last."""
+    from steps.core.ladder import steps_of
+
+    order = {step.name: n for n, step in enumerate(steps_of(direction))}
+    unique = {step.name: step for step in steps}
+    return sorted(unique.values(), key=lambda step: order.get(step.name, len(order)))
+
+
+def _target(device: str) -> str:
+    """The architecture that is asked for: this machine's GPU, or the one that is compiled for without."""
+    import torch
+
+    from steps.core.step import DEFAULT_ARCH, target_of
+
+    return target_of(torch.device("cuda", torch.cuda.current_device())) if device == "cuda" else DEFAULT_ARCH
+
+
+def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
+    """One line on the steps that are left out, where the path is measured; None where something else was asked for."""
+    from steps.core.ladder import steps_of
+
+    if PATH not in map(str.strip, options.steps.split(",")):
+        return None
+    others = len(steps_of(options.direction)) - sum(step.number is not None for step in steps)
+    return (
+        f"Measured are {len(steps)} steps of the path. There are {others} others: forks, and steps for other problems "
+        "or GPUs. --steps all takes all of them, --list names them."
+    )
+
+
+def columns_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The keys of the columns that are asked for; raises BadRequest."""
+    from tutorial_lib.columns import parse
+
+    try:
+        return () if options.columns is None else parse(options.columns)
+    except ValueError as error:
+        raise BadRequest(f"argument --columns: {error}") from None
 
 
 def select_lasting(options: argparse.Namespace) -> tuple[str, ...] | None:
@@ -164,9 +224,9 @@ def _named(peers: Sequence, text: str | None) -> list:
     if text in (None, "all"):
         return list(peers if text else ())
     names = [name.strip() for name in text.split(",")]
-    if unknown := set(names) - {peer.name for peer in peers}:
-        known = ", ".join(peer.name for peer in peers)
-        raise BadRequest(f"argument --peers: must be all or some of {known}, got {min(unknown)!r}")
+    known = {peer.name: peer for peer in peers}
+    if others := [name for name in names if name not in known]:
+        raise BadRequest(f"argument --peers: {unknown('peer', others[0], known, 'all takes those there are')}")
     return [peer for peer in peers if peer.name in names]
 
 
@@ -303,26 +363,17 @@ def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) ->
     return all(m and m.status != "failed" for m in found)
 
 
-def list_steps() -> int:
-    """The ladder, part by part; what a step was put together from stands below it."""
-    from rich.console import Console
-    from rich.table import Table
+def list_steps(part: str) -> int:
+    """The ladder on one screen, or the steps of a part with what each changes; raises BadRequest."""
+    from steps.core.ladder import get_part
+    from steps.running.listing import list_part, list_parts
 
-    from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS
-
-    table = Table(title="The ladder", title_justify="left")
-    for header in ("step", "name", "stands on", "what changes"):
-        table.add_column(header)
-    for part in PARTS:
-        table.add_section()
-        table.add_row("", f"[bold]{part.name}[/bold]", "", f"[bold]{part.title}[/bold]")
-        steps = (step for step in (*STEPS, *GRADIENTS, *PAGED, *PARALLEL) if step.number in part.numbers)
-        for step in sorted(steps, key=lambda step: step.number):
-            on = step.previous.name if step.previous else ""
-            table.add_row(str(step.number), step.name, f"{on}, a fork" if step.fork else on, step.change)
-            for piece in (piece for piece in INSIDE if piece.inside == step.name):
-                table.add_row("", f"  {piece.name}", piece.previous.name, piece.change)
-    Console().print(table)
+    try:
+        found = get_part(part) if part else None
+    except ValueError as error:
+        raise BadRequest(f"argument --list: {error}") from None
+    console = make_console()
+    list_part(console, found) if found else list_parts(console)
     return 0
 
 
@@ -338,54 +389,6 @@ def check_memory(problems: Sequence, direction: str, check: bool, device: str) -
                 f"{problem.describe()} needs {needs / 1e9:,.1f} GB of memory and {free / 1e9:,.1f} GB are free here: "
                 "ask for a smaller --seq-len, --batch or --heads"
             )
-
-
-def show_run(console, run, recorded) -> None:
-    """The table of one run, with what a reader must know beside it."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from tutorial_lib import tables
-
-    def show(columns, cells) -> None:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for n, (header, _) in enumerate(columns):
-            table.add_column(header, justify="left" if n < 2 else "right", no_wrap=n < 2)
-        for row in cells:
-            table.add_row(*row)
-        console.print(table)
-
-    beside = recorded is not None and console.width >= ONE_TABLE
-    columns = tables.columns(run, recorded if beside else None, compact=recorded is not None or console.width < WIDE)
-    console.print(f"\n{tables.subject(run)}, step by step: {tables.provenance(run)}", style="bold")
-    measurements = run.everybody
-    show(columns, tables.rows(measurements, columns))
-    if recorded and not beside:
-        columns = [*columns[:2], *tables.recorded_columns(recorded)]
-        show(columns, [[text(m) for _, text in columns] for m in measurements])
-    for line in tables.reasons(measurements):
-        console.print(line)
-    if run.ceiling:
-        console.print(f"Ceiling: {tables.ceiling_told(run)} in the same rounds.")
-    if run.sustained:
-        console.print("\nIn a load that goes on, without rest:", style="bold")
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        headers, lines = tables.sustained(run)
-        for header in headers:
-            table.add_column(header, no_wrap=True)
-        for cells in lines:
-            table.add_row(*cells)
-        console.print(table)
-    for note in run.told:
-        console.print(f"Note: {note}")
-    if not run.timed and run.ranks == 1:
-        console.print(
-            "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
-        )
-    if recorded:
-        console.print(f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.")
-    elif not run.timed:
-        console.print("Nothing was timed here, and no timing of this problem is recorded.")
 
 
 def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:
@@ -407,48 +410,6 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) 
     write_whole(folder / "log.txt", log)
     write_report(run, folder, recorded)
     return folder
-
-
-def _progress(console):
-    """A bar on the terminal, and the object that ``measure`` tells how far it is."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from steps.measuring.measure import Progress as Listener
-
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-
-    class Shown(Listener):
-        task = None
-
-        def __init__(self):
-            self.begun = [("starting", time.perf_counter())]  # what, and since when
-
-        def total(self, actions):
-            self.task = bar.add_task("starting", total=actions)
-
-        def doing(self, what):
-            self.begun.append((what, time.perf_counter()))
-            bar.update(self.task, description=what)
-
-        def done(self, what):
-            bar.advance(self.task)
-
-        def seconds(self) -> str:
-            """How long each kind of action took so far, in one line."""
-            took = Counter()
-            for (what, since), (_, until) in itertools.pairwise([*self.begun, ("", time.perf_counter())]):
-                took[what.split()[0].strip(",")] += until - since
-            return "Seconds: " + ", ".join(f"{kind} {seconds:.0f}" for kind, seconds in took.items()) + "."
-
-    return bar, Shown()
 
 
 ONE_PROCESS = (
@@ -480,11 +441,11 @@ def run(options: argparse.Namespace) -> int:
     if processes() > 1:
         raise BadRequest(f"torchrun started {processes()} processes for one measurement: say --parallel")
     options.direction = direction_of(options)
-    steps = None if options.steps == "best" else select_steps(options.steps, options.direction)
     peers = select_peers(options.peers, options.direction)
+    columns_of(options)
     device = choose_device(options.device)
     problems = make_problems(options, device)
-    chosen = [steps if steps is not None else [choose_best(asked, device, options.direction)] for _, asked in problems]
+    chosen = [steps_for(options, asked, device) for _, asked in problems]
     check_writable("--output-dir", options.output_dir)
     check_memory([here for here, _ in problems], options.direction, options.check, device)
     return measure_all(options, device, problems, chosen, peers)
@@ -536,6 +497,8 @@ def measure_all(
     from steps.core.recorded import find_recorded
     from steps.core.step import DEFAULT_ARCH
     from steps.measuring.measure import Settings, measure
+    from steps.running.progress import progress
+    from steps.running.showing import show_run
     from tutorial_lib.report import write_length_plots
 
     silent = ranks is not None and ranks.own > 0
@@ -552,6 +515,7 @@ def measure_all(
         isolated=ranks is None,
         ranks=ranks.count if ranks else 1,
     )
+    asked_columns = columns_of(options)
     console = make_console(**({"file": io.StringIO()} if silent else {}))
     if device == "cpu" and ranks is None:
         console.print(
@@ -571,7 +535,9 @@ def measure_all(
         if options.missing and is_recorded(here, [*steps, *peers], device, options.output_dir):
             console.print(f"Already recorded: {here.describe()}.", soft_wrap=True)
             continue
-        bar, listener = _progress(console)
+        if ranks is None and (told := others_told(options, steps)):
+            console.print(told, soft_wrap=True)
+        bar, listener = progress(console)
         with bar:
             baseline = _one_gpu(here, device, options.direction) if ranks and device == "cuda" else None
             result, interrupted, output = measure(here, steps, peers, settings, listener, baseline)
@@ -589,7 +555,7 @@ def measure_all(
             recorded = find_recorded(asked, [options.output_dir, RESULTS], options.direction)
         record = make_console(file=io.StringIO())
         show_run(record, result, recorded)
-        show_run(console, result, recorded)
+        show_run(console, result, recorded, asked_columns)
         log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()}\n{output}"
         try:
             folder = write_results(result, interrupted, options.output_dir, recorded, log)
@@ -609,7 +575,7 @@ def measure_all(
 def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         options = make_parser().parse_args(arguments)
-        return list_steps() if options.list else run(options)
+        return list_steps(options.list) if options.list is not None else run(options)
 
     name = f"steps.run, rank {os.environ['RANK']} of {processes()}" if processes() > 1 else "steps.run"
     return as_command(name, work, interrupted="Interrupted.")

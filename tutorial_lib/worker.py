@@ -111,6 +111,12 @@ class Worker:
             self._connection.close()
             self._process = self._connection = None
 
+    def kill(self) -> None:
+        """End the process from another thread than the one that calls it, which then hears of its death."""
+        process = self._process
+        if process is not None and process.pid is not None:
+            process.kill()
+
     def output(self) -> str:
         """What the process has printed so far."""
         self._output.seek(0)

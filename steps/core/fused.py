@@ -67,6 +67,21 @@ class FusedStep(Step):
         """This step with everything decided that is left open until problem and architecture are known."""
         return self
 
+    def what_runs(self, problem: Problem, arch: str) -> tuple:
+        """All that decides what a call computes on ``problem``: two steps for which it is equal do the same there.
+
+        Kernel and constants; who has holes that neither shows adds them. A hole that is missing here makes two steps
+        look alike that are not.
+        """
+        step = self.configured(problem, arch)
+        kernel, constants = step.entry(problem, arch)
+        told = tuple(sorted(constants.items(), key=lambda item: item[0]))
+        return kernel, told, *step.beside_the_kernel(problem, arch)
+
+    def beside_the_kernel(self, problem: Problem, arch: str) -> tuple:
+        """What else a launch is told; here every hole, whatever it does: no two steps are alike."""
+        return tuple(self.holes().items())
+
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """By which launch rule; a step that brings its own shape says "Own" and its tile."""
         tile = self.variant(problem, target).tile

@@ -14,6 +14,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from tutorial_lib.naming import STEPS_LISTED, unknown
+
 ROOT = Path(__file__).resolve().parent.parent
 FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 
@@ -22,7 +24,8 @@ FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 class Part:
     """A part of the course. numbers: of its steps, which may go on where others have ended; folders: where they stand.
 
-    untimed: why no GPU could run its steps, as a clause; empty where one could. Untimed steps are compiled, and run on
+    untimed: why no GPU could run its steps, as a clause; empty where one could. beside: whether its steps stand beside
+    the path, as they helped nowhere, or under one condition. Untimed steps are compiled, and run on
     the CPU. Which steps of the other parts were timed, and on which problems, is told by the records alone.
     """
 
@@ -31,6 +34,7 @@ class Part:
     numbers: Sequence[int]
     folders: tuple[str, ...]
     untimed: str = ""
+    beside: bool = False
 
     @property
     def timed(self) -> bool:
@@ -76,7 +80,13 @@ PARTS = (
         (*range(100, 120), *range(140, 150)),
         ("everyday",),
     ),
-    Part("appendix", "Appendix: what did nothing, or only under one condition", range(90, 100), ("appendix",)),
+    Part(
+        "appendix",
+        "Appendix: what did nothing, or only under one condition",
+        range(90, 100),
+        ("appendix",),
+        beside=True,
+    ),
 )
 
 # The names that had the numbers 0 to 44 until 2026-11-22: whoever asks for an old number is told what it means now.
@@ -167,14 +177,20 @@ def _by_key() -> dict[str, object]:
 def get_step(key: int | str):
     """The step with this name ("exp2") or number (3, "3"), or one that is inside another, by its name.
 
-    Raises ValueError that lists the steps there are.
+    Raises ValueError that tells the nearest names.
     """
     if (found := _by_key().get(OLD_NAMES.get(str(key), str(key)))) is not None:
         return found
-    steps, _ = _load()
-    parts = [[step.name for step in steps if step.number in part.numbers] for part in PARTS]
-    known = "; ".join(f"{spans(part.numbers, '-')} {', '.join(names)}" for part, names in zip(PARTS, parts))
-    raise ValueError(f"step must be a number or name of the ladder ({known}), got {key!r}")
+    raise ValueError(unknown("step", key, (name for name in _by_key() if not name.isdecimal()), STEPS_LISTED))
+
+
+def get_part(name: str) -> Part:
+    """The part of this name; raises ValueError that tells the nearest ones, or all: they are few."""
+    for part in PARTS:
+        if part.name == name:
+            return part
+    names = [part.name for part in PARTS]
+    raise ValueError(unknown("part", name, names, f"the parts are {', '.join(names)}"))
 
 
 def select(text: str, direction: str | None = "forward") -> list:
@@ -192,12 +208,15 @@ def select(text: str, direction: str | None = "forward") -> list:
         if numbers := numbers_in(word):
             found = {step.name for step in steps if step.number in numbers}
             if not found:
-                raise ValueError(f"no step has a number of {word}: {_all_numbers(steps)}")
+                raise ValueError(f"no step has a number of {word}; {STEPS_LISTED}")
             chosen |= found
         elif word in parts:
             chosen |= {step.name for step in steps if step.number in parts[word].numbers}
-        else:
+        elif word in _by_key() or word in OLD_NAMES:
             chosen.add(get_step(word).name)
+        else:
+            names = (name for name in (*_by_key(), *parts) if not name.isdecimal())
+            raise ValueError(unknown("step", word, names, STEPS_LISTED))
     found = [step for step in (*steps, *inside) if step.name in chosen]
     if others := [step.label for step in found if direction not in (None, step.direction)]:
         raise ValueError(f"must be steps of the {direction} pass, got {', '.join(others)} (see --direction)")
@@ -212,11 +231,6 @@ def numbers_in(word: str) -> range | None:
     if int(first) > int(last):
         raise ValueError(f"a range must not run backwards, got {word!r}")
     return range(int(first), int(last) + 1)
-
-
-def _all_numbers(steps: tuple) -> str:
-    numbers = [[step.number for step in steps if step.number in part.numbers] for part in PARTS]
-    return ", ".join(f"{part.name} has {spans(its)}" for part, its in zip(PARTS, numbers) if its)
 
 
 def asked_by_number(text: str) -> set[int]:

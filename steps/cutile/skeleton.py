@@ -154,6 +154,12 @@ class CuTileStep(FusedStep):
         step = self.configured(problem, arch)
         return step.kernel_function(step.variant(problem, arch)), {}
 
+    def beside_the_kernel(self, problem: Problem, arch: str) -> tuple:
+        """Hints to the compiler, and the lists that blocks read."""
+        order = self.order_for(problem)
+        lists = order if order.persistent and not order.counts(problem) else None
+        return self.occupancy, self.warps, self.cluster, lists and dataclasses.replace(lists, counted=False)
+
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         target = target_of(q.device)
         step = self.configured(problem, target)

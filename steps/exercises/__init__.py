@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+from tutorial_lib.naming import unknown
+
 KINDS = ("__", "in_")  # how modules begin that hold no exercise, but kinds of them
 
 
@@ -14,9 +16,9 @@ def names() -> list[str]:
 
 
 def get_exercise(name: str):
-    """The exercise of this name; raises ValueError that lists those there are."""
+    """The exercise of this name; raises ValueError that tells the nearest ones."""
     if name not in names():
-        raise ValueError(f"exercise must be one of: {', '.join(names())}; got {name!r}")
+        raise ValueError(unknown("exercise", name, names(), "`python -m steps.progress` lists them"))
     return import_module(f"steps.exercises.{name}").EXERCISE
 
 

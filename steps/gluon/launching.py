@@ -48,6 +48,10 @@ class PointerStep(FusedStep):
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
         return self.kernel(problem), {"variant": self.variant(problem, arch), "LSE": None}
 
+    def beside_the_kernel(self, problem: Problem, arch: str) -> tuple:
+        """Nothing: a launch follows the constants."""
+        return ()
+
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         variant = replace(self.variant(problem, self._launched_for(q.device)), lse=return_lse)
         lse = empty_lse(q) if return_lse else None

@@ -55,6 +55,11 @@ class TmaStep(FusedStep):
     def entry(self, problem: Problem, arch: str):
         return self.kernel(problem), {"variant": self.variant(problem), "LSE": None}
 
+    def beside_the_kernel(self, problem: Problem, arch: str) -> tuple:
+        """The lists that blocks read."""
+        order = self.order_for(problem)
+        return (order if order.persistent else None,)
+
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         lse = empty_lse(q) if return_lse else None
         constants = self.constants(problem, return_lse)

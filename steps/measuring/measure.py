@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import statistics
 import sys
-from collections import Counter
-from collections.abc import Sequence
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 
 from steps.core.ladder import get_step, module_file, part_of
+from steps.core.path import stands_on
 from steps.core.step import DEFAULT_ARCH, Step
-from steps.measuring.ahead import compile_ahead
+from steps.measuring.ahead import Ahead
 from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters, together
@@ -26,6 +31,7 @@ from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Spe
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
+CHECKS_A_WORKER = 3  # on the CPU: fewer do not repay the seconds that a worker takes to start
 ONCE = "steps.once"  # the command that runs steps once each, under a profiler's eyes
 
 
@@ -52,16 +58,19 @@ class Settings:
 
 
 class Progress:
-    """What a caller may want to show while it waits; this one shows nothing."""
+    """What a caller may want to show while it waits; this one shows nothing. Several threads may tell it things."""
 
-    def total(self, actions: int) -> None:
-        """How many actions there are to do in all, as far as is known."""
-
-    def done(self, what: str) -> None:
-        """One more action was done."""
+    def total(self, checks: int, rounds: int, round_seconds: float) -> None:
+        """How much there is to do: contenders to check, and rounds of timing, of so many seconds each by plan."""
 
     def doing(self, what: str) -> None:
         """An action begins."""
+
+    def checked(self) -> None:
+        """A contender was checked and compiled, or found to be unable to run."""
+
+    def timed(self) -> None:
+        """A round of timing is over."""
 
 
 @dataclass
@@ -107,29 +116,24 @@ def measure(
     sustained: list[dict[str, dict]] = []
     notes: list[str] = []
     interrupted = False
-    worker = (Worker if settings.isolated else Inline)(
-        Bench if settings.ranks == 1 else _parallel_bench(),
-        problem,
-        kind.name,
-        settings.device,
-        settings.seed,
-        settings.check,
-        on_start=lambda w: w.call("ready", timeout=settings.timeout),
-    )
-    with worker:
+    needs, free = kind.needed_bytes(problem, settings.check), available_bytes(settings.device)
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(made)
+            for made in _workers(problem, kind, settings, _how_many(contenders, settings, needs, free))
+        ]
         try:
-            progress.total(2 * len(contenders) + (settings.rounds + settings.sustained if on_gpu else 0))
-            needs, free = kind.needed_bytes(problem, settings.check), available_bytes(settings.device)
+            rounds_asked = settings.rounds + settings.sustained if on_gpu else 0
+            a_sample = (timing.SAMPLE_MS + timing.REST_MS) / 1000
+            progress.total(len(contenders), rounds_asked, a_sample * (len(contenders) + 1))
             if needs > free:
                 for contender in contenders:
                     contender.reason = f"the problem needs {needs / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
             else:
                 arch = describe_machine(settings.device)["arch"] or DEFAULT_ARCH
-                if settings.isolated:
-                    _compile_ahead(worker, problem, contenders, arch, settings, progress)
-                for contender in contenders:
-                    notes += _qualify(worker, problem, contender, arch, settings, progress)
+                notes += _qualify_all(workers, problem, contenders, arch, settings, progress)
                 if on_gpu:
+                    [worker] = workers
                     notes += _time(worker, contenders, settings, rounds, sustained, progress)
                     worker.close()  # its inputs would be in a profiler's way
                     if settings.profile:
@@ -138,8 +142,9 @@ def measure(
                 notes.append("No counters were read: they take a GPU.")
         except KeyboardInterrupt:
             interrupted = True
-            worker.stop()  # at once: it may be deep in a kernel
-        output = worker.output()
+            for worker in workers:
+                worker.stop()  # at once: it may be deep in a kernel
+        output = "".join(worker.output() for worker in workers)
     if interrupted:
         for contender in contenders:
             if contender.reason == "not reached":
@@ -157,18 +162,130 @@ def _baseline_of(step: Step) -> Step:
     return get_step(pass_of(step).baseline)
 
 
-def _compile_ahead(
-    worker: Worker, problem: Problem, contenders: list[_Contender], arch: str, settings: Settings, progress: Progress
-) -> None:
-    """Compile what is not compiled yet side by side; what then goes wrong is told in each step's own turn."""
-    kernels = [c.step for c in contenders if c.step.backend not in ("torch", "peer")]
-    kernels = [step for step in kernels if step.unsupported(problem, arch) is None]
+def _workers(problem: Problem, kind: Pass, settings: Settings, count: int) -> list[Worker]:
+    """So many workers, not started yet, each of which holds the problem's inputs."""
+    threads = max(1, (os.cpu_count() or 1) // count) if count > 1 else None
+    more = {} if threads is None else {"threads": threads}
+    return [
+        (Worker if settings.isolated else Inline)(
+            partial(Bench if settings.ranks == 1 else _parallel_bench(), **more),
+            problem,
+            kind.name,
+            settings.device,
+            settings.seed,
+            settings.check,
+            on_start=lambda w: w.call("ready", timeout=settings.timeout),
+        )
+        for _ in range(count)
+    ]
+
+
+def _how_many(contenders: list[_Contender], settings: Settings, needs: int, free: int) -> int:
+    """How many workers check side by side: one with a GPU, where kernels would be in each other's way."""
+    if settings.device == "cuda" or not settings.isolated or settings.ranks > 1:
+        return 1
+    with_kernels = sum(c.step.backend not in ("torch", "peer") for c in contenders)
+    return max(1, min(os.cpu_count() or 1, with_kernels // CHECKS_A_WORKER, free // max(1, needs)))
+
+
+def _qualify_all(
+    workers: list[Worker],
+    problem: Problem,
+    contenders: list[_Contender],
+    arch: str,
+    settings: Settings,
+    progress: Progress,
+) -> list[str]:
+    """Check and compile all contenders, with all cores; returns notes, in the order of the contenders.
+
+    On the CPU several workers share the contenders, and each compiles what it checks. On a GPU one worker checks, those
+    first that are compiled already, while processes of their own compile the others. When this returns nothing is
+    compiled any more: timing is not disturbed.
+    """
+    notes: dict[str, list[str]] = {}
+
+    def qualify(worker: Worker, contender: _Contender) -> None:
+        notes[contender.step.name] = _qualify(worker, problem, contender, arch, settings, progress)
+
+    if len(workers) > 1:
+        _share_out(workers, contenders, qualify)
+    else:
+        [worker] = workers
+        with closing(_as_compiled(worker, problem, contenders, arch, settings, progress)) as turns:
+            for contender in turns:
+                qualify(worker, contender)
+    return [note for contender in contenders for note in notes[contender.step.name]]
+
+
+def _share_out(workers: list[Worker], contenders: list[_Contender], qualify: Callable) -> None:
+    """``qualify(worker, contender)`` for every contender, each worker in a thread that takes the next one.
+
+    Ctrl-C, which the main thread hears, ends the workers; what they were at was not reached.
+    """
+    left, stopped, wrong = deque(contenders), threading.Event(), []
+
+    def serve(worker: Worker) -> None:
+        while not stopped.is_set():
+            try:
+                contender = left.popleft()
+            except IndexError:
+                return
+            try:
+                qualify(worker, contender)
+            except BaseException as error:
+                wrong.append(error)
+                stopped.set()
+            if stopped.is_set() and contender.status == "failed":  # as its worker was ended
+                vars(contender).update(vars(_Contender(contender.step)))
+
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
     try:
-        names = worker.call("not_compiled", kernels, arch, timeout=settings.timeout)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        stopped.set()
+        while any(thread.is_alive() for thread in threads):  # a worker may just have been started
+            for worker in workers:
+                worker.kill()
+            for thread in threads:
+                thread.join(timeout=0.1)
+        raise
+    if wrong:
+        raise wrong[0]
+
+
+def _as_compiled(
+    worker: Worker, problem: Problem, contenders: list[_Contender], arch: str, settings: Settings, progress: Progress
+) -> Iterator[_Contender]:
+    """The contenders: those that need no compiler first, then the others as they are compiled side by side.
+
+    What then goes wrong is told in each step's own turn.
+    """
+    kernels = [c for c in contenders if c.step.backend not in ("torch", "peer")]
+    kernels = [c for c in kernels if c.step.unsupported(problem, arch) is None] if settings.isolated else []
+    try:
+        names = (
+            worker.call("not_compiled", [c.step for c in kernels], arch, timeout=settings.timeout) if kernels else ()
+        )
     except WorkerFailure:
-        return
-    missing = [(step, problem) for step in kernels if step.name in names]
-    compile_ahead(missing, arch, settings.timeout, progress.doing)
+        names = ()
+    missing = [c for c in kernels if c.step.name in names]
+    with Ahead([(c.step, problem) for c in missing], arch) as ahead:
+        if not ahead.processes:
+            yield from contenders
+            return
+        told = f"compiling {len(missing)} kernels, {ahead.processes} at a time"
+        progress.doing(told)
+        yield from (c for c in contenders if c not in missing)
+        left = dict(enumerate(missing))
+        while True:
+            progress.doing(f"{told}: {len(missing) - ahead.waiting} done")
+            if (place := ahead.finished(settings.timeout)) is None:
+                break
+            yield left.pop(place)
+        yield from left.values()
 
 
 def _qualify(
@@ -203,7 +320,6 @@ def _qualify(
                 if reason := _unsteady(step, contender.repeat_difference):
                     contender.fail(reason)
                     return notes
-        progress.done(f"checked {step.label}")
         if step.backend not in ("torch", "peer"):
             progress.doing(f"compiling {step.label} for {arch}")
             try:
@@ -223,7 +339,7 @@ def _qualify(
     except WorkerFailure as failure:
         contender.fail(str(failure))
     finally:
-        progress.done(f"finished {step.label}")
+        progress.checked()
     return notes
 
 
@@ -280,7 +396,7 @@ def _time(
                 break
         else:
             (rounds if rested else sustained).append(sampled)
-            progress.done(f"round {len(rounds) + len(sustained)}")
+            progress.timed()
     for contender in racing.values():
         if contender is not None and rounds:
             contender.status, contender.reason = "measured", None
@@ -348,8 +464,10 @@ def _summarise(
     bare = {c.step.name: _measurement(c, settings.ranks) for c in contenders}
     by_bytes = kind.by_bytes(problem)
     moved = kind.least_bytes(problem) if by_bytes else None
+    before = {c.step.name: _compared_with(c.step, problem, machine, rounds) for c in contenders}
     measurements = {
-        c.step.name: _timed(c, bare, operations, moved, rounds, sustained, baseline.name) for c in contenders
+        c.step.name: _timed(c, bare, operations, moved, rounds, sustained, baseline.name, before[c.step.name])
+        for c in contenders
     }
     steps = [c.step for c in contenders]
     run = Run(
@@ -441,10 +559,11 @@ def _timed(
     rounds: list[dict],
     sustained: list[dict],
     baseline: str,
+    before: Step | None,
 ) -> Measurement:
     """A contender's record with its times. records: those of all contenders, without times.
 
-    moved: bytes that must cross device memory, where they decide how long it takes.
+    moved: bytes that must cross device memory, where they decide how long it takes. before: see ``_compared_with``.
     """
     step, record = contender.step, records[contender.step.name]
     if contender.status != "measured":
@@ -471,11 +590,21 @@ def _timed(
             "sustained": _sustained(step.name, operations, sustained),
             "percent_of_ceiling": _percent_of_ceiling(moved or operations, mine, rounds, moved is not None),
             "speedup_vs_baseline": speedup(baseline),
-            "speedup_vs_previous": speedup(step.previous.name) if step.previous else None,
+            "speedup_vs_previous": speedup(before.name) if before else None,
+            "previous": before and before.name,
+            "previous_number": before and before.number,
             "sm_clock_mhz": median_of(sample["gpu"]["sm_clock_mhz"] for sample in samples if sample["gpu"]),
             "exchange": _exchange(record.exchange, samples),
         }
     )
+
+
+def _compared_with(step: Step, problem: Problem, machine: dict, rounds: list[dict]) -> Step | None:
+    """The step before: where it took no part, as it has nothing new for the problem, the one that does the same."""
+    if step.previous is None or _took_part(step.previous.name, rounds):
+        return step.previous
+    alike = stands_on(step, problem, machine["arch"] or DEFAULT_ARCH)
+    return alike if alike and _took_part(alike.name, rounds) else step.previous
 
 
 def _exchange(sent: Exchange | None, samples: list[dict]) -> Exchange | None:

@@ -84,7 +84,7 @@ def steps_over_ranks(text: str, direction: str) -> list:
     known = [step for step in select("parallel", None) if step.direction == direction]
     if others := [step.label for step in asked if not step.several]:
         names = ", ".join(step.asked_as for step in known)
-        raise BadRequest(f"argument --parallel: must be all or some of {names}, got {others[0]}")
+        raise BadRequest(f"argument --parallel: step {others[0]} computes on one GPU; over several compute {names}")
     names = {step.asked_as for step in asked}
     return [step for step in known if step.asked_as in names]
 

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from tutorial_lib.naming import unknown
+
 NO_TRIALS = ("__init__", "__main__", "trial")
 
 
@@ -21,9 +23,9 @@ def all_trials() -> dict[str, object]:
 
 
 def get_trial(name: str):
-    """The trial of this name; raises ValueError that lists those there are."""
+    """The trial of this name; raises ValueError that tells the nearest ones."""
     if name not in all_trials():
-        raise ValueError(f"trial must be one of: {', '.join(all_trials())}; got {name!r}")
+        raise ValueError(unknown("trial", name, all_trials(), "`python -m steps.trials --help` lists them"))
     return all_trials()[name]
 
 

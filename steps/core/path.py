@@ -1,0 +1,60 @@
+"""The path: the steps that a person is shown first, of all that could be measured on a problem.
+
+It holds the steps off the main path's forks that are for this kind of problem, run on this architecture, and run
+something else there than the step before.
+"""
+
+from __future__ import annotations
+
+from steps.core.fused import FusedStep
+from steps.core.ladder import part_of, steps_of
+from steps.core.step import Step
+from tutorial_lib.passes import PASSES
+from tutorial_lib.problem import Problem
+
+
+def path(problem: Problem, arch: str, direction: str = "forward") -> list[Step]:
+    """The path of a pass for ``problem`` on ``arch``, such as "sm_90", in the ladder's order: never empty.
+
+    Where every step that is made for such a problem is a fork, as for a window, the forks are the path. Steps of which
+    nobody would learn more than that they were skipped are left out.
+    """
+    able = [step for step in steps_of(direction) if step.unsupported(problem, arch) is None]
+    able = [step for step in able if not part_of(step.number).beside]
+    meant = [
+        step for step in able if not step.fork and _kind(step.default_problem, direction) == _kind(problem, direction)
+    ]
+    if not any(isinstance(step, FusedStep) for step in meant):
+        meant = [step for step in able if _kind(step.default_problem, direction) == _kind(problem, direction)]
+    names = {ancestor.name for step in meant for ancestor in _line(step)}
+    names |= {PASSES[direction].baseline} | {step.name for step in able if not isinstance(step, FusedStep)}
+    return [step for step in able if step.name in names and not runs_as_before(step, problem, arch)] or able
+
+
+def stands_on(step: Step, problem: Problem, arch: str) -> Step | None:
+    """The step that ``step`` is compared with where some have nothing new for ``problem``: the first of those alike."""
+    before = step.previous
+    while before is not None and before.unsupported(problem, arch) is None and runs_as_before(before, problem, arch):
+        before = before.previous
+    return before
+
+
+def runs_as_before(step: Step, problem: Problem, arch: str) -> bool:
+    """Whether a step does on ``problem`` what its predecessor does: the same kernel, constants and launch."""
+    before = step.previous
+    if not isinstance(step, FusedStep) or type(before) is not type(step) or before.unsupported(problem, arch):
+        return False
+    return step.what_runs(problem, arch) == before.what_runs(problem, arch)
+
+
+def _kind(problem: Problem, direction: str) -> tuple:
+    """What steps are made for: whether bytes decide, or operations, and what is asked for beside plain attention."""
+    return PASSES[direction].by_bytes(problem), problem.features
+
+
+def _line(step: Step) -> list[Step]:
+    """A step, and all that it stands on."""
+    found = [step]
+    while found[-1].previous is not None:
+        found.append(found[-1].previous)
+    return found
