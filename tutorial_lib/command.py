@@ -96,7 +96,7 @@ def make_console(**settings):
 
         def render_str(self, text: str, **settings):
             """Spelled out before columns are measured, so that they align."""
-            return super().render_str(text if self.encoding.startswith("utf") else streams.spelled(text), **settings)
+            return super().render_str(streams.spelled(text, self.encoding), **settings)
 
     return Told(highlight=False, width=None if sys.stdout.isatty() else 160, **settings)
 

@@ -21,9 +21,12 @@ SPELLED = {
 ERRORS = "tutorial_lib.spelled"  # the name by which codecs know ``_spell``
 
 
-def spelled(text: str) -> str:
-    """The text in ASCII: what ``SPELLED`` says, lines of boxes as - | +, letters without accents, else ?."""
-    return "".join(character if character.isascii() else _in_ascii(character) for character in text)
+def spelled(text: str, encoding: str) -> str:
+    """The text as it comes out in an encoding.
+
+    What that lacks is written in ASCII: as ``SPELLED`` says, lines of boxes as - | +, letters without accents, else ?.
+    """
+    return text.encode(encoding, ERRORS).decode(encoding, "surrogateescape")
 
 
 def _in_ascii(character: str) -> str:
