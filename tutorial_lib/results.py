@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -735,6 +736,12 @@ def read_run(path: Path) -> Run:
         raise ResultsError(f"{path} is not a results.json of schema {SCHEMA}: {where}: {first['msg']}") from None
 
 
+@cache
+def _read_once(path: Path, changed: int, size: int) -> Run:
+    """A chapter asks for all of them a dozen times."""
+    return read_run(path)
+
+
 def folder_name(slug: str, direction: str) -> str:
     """The name of the folder that a run on the problem of this slug is kept in."""
     return slug if direction == "forward" else f"{slug}_{direction}"
@@ -748,8 +755,9 @@ def recorded_runs(folder: Path, direction: str = "forward", several: bool = Fals
     runs = []
     for path in sorted(Path(folder).glob("*/*/results.json")):
         try:
-            run = read_run(path)
-        except ResultsError:
+            about = path.stat()
+            run = _read_once(path, about.st_mtime_ns, about.st_size)
+        except (OSError, ResultsError):
             continue  # an older schema, or a file of somebody else's: it is nothing to show
         if run.timed and run.direction == direction and (run.ranks > 1) == several:
             runs.append(run)

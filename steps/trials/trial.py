@@ -36,6 +36,11 @@ class Trial(ABC):
     def is_switch(self) -> bool:
         return self.axis is None
 
+    @property
+    def names(self) -> list[str]:
+        """Of the versions, in the order of the values."""
+        return [f"{self.name}_{value:{'' if self.is_switch else 'g'}}" for value in self.values]
+
     @abstractmethod
     def version(self, value: float | str, problem: Problem, **named) -> Step:
         """The step with this value for ``problem``; ``named``: its name and other fields."""
@@ -45,6 +50,5 @@ class Trial(ABC):
         from steps import get_step
 
         base = get_step(self.base)
-        form = "" if self.is_switch else "g"
         named = {"number": base.number, "previous": base}
-        return [self.version(value, problem, name=f"{self.name}_{value:{form}}", **named) for value in self.values]
+        return [self.version(value, problem, name=name, **named) for value, name in zip(self.values, self.names)]

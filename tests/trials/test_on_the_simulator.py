@@ -8,6 +8,7 @@ import torch
 from steps import get_step
 from steps.trials import get_trial, warp_vote
 from tests.core.test_steps import accuracy_of
+from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import layouts
 from tutorial_lib.passes import FORWARD
@@ -21,6 +22,12 @@ SHAPES = [
 ]
 
 
+def grouped(shape):
+    """The shape of which every trial is tried."""
+    return shape is SHAPES[3]
+
+
+@sampled(core=grouped)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("name", ["keys_first", "held_query", "taken"])
 def test_it_computes_the_same_under_every_latency(name, shape):
@@ -35,6 +42,7 @@ def test_it_computes_the_same_under_every_latency(name, shape):
         assert not watch.runs[0].found
 
 
+@sampled(core=grouped)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 @pytest.mark.parametrize("name", ["warp_vote", "scaled_query"])
 def test_what_rounds_otherwise_is_right_under_every_latency(name, shape):
@@ -77,6 +85,7 @@ def test_of_four_registers_that_a_lane_has_two_are_of_one_row_and_two_of_another
     assert text.count("mul.f32") == warp_vote.REGISTERS == warp_vote.OPERANDS.count("=f")
 
 
+@sampled(core=grouped)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_blocks_that_run_at_once_take_every_tile_once(shape):
     """The counter is back where it began when the last block has ended, so that the next launch can count on it."""
@@ -95,7 +104,7 @@ def test_blocks_that_run_at_once_take_every_tile_once(shape):
 
 def test_consumers_wait_less_for_keys_on_the_simulator():
     """Why the trial was worth a measurement: simulated, a block takes fewer clocks."""
-    shape = problem(batch=1, heads=3, seq_len_q=1024, seq_len_kv=1024, head_dim=128)
+    shape = problem(batch=1, heads=1, seq_len_q=1024, seq_len_kv=1024, head_dim=128)
     q, k, v = FORWARD.inputs(shape, 0)
     clocks = []
     for step in get_trial("keys_first").steps(shape):
