@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from steps.core.fused import FusedStep
+from tests.selection import ALL, parse
 from tutorial_lib.problem import Problem
 
 
@@ -58,3 +59,18 @@ def core(pairs: Iterable[tuple], always: Iterable[Problem] = ()) -> Callable[...
     for turn, ((_, shape), names) in enumerate(steps_of.items()):
         chosen.add((names[turn % len(names)], shape))
     return lambda step, shape: (step.name, shape) in chosen
+
+
+def first_and_last(pairs: Iterable[tuple]) -> Callable[..., bool]:
+    """As ``core``, for what steps inherit from their skeleton: of each skeleton its first step, and its last."""
+    pairs = list(pairs)
+    ends = [{type(step): step.name for step, _ in each} for each in (pairs, reversed(pairs))]
+    return lambda step, shape: any(end[type(step)] == step.name for end in ends)
+
+
+def some_of(seeds: range, number: int, config) -> list[int]:
+    """So many of the seeds, others for every selection; all of them where everything runs. config: pytest's."""
+    chosen = parse(config.option.selection)
+    if chosen == ALL:
+        return list(seeds)
+    return [seeds[(chosen * number + n) % len(seeds)] for n in range(number)]

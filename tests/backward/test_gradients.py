@@ -9,7 +9,9 @@ import torch
 from steps import GRADIENTS, STEPS, Unsupported, get_step
 from steps.core.ladder import part_of
 from steps.core.problems import HEADLINE, standard
-from tests.shapes import PADDED, SHAPES, problem
+from tests.distinct import core, distinct, first_and_last, named
+from tests.selection import sampled
+from tests.shapes import HARD, PADDED, SHAPES, problem
 from tutorial_lib import reference
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem

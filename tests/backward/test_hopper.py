@@ -20,6 +20,8 @@ from steps.backward_hopper.skeleton import own_blocks
 from steps.core.problems import standard
 from steps.simulate import Examination
 from steps.writing.written import write_step
+from tests.distinct import core, distinct, named, some_of
+from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import layouts
 from tutorial_lib.passes import BACKWARD
@@ -36,28 +38,29 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
-def test_no_schedule_brings_a_mistake_to_light(step, shape):
-    if reason := step.unsupported(shape, "cpu"):
-        pytest.skip(reason)
+CASES = distinct(HOPPER, SHAPES)
+
+
+@sampled(core=core(CASES))
+@pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
+def test_no_schedule_brings_a_mistake_to_light(step, shape, pytestconfig):
     examination = Examination(step, shape, 0)
-    for seed in (None, *range(1, 12)):
+    for seed in (None, *some_of(range(1, 12), 1, pytestconfig)):
         wrong, _, _ = examination.under(seed)
         assert not wrong, (seed, wrong)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
-def test_ptxas_adds_no_wait_for_products(step, head_dim):
+COMPILED = distinct(HOPPER, [standard(head_dim=head_dim, causal=True) for head_dim in (64, 128, 256)])
+
+
+@sampled(core=core(COMPILED, always=[shape for _, shape in COMPILED if shape.head_dim == 128]))
+@pytest.mark.parametrize(("step", "shape"), COMPILED, ids=named)
+def test_ptxas_adds_no_wait_for_products(step, shape):
     """It does where it cannot prove that registers which a product writes are not in use: then nothing is under way.
 
     Seen of dQ, where it was kept from one turn to the next and read under other products. And in one warp group of
     those that set registers for a product while the scores are under way, which gains all the same.
     """
-    shape = standard(head_dim=head_dim, causal=True)
-    if reason := step.unsupported(shape, "sm_90"):
-        pytest.skip(reason)
     compiled = step.compile(shape)
     asked = compiled.ptx.count("wgmma.wait_group")
     added = 1 if step.variant(shape).from_row_sums else 0

@@ -22,7 +22,7 @@ from steps.gluon.skeleton import GluonStep
 from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Roles
 from steps.writing.written import write_step
-from tests.distinct import core, distinct, named
+from tests.distinct import core, distinct, first_and_last, named
 from tests.selection import sampled
 from tests.shapes import HARD, PADDED, SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, compare, cosine, rounding_step, worst
@@ -139,13 +139,12 @@ def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
 
 
 LAID_OUT = distinct(CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, [problem(heads=2, seq_len_q=70, seq_len_kv=96)])
-LAST = list({type(step): step for step, _ in LAID_OUT}.values())
 
 
-@sampled(core=lambda step, shape: step.begins_a_skeleton or step in LAST)
+@sampled(core=first_and_last(LAID_OUT))
 @pytest.mark.parametrize(("step", "shape"), LAID_OUT, ids=named)
 def test_any_strides_will_do(step, shape):
-    """What a launch passes of them is a skeleton's, and the same in all of its steps: the first and the last always."""
+    """What a launch passes of them is a skeleton's, and the same in all of its steps."""
     q, k, v = asked(shape)[0]
     expected = step.attention(q, k, v, True)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
