@@ -27,7 +27,8 @@ same_compilers = pytest.mark.skipif(
     reason=f"tests/expected.json is of {EXPECTED['compilers']}: python -m tests.expected makes it again",
 )
 
-OTHERS = {"cutile": ("sm_80", "sm_100", "sm_121"), "gluon": ("sm_80", "sm_120"), "cdna": ("gfx942",)}
+# Other architectures than a step is made for. Not sm_100: tileiras orders its instructions differently from run to run.
+OTHERS = {"cutile": ("sm_80", "sm_121"), "gluon": ("sm_80", "sm_120"), "cdna": ("gfx942",)}
 
 
 def problems() -> list:

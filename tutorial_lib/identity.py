@@ -120,7 +120,7 @@ def _of_function(function) -> str:
     function.cache_key  # noqa: B018 - Triton finds out which numbers outside are named
     told = [_statements(function)]
     told += [_of_function(called) for called in _called(function)]
-    told += [f"{name} {value}" for (name, _), (value, _) in function.used_global_vals.items()]
+    told += sorted(f"{name} {value}" for (name, _), (value, _) in function.used_global_vals.items())
     key = hashlib.sha256("\n".join(told).encode()).hexdigest()
     _known[id(function)] = function, key
     return key
