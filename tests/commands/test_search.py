@@ -11,6 +11,7 @@ from steps import search, summary
 from steps.core.problems import standard
 from steps.core.recorded import recorded_search
 from steps.core.rules import rule_for
+from tests.selection import sampled
 from tutorial_lib.display import Page
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
@@ -114,18 +115,19 @@ def test_a_problem_that_nothing_runs_is_one_line(monkeypatch, capsys, tmp_path):
 BACKWARD_KERNELS = [kernel for kernel in search.SEARCHED if kernel.direction == "backward"]
 
 
+@sampled(core=lambda kernel, place: kernel is BACKWARD_KERNELS[place])
+@pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS, ids=lambda k: k.name)
-def test_a_kernel_of_the_backward_pass_is_searched_in_its_own_space(kernel):
+def test_a_kernel_of_the_backward_pass_is_searched_in_its_own_space(kernel, place):
     space = kernel.space()
     assert len(set(space)) == len(space) and {(c.query, c.key) for c in space} >= set(search.TILES)
-    for configuration in (space[0], space[-1]):
-        step, problem = kernel.configured(configuration), standard(head_dim=64)
-        made = kernel.compile(step, problem, "sm_90")
-        shape = search.as_shape(configuration)
-        blocks, _, found = step.kernel(kernel.kernel, problem)
-        assert found == shape and made.scores_per_tile == shape.tile.scores
-        own = (blocks[0] * (shape.tile.key if kernel.kernel == "keys" else shape.tile.query), *blocks[1:])
-        assert own == (problem.seq_len_q, problem.heads, problem.batch)
+    step, problem = kernel.configured(space[place]), standard(head_dim=64)
+    made = kernel.compile(step, problem, "sm_90")
+    shape = search.as_shape(space[place])
+    blocks, _, found = step.kernel(kernel.kernel, problem)
+    assert found == shape and made.scores_per_tile == shape.tile.scores
+    own = (blocks[0] * (shape.tile.key if kernel.kernel == "keys" else shape.tile.query), *blocks[1:])
+    assert own == (problem.seq_len_q, problem.heads, problem.batch)
 
 
 @pytest.fixture
