@@ -7,6 +7,7 @@ Sphinx makes it, with myst-nb, which reads notebooks, and the theme Furo. It nee
 from __future__ import annotations
 
 import logging
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -64,7 +65,8 @@ def write_site(notebooks: Path, folder: Path) -> list[Path]:
         warnings = _Lines()
         try:
             with patch_docutils(), docutils_namespace():
-                made = Sphinx(source, None, folder, kept, "html", OPTIONS, status=None, warning=warnings)
+                told = {"status": None, "warning": warnings, "parallel": os.cpu_count() or 1}
+                made = Sphinx(source, None, folder, kept, "html", OPTIONS, **told)
                 made.build(force_all=True)
         except SphinxError as error:
             raise SiteError(str(error)) from None

@@ -13,10 +13,11 @@ from itertools import pairwise
 import nbformat
 import pytest
 
-from steps import get_step, lesson
+from steps import chapters, get_step, lesson
 from steps.chapters import step_of
 from tests.notebooks.test_chapters import write_course
 from tests.results.recorded import EVERYTHING
+from tests.selection import sampled
 from tutorial_lib import notebooks, site
 from tutorial_lib.course import read_course
 from tutorial_lib.problem import Problem
@@ -343,15 +344,38 @@ class References(HTMLParser):
             self.fetched.append(attributes.get("href", ""))
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """The site of the committed chapters."""
-    return site.write_site(notebooks.NOTEBOOKS, tmp_path_factory.mktemp("site"))
+@pytest.fixture(scope="module", params=["three chapters", "all chapters"])
+def series(request, tmp_path_factory):
+    """The site of the committed chapters, which takes half a minute, or of three: its pages, and the chapters."""
+    if request.param == "all chapters":
+        return site.write_site(notebooks.NOTEBOOKS, tmp_path_factory.mktemp("site")), notebooks.NOTEBOOKS
+    folder = tmp_path_factory.mktemp("course")
+    write_course(folder, "00_one", "01_two", "aside", aside={"beside": "true"})
+    text = "# The producer\n\nSee [two](01_two.ipynb#its-heading), [all](README.md).\n\n```python\n1\n```\n"
+    (folder / "source" / "00_one.md").write_text(text, encoding="utf-8")
+    (folder / "source" / "01_two.md").write_text("# Two\n\n## Its heading\n\nText.\n", encoding="utf-8")
+    (folder / "README.md").write_text(chapters.listed(folder), encoding="utf-8")
+    for path in notebooks.sources(folder):
+        notebook = notebooks.read_source(path)
+        for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+            data = [{"text/markdown": "| a | b |\n| --- | --- |\n| 1 | [two](01_two.ipynb) |"}, {"image/png": DOT}]
+            cell.outputs = [nbformat.v4.new_output("display_data", each) for each in data]
+        notebooks.write(notebook, folder / f"{path.stem}.ipynb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "MORE", {})
+        return site.write_site(folder, tmp_path_factory.mktemp("site")), folder
 
 
-def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere(pages):
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+of_the_site = sampled(core=lambda series: series == "three chapters")
+
+
+@of_the_site
+def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere(series):
+    pages, course = series
     folder = pages[0].parent
-    assert {page.stem for page in pages} == {"index", *site.MORE, *(path.stem for path in SOURCES)}
+    more = {*site.MORE} if course == notebooks.NOTEBOOKS else set()
+    assert {page.stem for page in pages} == {"index", *more, *(path.stem for path in notebooks.sources(course))}
     for page in pages:
         text = page.read_text(encoding="utf-8")
         found = References()
@@ -365,15 +389,34 @@ def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere
         assert "sidebar" in text and "| --- |" not in text and "| — |" not in text  # tables are tables
 
 
-def test_the_site_leads_along_the_path_and_can_be_searched(pages):
+@of_the_site
+def test_the_site_leads_along_the_path_and_can_be_searched(series):
+    pages, course = series
     folder = pages[0].parent
-    path = [c.name for part in read_course(notebooks.NOTEBOOKS / "source") for c in part.chapters if c.place]
+    path = [c.name for part in read_course(course / "source") for c in part.chapters if c.place]
     for before, after in pairwise(path):
-        found = re.search(
-            r'<a class="next-page" href="(\w+)\.html"', (folder / f"{before}.html").read_text(encoding="utf-8")
-        )
+        page = (folder / f"{before}.html").read_text(encoding="utf-8")
+        found = re.search(r'<a class="next-page" href="(\w+)\.html"', page)
         assert found and found[1] == after
     assert "producer" in (folder / "searchindex.js").read_text(encoding="utf-8") and (folder / "search.html").exists()
+
+
+def test_every_link_between_chapters_leads_to_a_heading():
+    """What a site of all chapters would tell, without making one."""
+    written = {path.stem: committed(path) for path in SOURCES}
+    prose = {
+        name: "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        for name, notebook in written.items()
+    }
+    anchors = {
+        name: {re.sub(r"\s+", "-", h) for h in re.findall(r"^#+ (.*)$", text, re.M)} for name, text in prose.items()
+    }
+    found = [
+        (name, link) for name, text in prose.items() for link in re.findall(r"]\((\w+)\.ipynb(?:#([^)\s]+))?\)", text)
+    ]
+    assert len(found) > 300
+    assert [each for each in found if each[1][0] not in prose] == []
+    assert [(name, link) for name, link in found if link[1] and link[1] not in anchors[link[0]]] == []
 
 
 def test_a_link_that_leads_nowhere_is_told(tmp_path, monkeypatch, capsys):
