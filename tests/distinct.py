@@ -8,7 +8,7 @@ for longer sequences. ``distinct`` leaves such cases out, also where everything 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from steps.core.fused import FusedStep
 from tests.selection import ALL, parse
@@ -68,7 +68,7 @@ def first_and_last(pairs: Iterable[tuple]) -> Callable[..., bool]:
     return lambda step, shape: any(end[type(step)] == step.name for end in ends)
 
 
-def some_of(seeds: range, number: int, config) -> list[int]:
+def some_of(seeds: Sequence, number: int, config) -> list[int]:
     """So many of the seeds, others for every selection; all of them where everything runs. config: pytest's."""
     chosen = parse(config.option.selection)
     if chosen == ALL:

@@ -1,19 +1,14 @@
 """Every synchronisation of the backward kernels for Hopper is taken out, loosened or flipped, and is missed."""
 
-import dataclasses
-
 import pytest
 
 from steps import get_step
 from steps.writing.written import write_step
+from tests.selection import sampled
 from tests.shapes import few_at_once, problem, zeros_alone
+from tests.simulator.places import check_that_all_is_missed
 from tests.simulator.test_breaking import AGAIN, BY_ITSELF, ONE_MORE, ONLY_SPEED, OTHER_PARITY, WITHOUT
-from tutorial_lib.passes import BACKWARD
-from tutorial_lib.simulator.block import Deadlock, KernelError
-from tutorial_lib.simulator.breaking import broken
-from tutorial_lib.simulator.run import watched
 
-SEEDS = (None, 1, 2)
 QUERIES_FIRST = "the producer has waited for Q's place in the same turn, which is free later than dO's"
 FREE_SAYS_SO = (
     "the wait for the place of this turn's dS says so, too: who has freed it had written dS of the turn before"
@@ -65,45 +60,20 @@ HARMLESS = {
 HEADS = {"spare_warps": (5, 5), "heads_apart": (6, 2), "zeros_ahead": (5, 5)}
 
 
-class Examination:
-    """Problems with inputs, and what is right for them: several turns, and a single one."""
-
-    def __init__(self, head_dim: int, heads: int, kv_heads: int, masked: bool = True):
-        self.shapes = []
-        fields = {"batch": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        # The last of them has a block that no query sees, where there is a mask.
-        lengths = ((450, 130), (130, 130)) if heads == 2 else ((300, 130), (150, 300))
-        for queries, keys in lengths if masked else ((450, 256), (130, 256)):
-            shape = problem(seq_len_q=queries, seq_len_kv=keys, causal=masked, **fields)
-            inputs = BACKWARD.inputs(shape, 0)
-            exact = BACKWARD.reference(shape, inputs)
-            self.shapes.append((shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact)))
-
-    def of(self, step) -> str | None:
-        """What the simulator says of a kernel first, for one of the problems, under one of the seeds."""
-        return next(filter(None, (self._under(step, *shape, seed) for shape in self.shapes for seed in SEEDS)), None)
-
-    @staticmethod
-    def _under(step, shape, inputs, exact, allowed, seed) -> str | None:
-        try:
-            with watched(seed, until_found=True) as watch:
-                accuracy = BACKWARD.check(step, shape, inputs, exact, allowed)
-        except (Deadlock, KernelError) as error:
-            return type(error).__name__
-        kinds = {kind for run in watch.runs for kind, *_ in run.found}
-        return " and ".join(sorted(kinds)) or (None if accuracy.correct else "wrong numbers alone")
+ENDS = [{head_dim: name for name, head_dim in each} for each in (HARMLESS, reversed(HARMLESS))]  # first and last
 
 
+@sampled(core=lambda name, head_dim: any(ends[head_dim] == name for ends in ENDS))
 @pytest.mark.parametrize(("name", "head_dim"), HARMLESS, ids=lambda x: str(x))
-def test_every_synchronisation_is_missed(name, head_dim, monkeypatch):
+def test_every_synchronisation_is_missed(name, head_dim, monkeypatch, pytestconfig):
     (zeros_alone if name == "zeros_ahead" else few_at_once)(monkeypatch)
-    examination = Examination(head_dim, *HEADS.get(name, (2, 1)), masked=name != "added_later")
-    whole = write_step(get_step(name), examination.shapes[0][0])
-    assert examination.of(whole) is None
-    not_missed = set()
-    for way in broken(whole.text):
-        seen = examination.of(dataclasses.replace(whole, text=way.text))
-        assert seen != "wrong numbers alone", way  # what makes numbers wrong is told, with its place
-        if seen is None:
-            not_missed.add((way.how, way.what))
-    assert not_missed == set(HARMLESS[name, head_dim])
+    heads, kv_heads = HEADS.get(name, (2, 1))
+    masked = name != "added_later"
+    # Several turns, and a single one; where there is a mask the second has a block that no query sees.
+    lengths = ((450, 130), (130, 130)) if heads == 2 else ((300, 130), (150, 300))
+    fields = {"batch": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": masked}
+    lengths = lengths if masked else ((450, 256), (130, 256))
+    shapes = [problem(seq_len_q=queries, seq_len_kv=keys, **fields) for queries, keys in lengths]
+
+    harmless = dict.fromkeys(HARMLESS[name, head_dim])
+    check_that_all_is_missed(write_step(get_step(name), shapes[0]), shapes, lambda _: harmless, pytestconfig)

@@ -1,14 +1,13 @@
 """Every synchronisation of the CDNA kernels is taken out or loosened, and the simulator finds what it was for."""
 
-import dataclasses
-
 import pytest
 
 from steps import get_step
 from steps.writing.written import write_step
 from tests.cdna.test_steps import CDNA
+from tests.distinct import distinct, named, some_of
 from tests.shapes import problem
-from tests.simulator.test_breaking import Examination
+from tests.simulator.places import check_that_all_is_missed
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.breaking import broken
 from tutorial_lib.simulator.run import watched
@@ -18,28 +17,26 @@ SHAPES = [  # more tiles of keys than LDS holds, and a single one
     problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=330),
     problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=50),
 ]
+SCHEDULED = [SHAPES[0], problem(batch=1, heads=1, seq_len_q=130, seq_len_kv=270, head_dim=128, causal=False)]
 
 
-@pytest.mark.parametrize("step", CDNA, ids=lambda s: s.name)
-def test_no_schedule_has_a_race(step):
-    for shape in (SHAPES[0], problem(batch=1, heads=1, seq_len_q=130, seq_len_kv=270, head_dim=128, causal=False)):
-        inputs = FORWARD.inputs(shape, 0)
-        for seed in range(SCHEDULES):
-            with watched(seed, until_found=True) as watch:
-                step.attention(*inputs, shape.causal)
-            assert watch.runs and not any(run.found for run in watch.runs), seed
+CASES = distinct(CDNA, SCHEDULED)
+
+
+@pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
+def test_no_schedule_has_a_race(step, shape, pytestconfig):
+    inputs = FORWARD.inputs(shape, 0)
+    for seed in some_of(range(SCHEDULES), 4, pytestconfig):
+        with watched(seed, until_found=True) as watch:
+            step.attention(*inputs, shape.causal)
+        assert watch.runs and not any(run.found for run in watch.runs), seed
 
 
 @pytest.mark.parametrize("name", ["direct", "vote", "priorities"])  # the others' text is one of these there
-def test_every_synchronisation_is_missed(name):
-    step = get_step(name)
-    examination, whole = Examination(SHAPES), write_step(step, SHAPES[0])
-    assert examination.of(whole) is None
-    ways = list(broken(whole.text))
-    assert len(ways) >= 7
-    for way in ways:
-        seen = examination.of(dataclasses.replace(whole, text=way.text))
-        assert seen not in (None, "wrong numbers alone"), way
+def test_every_synchronisation_is_missed(name, pytestconfig):
+    whole = write_step(get_step(name), SHAPES[0])
+    assert len(list(broken(whole.text))) >= 7
+    check_that_all_is_missed(whole, SHAPES, lambda there: {}, pytestconfig)
 
 
 @pytest.mark.parametrize("name", ["plain_triton", "mfma"])

@@ -1,7 +1,7 @@
 """Every synchronisation of every kernel is taken out, loosened or flipped, and the simulator finds what it was for.
 
 What it does not find is listed here by the statement, with the reason and the kernels for which the reason holds. A
-kernel must have all of it that the list says, and nothing else.
+kernel must have all of it that the list says, and nothing else. Which kernels and places a run breaks, ``places`` says.
 """
 
 import dataclasses
@@ -14,15 +14,12 @@ import pytest
 from steps import STEPS, get_step
 from steps.hopper.variant import Variant as Hopper
 from steps.writing.written import write_step
+from tests.selection import sampled
 from tests.shapes import problem
-from tutorial_lib.accuracy import compare
-from tutorial_lib.passes import FORWARD
+from tests.simulator.places import check_that_all_is_missed
 from tutorial_lib.problem import Problem
-from tutorial_lib.simulator.block import Deadlock, KernelError
 from tutorial_lib.simulator.breaking import broken, without
-from tutorial_lib.simulator.run import watched
 
-SEEDS = (None, 1, 2)
 WITHOUT, OTHER_PARITY, ONE_MORE = "without", "other parity", "one more under way"
 
 
@@ -167,64 +164,37 @@ PACKED = [
 ]
 
 
-class Examination:
-    """Problems with inputs, and what is right for them."""
-
-    def __init__(self, shapes):
-        self.shapes = []
-        for shape in shapes:
-            inputs = FORWARD.inputs(shape, 0)
-            [exact] = FORWARD.reference(shape, inputs)
-            [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
-            self.shapes.append((shape, inputs, exact, allowed))
-
-    def of(self, step) -> str | None:
-        """What the simulator says of a kernel first, for one of the problems, under one of the seeds."""
-        every = (self._under(step, *shape, seed) for shape in self.shapes for seed in SEEDS)
-        return next(filter(None, every), None)
-
-    @staticmethod
-    def _under(step, shape, inputs, exact, allowed, seed) -> str | None:
-        [out] = FORWARD.poisoned(inputs)
-        try:
-            with watched(seed, until_found=True) as watch:
-                FORWARD.call(step, shape, inputs, (out,))
-        except Deadlock:
-            return "deadlock"
-        except KernelError:
-            return "refused"
-        kinds = {kind for run in watch.runs for kind, *_ in run.found}
-        return " and ".join(sorted(kinds)) or (None if compare(out, exact, allowed).correct else "wrong numbers alone")
-
-
 def lengths_of(step, head_dim: int) -> list[tuple[int, int]]:
     named = (f"{step.name}, {head_dim}", f"{step.backend}, {head_dim}", step.backend)
     return next(LENGTHS[name] for name in named if name in LENGTHS)
 
 
+# Of every skeleton, and at every head_dim, the first kernel and the last: between them are nearly all functions.
+ENDS = [
+    {(type(step), head_dim): step.name for step, head_dim, _ in (kernel.values for kernel in each)}
+    for each in (KERNELS, KERNELS[::-1])
+]
+
+
+@sampled(core=lambda step, head_dim: any(ends[type(step), head_dim] == step.name for ends in ENDS))
 @pytest.mark.parametrize(("step", "head_dim", "causal"), KERNELS)
-def test_every_synchronisation_is_missed(step, head_dim, causal):
+def test_every_synchronisation_is_missed(step, head_dim, causal, pytestconfig):
     shapes = [
         problem(batch=1, heads=2, seq_len_q=queries, seq_len_kv=keys, head_dim=head_dim, causal=causal)
         for queries, keys in lengths_of(step, head_dim)
     ]
-    check_that_all_is_missed(step, shapes)
+    check(step, shapes, pytestconfig)
 
 
-def test_every_synchronisation_is_missed_with_packed_sequences():
-    check_that_all_is_missed(get_step("hopper_varlen"), PACKED)
+@sampled()
+@pytest.mark.parametrize("name", ["hopper_varlen"])
+def test_every_synchronisation_is_missed_with_packed_sequences(name, pytestconfig):
+    check(get_step(name), PACKED, pytestconfig)
 
 
-def check_that_all_is_missed(step, shapes):
-    examination, whole = Examination(shapes), write_step(step, shapes[0])
-    assert examination.of(whole) is None
-    there, not_seen = Counter(), Counter()
-    for way in broken(whole.text):
-        seen = examination.of(dataclasses.replace(whole, text=way.text))
-        assert seen != "wrong numbers alone", way  # what makes numbers wrong is told, with its place
-        there[way.how, way.what] += 1
-        not_seen[way.how, way.what] += seen is None
-    assert +not_seen == expected(there, step.variant(shapes[0]))
+def check(step, shapes, config):
+    variant = step.variant(shapes[0])
+    check_that_all_is_missed(write_step(step, shapes[0]), shapes, lambda there: expected(there, variant), config)
 
 
 def expected(there: Counter, variant) -> Counter:
