@@ -11,6 +11,7 @@ from steps.backward_hopper import skeleton
 from steps.core.problems import standard
 from steps.writing.written import write_step
 from tests.backward.schedules import right
+from tests.selection import sampled
 from tests.shapes import always_apart, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator import language, overtaken, state
@@ -114,6 +115,7 @@ def test_the_last_head_first_is_not_the_same_code():
     assert before.sass == now.sass and not now.same_code(before)
 
 
+@sampled(core=lambda name: name == "short_turns")
 @pytest.mark.parametrize("name", ["sections_in_turn", "two_adders", "short_turns"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])

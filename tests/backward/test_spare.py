@@ -14,6 +14,7 @@ from steps.backward_hopper import skeleton, spare
 from steps.backward_hopper.pipeline import Work
 from steps.backward_hopper.variant import heads_ahead
 from steps.core.problems import standard
+from tests.distinct import some_of
 from tests.shapes import few_at_once, problem
 from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator import hopper, language
@@ -35,35 +36,35 @@ def small_problems(monkeypatch):
     few_at_once(monkeypatch)
 
 
-def results(shape, seeds=4) -> Iterator[tuple[bool, bool]]:
+def results(shape, seeds) -> Iterator[tuple[bool, bool]]:
     """(whether the gradients are right, whether the simulator found a mistake), each under other random latencies."""
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)
     allowed = BACKWARD.yardstick(shape, inputs, exact)
-    for seed in (None, *range(1, seeds)):
+    for seed in seeds:
         with watched(seed, at_once=8) as watch:
             accuracy = BACKWARD.check(replace(get_step("spare_warps")), shape, inputs, exact, allowed)
         yield accuracy.correct, any(run.found for run in watch.runs)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
-def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero):
+def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero, pytestconfig):
     assert get_step("spare_warps").variant(shape).spare
-    assert list(results(shape)) == [(True, False)] * 4
+    assert set(results(shape, some_of((None, 1, 2, 3), 2, pytestconfig))) == {(True, False)}
 
 
 def test_a_block_that_does_not_wait_for_its_rows_is_found_out(monkeypatch, nothing_is_zero):
     """Nor the warp that scales for what is added: both wait in the same way."""
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "await_number"]
     monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: 0)
-    assert not all(right for right, _ in results(SHAPES[0], 60))  # the first that shows it ends the search
+    assert not all(right for right, _ in results(SHAPES[0], range(60)))  # the first that shows it ends the search
 
 
 def test_a_block_that_counts_before_its_sums_have_arrived_is_found_out(monkeypatch):
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "store_written"]
     monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: hopper.store_wait(0))
     shape = problem(batch=1, heads=8, seq_len_q=128, seq_len_kv=500, head_dim=64, causal=False)
-    assert not all(right for right, _ in results(shape, 60))
+    assert not all(right for right, _ in results(shape, range(60)))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
