@@ -10,6 +10,8 @@ import triton
 
 from steps import STEPS, get_step
 from steps.core import driver
+from tests.distinct import distinct, first_and_last, named
+from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem
@@ -77,11 +79,15 @@ def words(packed, sizes) -> list[bytes]:
     return [ctypes.string_at(address, size) for address, size in zip(packed.addresses, sizes, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "step", [s for s in STEPS if s.backend in ("gluon", "hopper", "blackwell")], ids=lambda s: s.name
+PACKED = distinct(
+    (s for s in STEPS if s.backend in ("gluon", "hopper", "blackwell")),
+    [problem(batch=3, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=333, head_dim=64, dtype="bfloat16")],
 )
-def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, cuda):
-    shape = problem(batch=3, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=333, head_dim=64, dtype="bfloat16")
+
+
+@sampled(core=first_and_last(PACKED))
+@pytest.mark.parametrize(("step", "shape"), PACKED, ids=named)
+def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, shape, cuda):
     compiled, given = compiled_step(step, shape)
     parameters = driver.Parameters(compiled, given)
     sizes = driver.parameter_sizes(compiled.asm["ptx"])

@@ -8,6 +8,8 @@ from steps import get_step
 from steps.trace import simulate
 from steps.writing.stamps import ID_BITS, STAMP, Segment, with_stamps
 from steps.writing.written import kernel_in, write_step
+from tests.distinct import distinct, first_and_last, named
+from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
@@ -139,11 +141,15 @@ def test_the_simulator_tells_what_the_record_tells():
             assert set(mine.shares[role]) == set(its)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("name", [s.name for s in GLUON])
-def test_every_kernel_can_be_stamped(name, head_dim):
+KERNELS = distinct(
+    GLUON, [problem(batch=1, heads=1, seq_len_q=300, seq_len_kv=300, head_dim=head_dim) for head_dim in (64, 128, 256)]
+)
+
+
+@sampled(core=first_and_last(KERNELS))
+@pytest.mark.parametrize(("step", "shape"), KERNELS, ids=named)
+def test_every_kernel_can_be_stamped(step, shape):
     """Also where a function of the kernel's own has the name of a method that it calls."""
-    shape = problem(batch=1, heads=1, seq_len_q=300, seq_len_kv=300, head_dim=head_dim)
-    stamped = with_stamps(write_step(get_step(name), shape).text, 1, 10)
-    compile(stamped.text, name, "exec")
+    stamped = with_stamps(write_step(step, shape).text, 1, 10)
+    compile(stamped.text, step.name, "exec")
     assert {"begin", "wait", "softmax"} <= {segment.kind for segment in stamped.segments}

@@ -21,6 +21,8 @@ from steps.hopper import launching
 from steps.reference import peers
 from steps.run import make_parser, make_problems
 from tests.core.test_steps import accuracy_of
+from tests.distinct import core, distinct, named
+from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import interpreter, packing, reference
 from tutorial_lib.command import BadRequest
@@ -70,10 +72,15 @@ def takers(shape) -> list:
     return [step for step in (*STEPS, *INSIDE) if set(shape.features) <= set(step.takes)]
 
 
-PAIRS = [(step, shape) for shape in MASKED for step in takers(shape) if step.takes or step.name == "pack_gqa"]
+PAIRS = [
+    (step, shape)
+    for step, shape in distinct((s for s in (*STEPS, *INSIDE) if s.takes or s.name == "pack_gqa"), MASKED)
+    if step in takers(shape)
+]
 
 
-@pytest.mark.parametrize(("step", "shape"), PAIRS, ids=lambda x: getattr(x, "slug", None) or x.name)
+@sampled(core=core(PAIRS))
+@pytest.mark.parametrize(("step", "shape"), PAIRS, ids=named)
 def test_who_takes_a_mask_is_right(step, shape):
     if shape.softcap and step.name == "sdpa":
         pytest.fail("PyTorch's attention has no soft cap")

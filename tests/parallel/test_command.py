@@ -17,6 +17,7 @@ from steps.measuring.measure import Settings, _Contender, _summarise
 from steps.measuring.parallel import one_gpu
 from steps.parallel.peers import peers_over_ranks
 from steps.run import main
+from tests.selection import sampled
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.report import write_report
 from tutorial_lib.results import read_run, recorded_runs, write_run
@@ -74,14 +75,14 @@ def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
     ("arguments", "told"),
     [
         ([], "torchrun started 4 processes for one measurement: say --parallel"),
-        (["--parallel", "warp"], "argument --parallel: step must be a number or name"),
-        (["--parallel", "exp2"], f"must be all or some of {', '.join(ASKED)}, got 3 exp2"),
+        (["--parallel", "warp"], "argument --parallel: no step warp; did you mean eight_warps"),
+        (["--parallel", "exp2"], f"step 3 exp2 computes on one GPU; over several compute {', '.join(ASKED)}"),
         (["--parallel", "--sustained"], "argument --parallel: goes without --sustained"),
         (["--parallel", "--steps", "ring"], "argument --parallel: goes without --steps"),
         (["--parallel", "ring", "--page-size", "16"], "argument --parallel: goes without --page-size"),
         (
             ["--parallel", "--peers", "sdpa_cudnn"],
-            "argument --peers: must be all or some of context_parallel_allgather",
+            "argument --peers: no peer sdpa_cudnn; all takes those there are",
         ),
         (
             ["--parallel", "ring", "--seq-len", "66"],
@@ -171,6 +172,7 @@ WORDS = {
 }
 
 
+@sampled(core=lambda fault: fault == "dies")  # without torchrun both are in test_steps.py
 @pytest.mark.parametrize("fault", ["dies", "silent"])
 def test_where_a_rank_fails_every_other_says_so_in_one_line(tmp_path, fault):
     done = together("tests.parallel.breaking", fault, "--parallel", "ring", *SMALL, "--output-dir", tmp_path)
