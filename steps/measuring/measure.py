@@ -603,7 +603,7 @@ def _compared_with(step: Step, problem: Problem, machine: dict, rounds: list[dic
     """The step before: where it took no part, as it has nothing new for the problem, the one that does the same."""
     if step.previous is None or _took_part(step.previous.name, rounds):
         return step.previous
-    alike = stands_on(step, problem, machine["arch"] or DEFAULT_ARCH)
+    alike = stands_on(step, problem, machine.get("arch") or DEFAULT_ARCH)
     return alike if alike and _took_part(alike.name, rounds) else step.previous
 
 

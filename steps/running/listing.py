@@ -37,7 +37,7 @@ def list_parts(console) -> None:
     """Every part with its steps, by the GPUs that they run on; forks in brackets."""
     from steps.core.ladder import PARTS
 
-    told = "Steps by part and GPU; (forks) stand beside the path. --list PART: what each changes."
+    told = "Steps by part and GPU, (forks) in brackets. --list PART says what each changes."
     console.print(told, soft_wrap=True)
     for part in PARTS:
         named = part.title.lower().startswith(f"{part.name}: ")

@@ -23,7 +23,10 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
     wanted = columns.chosen(run, recorded, asked, whole=room is None)
     there = [m for m in run.everybody if m.status != "skipped"]
     both = recorded is not None and any(c.whose == "timing" for c in wanted)
-    marked = [replace(c, header=f"recorded\n{c.header}") if both and c.whose == "timing" else c for c in wanted]
+    marked = wanted
+    if both:  # what is recorded stands behind what was found here
+        mine = [c for c in wanted if c.whose == "run"]
+        marked = mine + [replace(c, header=f"recorded\n{c.header}") for c in wanted if c.whose == "timing"]
     if both and room is not None and columns.width(marked, there) > room:
         left_out = _show(console, run, [c for c in wanted if c.whose == "run"], room, asked)
         console.print(f"\nRecorded, not measured here: {tables.provenance(recorded)}", style="bold")
@@ -33,7 +36,7 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
     else:
         left_out = _show(console, run, marked, room, asked, recorded if both else None)
     if left_out:
-        console.print(f"No room in {room} characters for: {', '.join(dict.fromkeys(left_out))}.", soft_wrap=True)
+        console.print(f"No room in {room} characters for: {', '.join(dict.fromkeys(left_out))}.")
     for line in not_run(run.everybody):
         console.print(line, soft_wrap=room is None)
     if run.ceiling:

@@ -15,25 +15,29 @@ from pathlib import Path
 
 import pytest
 
-from steps import PAGED, STEPS, get_step
+from steps import GRADIENTS, PAGED, PARALLEL, STEPS, get_step
 from steps.core import fused
 from steps.core.grids import GRIDS
+from steps.core.ladder import get_part
+from steps.core.path import path as path_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.once import named
 from steps.reference.peers import PEERS, peers_of
-from steps.run import main, make_parser, make_problems, select_peers, select_steps, show_run
+from steps.run import main, make_parser, make_problems, select_peers, select_steps, steps_for
+from steps.running.showing import learned, show_run
 from tests import faulty
 from tests.shapes import problem
 from tutorial_lib.clock import Clock
+from tutorial_lib.columns import COLUMNS
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import read_run
 from tutorial_lib.timing import Sample
-from tutorial_lib.worker import Inline, WorkerFailure
+from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -43,6 +47,34 @@ def call(*arguments) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(a) for a in arguments])
     return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Steps are checked in this process: to start another takes longer than what most tests measure."""
+    monkeypatch.setattr("steps.measuring.measure.Worker", Inline)
+    monkeypatch.setattr("steps.measuring.measure.CHECKS_A_WORKER", 1000)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """terminal(width, *arguments): the lines that the command shows on a terminal so wide, without any colour."""
+    from rich.console import Console
+
+    def lines(width: int, *arguments) -> list[str]:
+        out = io.StringIO()
+        monkeypatch.setattr(
+            "steps.run.make_console",
+            lambda **settings: Console(
+                **{"file": out, "width": width, "force_terminal": True, "color_system": None, "highlight": False}
+                | settings
+            ),
+        )
+        status, _, err = call(*arguments)
+        assert status == 0, err
+        return out.getvalue().splitlines()
+
+    return lines
 
 
 BAD = [
@@ -58,13 +90,18 @@ BAD = [
     (["--direction", "backward", "--head-dim", "264"], "--head-dim: must be one of 32, 64, 128, 256 (steps in"),
     (["--kv-heads", "5"], "kv_heads must divide heads (32), got 5"),
     (["--heads", "6", "--kv-heads", "4"], "kv_heads must divide heads (6), got 4"),
-    (["--steps", "warp"], "--steps: step must be a number or name of the ladder"),
-    (["--steps", "99"], "got '99'"),
+    (["--steps", "exp3"], "argument --steps: no step exp3; did you mean exp2?"),
+    (["--steps", "path,hoper"], "argument --steps: no step hoper; did you mean hopper?"),
+    (["--steps", "99"], "argument --steps: no step 99; `python -m steps.run --list` lists them"),
+    (["--steps", "97-99"], "argument --steps: no step has a number of 97-99; `python -m steps.run --list` lists them"),
     (["--steps", "5-3"], "--steps: a range must not run backwards, got '5-3'"),
-    (["--steps", ""], "--steps: step must be a number or name"),
-    (["--peers", "sdpa_cudnn,tensorrt"], "--peers: must be all or some of sdpa_cudnn, sdpa_flash, "),
-    (["--peers", "tensorrt"], "tilegym, got 'tensorrt'"),
-    (["--peers", ""], "tilegym, got ''"),
+    (["--steps", ""], "argument --steps: no step without a name; `python -m steps.run --list` lists them"),
+    (["--peers", "sdpa_cudnn,tensorrt"], "argument --peers: no peer tensorrt; all takes those there are"),
+    (["--peers", "sdpa_cudn"], "argument --peers: no peer sdpa_cudn; did you mean sdpa_cudnn?"),
+    (["--peers", ""], "argument --peers: no peer without a name; all takes those there are"),
+    (["--columns", "tflop"], "argument --columns: no column tflop; did you mean tflops?"),
+    (["--columns", "ms,"], "argument --columns: no column without a name; `python -m steps.run --help` lists them"),
+    (["--list", "hoper"], "argument --list: no part hoper; did you mean hopper?"),
     (["--dtype", "float32"], "--dtype: invalid choice: 'float32' (choose from 'float16', 'bfloat16')"),
     (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
     (["--iterations", "0"], "--iterations: must be a whole number"),
@@ -126,7 +163,7 @@ def test_an_output_directory_that_cannot_be_written(tmp_path):
     assert status == 2 and "--output-dir: cannot write to /proc/results" in err
 
 
-def test_a_disk_that_fills_up_is_one_line(monkeypatch, tmp_path):
+def test_a_disk_that_fills_up_is_one_line(inline, monkeypatch, tmp_path):
     def full(*arguments):
         raise OSError("No space left on device")
 
@@ -150,20 +187,48 @@ def test_peers_are_chosen_by_name():
     assert chosen("--peers", "flash_attn_4, sdpa_cudnn") == ["sdpa_cudnn", "flash_attn_4"]
 
 
-def test_list_names_every_step():
-    status, out, _ = call("--list")
-    assert status == 0
-    assert all(step.name in out for step in STEPS)
+@pytest.mark.parametrize("width", [80, 100])
+def test_list_names_every_step_and_its_gpus_on_one_screen(width, terminal):
+    lines = terminal(width, "--list")
+    text = " ".join(" ".join(lines).split())
+    for step in (*STEPS, *GRADIENTS, *PAGED, *PARALLEL):
+        assert f"({step.label})" in text if step.fork else re.search(rf"[ ]{step.label}(,|\b)", text), step.label
+    assert len(lines) < 50 and max(map(len, lines)) <= width
+    assert "NVIDIA since Ampere: 20 explicit, 21 swizzle" in text and "H100 (sm_90): 30 wgmma" in text
+    assert "B200 (sm_100): 60 tensor_memory" in text and "MI355X (gfx950): 72 direct" in text
+
+
+def test_a_part_is_listed_with_what_each_of_its_steps_changes(terminal):
+    lines = terminal(80, "--list", "hopper")
+    text = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= 80 and "third_group" in text  # which is inside a step
+    assert all(step.name in text for step in STEPS if step.number in get_part("hopper").numbers)
+    assert "exp2" not in text and "[H100 (sm_90)]" in text
 
 
 def test_defaults():
     options = make_parser().parse_args([])
     assert (options.seq_len, options.head_dim, options.dtype) == ([2048], [128], ["float16"])
     assert [asked.causal for _, asked in make_problems(options, "cpu")] == [True]
-    assert options.check and options.device == "auto" and options.output_dir == RESULTS
+    assert options.check and options.device == "auto" and options.output_dir == RESULTS and options.steps == "path"
 
 
-def test_a_run_on_the_cpu(tmp_path):
+def test_the_path_may_stand_beside_other_steps():
+    """In the ladder's order, each once; what is inside a step comes last."""
+
+    def names(text):
+        options = make_parser().parse_args(["--steps", text])
+        return [step.name for step in steps_for(options, HEADLINE, "cpu")]
+
+    usual = [step.name for step in path_of(HEADLINE, "sm_90")]
+    assert names("path") == usual
+    found = names("large_tile, path,four_chains,exp2")
+    assert [name for name in found if name not in usual] == ["four_chains", "large_tile"] and len(found) == len(
+        usual
+    ) + 2
+
+
+def test_a_run_on_the_cpu(inline, tmp_path):
     """Two lengths, every result file, and the columns a reader without a GPU gets."""
     arguments = ["--seq-len", 96, 130, "--steps", "0,mma,7", "--device", "cpu", "--head-dim", 64, "--peers"]
     status, out, err = call(*arguments, "--output-dir", tmp_path, "--seed", 5)
@@ -185,7 +250,7 @@ def test_a_run_on_the_cpu(tmp_path):
         assert "Nothing was timed here" in report and "divide: " not in report.split("### 2")[0]
 
 
-def test_several_problems_and_of_them_only_what_is_missing(tmp_path):
+def test_several_problems_and_of_them_only_what_is_missing(inline, tmp_path):
     def run(steps, *head_dims):
         few = ["--seq-len", 64, "--device", "cpu", "--no-check", "--missing", "--output-dir", tmp_path]
         before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/results.json")}
@@ -205,10 +270,9 @@ def test_several_problems_and_of_them_only_what_is_missing(tmp_path):
     assert run("0,1", 64) == names[64][:1]
 
 
-def test_what_only_compiles_here_is_never_called_correct(tmp_path, monkeypatch):
+def test_what_only_compiles_here_is_never_called_correct(inline, tmp_path, monkeypatch):
     """What is too long for the simulator compiles, and nothing is said of its numbers."""
     monkeypatch.setattr(fused, "SIMULATED_TILES", 0)
-    monkeypatch.setattr("steps.measuring.measure.Worker", Inline)  # in this process, where the limit is another
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--steps", "7,20,24"]
     status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
     assert status == 0 and out.count("compiled, not run") == 2
@@ -225,7 +289,7 @@ def test_what_only_compiles_here_is_never_called_correct(tmp_path, monkeypatch):
     assert (path.parent / "report.md").read_text(encoding="utf-8").count("compiled, not run") == 2
 
 
-def test_gluon_and_hopper_steps_run_on_the_cpu(tmp_path):
+def test_gluon_and_hopper_steps_run_on_the_cpu(inline, tmp_path):
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 200, "--head-dim", 64, "--steps", "20,24,31,at_maxima"]
     status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
     assert status == 0 and "compiled, not run" not in out
@@ -234,7 +298,7 @@ def test_gluon_and_hopper_steps_run_on_the_cpu(tmp_path):
         assert (m.status, m.correct) == ("checked", True) and m.max_error > 0 and m.resources["registers"] > 0
 
 
-def test_recorded_timings_stand_in_marked(tmp_path):
+def test_recorded_timings_stand_in_marked(inline, tmp_path):
     status, out, _ = call("--seq-len", 1024, "--steps", "0,7", "--device", "cpu", "--output-dir", tmp_path)
     assert status == 0
     asked = Problem(batch=4, heads=32, seq_len_q=1024, seq_len_kv=1024, head_dim=128, causal=True)
@@ -246,26 +310,110 @@ def test_recorded_timings_stand_in_marked(tmp_path):
     assert f"{recorded.measurement('approx_division').tflops:.0f}" in out
 
 
-@pytest.mark.parametrize("width", [80, 100, 119, 130])
-def test_recorded_timings_are_shown_without_a_broken_cell(width):
-    """In a narrow terminal they have a table of their own."""
+def recorded_path():
+    """The steps of the path as they are recorded on the headline, with two peers."""
+    recorded = find_recorded(HEADLINE)
+    names = {step.name for step in path_of(HEADLINE, "sm_90")}
+    steps = [m for m in recorded.steps if m.name in names]
+    return recorded.model_copy(update={"steps": steps, "peers": recorded.peers[:2], "inside": [], "sustained": []})
+
+
+def untimed(run):
+    """The same as found without a GPU."""
+    none = dict.fromkeys(("latency_ms", "tflops", "speedup_vs_previous", "speedup_vs_baseline", "clock_ghz"))
+    steps = [m.model_copy(update={"status": "checked", **none}) for m in run.steps]
+    return run.model_copy(update={"steps": steps, "peers": [], "ceiling": None})
+
+
+def shown(run, recorded, width: int | None, asked=()) -> list[str]:
+    """The lines of a run's table on a terminal so wide; None: in a file."""
     from rich.console import Console
 
+    out = io.StringIO()
+    kind = {"width": width or 160, "force_terminal": width is not None, "color_system": None}
+    show_run(Console(file=out, highlight=False, **kind), run, recorded, asked)
+    return out.getvalue().splitlines()
+
+
+def rows_of(lines: list[str], run) -> list[list[str]]:
+    """Those that begin with a step's number and name: their words."""
+    labels = {m.label for m in run.steps}
+    return [line.split() for line in lines if " ".join(line.split()[:2]) in labels]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_of_a_gpu_fits_and_breaks_no_row(width):
+    run = recorded_path()
+    lines = shown(run, None, width)
+    rows = rows_of(lines, run)
+    assert len(rows) == len(run.steps) and max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    [head] = [line.split() for line in lines if line.startswith("step")]
+    assert head[:4] == ["step", "name", "ms", "TFLOPS"] and ("SDPA's" in head) == (width >= 100)
+    best = run.by_speed()[0]
+    assert [row[1] for row in rows if row[-1] == "fastest"] == [best.name]
+    assert [row[3] for row in rows] == [f"{run.measurement(row[1]).tflops:.0f}" for row in rows]
+    numbers = [line.index(row[3], 20) + len(row[3]) for line in lines for row in rows if line.split() == row]
+    assert len(set(numbers)) == 1  # they align
+    assert "1.29× faster than 24" in " ".join(lines)  # where the step before is not the number in front
+
+
+def test_a_file_is_shown_all_columns_and_no_line_is_broken():
+    run = recorded_path()
+    lines = shown(run, None, None)
+    assert len(rows_of(lines, run)) == len(run.steps)
+    [head] = [line for line in lines if line.startswith("step")]
+    for header in ("title", "of the step before", "ms p10–p90", "GHz", "host µs", "cosine", "spills", "shared bytes"):
+        assert header in head
+    assert len({len(line) for line in lines if line.startswith("─")}) == 1
+
+
+def test_columns_are_shown_that_are_asked_for_and_what_has_no_room_is_told():
+    run = recorded_path()
+    lines = shown(run, None, 80, ("tflops", "spread", "host"))
+    assert len(rows_of(lines, run)) == len(run.steps) and "SDPA" not in " ".join(lines[1:4])
+    [head] = [line for line in lines if line.startswith("step")]
+    assert head.split()[:3] == ["step", "name", "TFLOPS"] and "p10–p90" in head
+    lines = shown(run, None, 80, tuple(COLUMNS))
+    assert max(map(len, lines)) <= 80 and any(line.startswith("No room in 80 characters for: ") for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 100, 119, 140])
+def test_recorded_timings_are_shown_without_a_broken_cell(width):
+    """In a narrow terminal they have a table of their own."""
     recorded = find_recorded(HEADLINE)
-    untimed = dict.fromkeys(("latency_ms", "tflops", "speedup_vs_previous", "speedup_vs_baseline", "clock_ghz"))
-    steps = [
-        m.model_copy(update={"status": "checked", **untimed}) for m in recorded.steps if m.name in ("exp2", "linked")
-    ]
-    here = recorded.model_copy(update={"steps": steps, "peers": [], "inside": [], "ceiling": None, "sustained": []})
-    out = io.StringIO()
-    show_run(Console(width=width, file=out), here, recorded)
-    lines = [line for line in out.getvalue().splitlines() if re.match(r" (3|35) ", line)]
-    assert len(lines) == (2 if width >= 120 else 4)
-    assert f"{recorded.measurement('linked').tflops:.0f}" in lines[-1].split()
-    assert all(len(line) <= width for line in out.getvalue().splitlines())
-    out = io.StringIO()
-    show_run(Console(width=width, file=out), here, None)
-    assert "no timing of this problem is recorded" in " ".join(out.getvalue().split())
+    here = untimed(recorded_path())
+    lines = shown(here, recorded, width)
+    rows = rows_of(lines, here)
+    assert len(rows) == len(here.steps) * (1 if width >= 140 else 2) and max(map(len, lines)) <= width
+    [linked] = [row for row in rows[-len(here.steps) :] if row[1] == "linked"]
+    assert f"{recorded.measurement('linked').tflops:.0f}" in linked
+    assert sum("Recorded" in line or "recorded" in line for line in lines) > 1
+    assert "no timing of this problem is recorded" in " ".join(" ".join(shown(here, None, width)).split())
+
+
+def test_one_sentence_says_what_was_learned():
+    run = recorded_path()
+    best, gain = run.by_speed()[0], run.measurement("swizzle").speedup_vs_previous.median
+    told = (
+        f"is {best.label}, {best.tflops:.0f} TFLOPS, {best.speedup_vs_baseline.median:.2f}× SDPA; the largest step was "
+    )
+    told += f"21 swizzle, {gain:.2f}× as fast as 20 explicit."
+    assert learned(run) == f"The fastest {told}"
+    right = f"All {len(run.steps) - 1} steps checked here are right"
+    assert learned(untimed(run), run) == f"{right}; recorded on {run.machine['name']}, the fastest {told}"
+    assert learned(untimed(run)) == f"{right}."
+    wrong = untimed(run)
+    wrong.steps[-1] = wrong.steps[-1].model_copy(update={"correct": False, "status": "failed"})
+    assert learned(wrong) == f"{len(run.steps) - 2} of {len(run.steps) - 1} steps checked here are right."
+
+
+def test_who_was_skipped_is_told_once_by_the_reason():
+    run = recorded_path()
+    for n in (2, 3):
+        run.steps[n] = run.steps[n].model_copy(update={"status": "skipped", "reason": "there is no room"})
+    lines = shown(run, None, 160)
+    assert [line for line in lines if "skipped" in line.lower()] == ["Skipped: 2 mma, 3 exp2: there is no room"]
+    assert len(rows_of(lines, run)) == len(run.steps) - 2
 
 
 def test_no_recorded_timings_of_another_problem(tmp_path):
@@ -278,19 +426,26 @@ def cpu_settings(**changes) -> Settings:
     return Settings(**{"device": "cpu", "seed": 1, "timeout": 300.0} | changes)
 
 
-def test_unchecked_on_the_cpu_is_never_called_checked():
+def test_unchecked_on_the_cpu_is_never_called_checked(inline):
     run, _, _ = measure(problem(), [STEPS[0], STEPS[7]], [], cpu_settings(check=False))
     assert [m.status for m in run.steps] == ["skipped", "compiled"]
     assert run.steps[0].reason == "neither checked nor timed"
     assert run.steps[1].correct is None and run.steps[1].max_error is None
 
 
-def test_a_failing_step_costs_no_other_its_result():
+class Impatient(Worker):
+    """Waits for a step that hangs no longer than an answer takes, and for others as usual."""
+
+    def call(self, method, *args, timeout):
+        hangs = any(getattr(arg, "name", None) == "hangs" for arg in args)
+        return super().call(method, *args, timeout=1.0 if hangs else timeout)
+
+
+def test_a_failing_step_costs_no_other_its_result(monkeypatch):
     bad = [faulty.raises, faulty.wrong, faulty.dies, faulty.hangs]
     steps = [STEPS[0], *(faulty.make(f, 90 + n) for n, f in enumerate(bad)), STEPS[7]]
-    run, interrupted, _ = measure(
-        problem(), steps, [], cpu_settings(timeout=40.0)
-    )  # a worker that starts again has as long
+    monkeypatch.setattr("steps.measuring.measure.Worker", Impatient)
+    run, interrupted, _ = measure(problem(), steps, [], cpu_settings())
     assert not interrupted
     found = {m.name: m for m in run.steps}
     assert found["sdpa"].status == found["approx_division"].status == "checked"
@@ -299,18 +454,18 @@ def test_a_failing_step_costs_no_other_its_result():
     assert found["wrong"].reason.startswith("wrong result: the largest error is 0.1")
     assert found["wrong"].correct is False
     assert found["dies"].reason.startswith("the process died (SIGSEGV)")
-    assert found["hangs"].reason == "hung: no answer within 40 s (see --timeout)"
+    assert found["hangs"].reason == "hung: no answer within 1 s (see --timeout)"
 
 
-def test_a_failure_gives_exit_status_1(monkeypatch, tmp_path):
-    monkeypatch.setattr("steps.run.select_steps", lambda *asked: [STEPS[0], faulty.make(faulty.wrong)])
+def test_a_failure_gives_exit_status_1(inline, monkeypatch, tmp_path):
+    monkeypatch.setattr("steps.run.steps_for", lambda *asked: [STEPS[0], faulty.make(faulty.wrong)])
     status, out, _ = call("--seq-len", 64, "--device", "cpu", "--output-dir", tmp_path)
     assert status == 1
     assert "90 wrong failed: wrong result" in out
     assert len(list(tmp_path.glob("*/*/results.json"))) == 1
 
 
-def test_what_does_not_fit_in_memory_is_skipped_with_the_numbers(monkeypatch):
+def test_what_does_not_fit_in_memory_is_skipped_with_the_numbers(inline, monkeypatch):
     monkeypatch.setattr("steps.measuring.measure.available_bytes", lambda device: 10**6)
     run, _, _ = measure(problem(), [STEPS[0], STEPS[1]], [], cpu_settings())
     assert {m.status for m in run.steps} == {"skipped"}
@@ -367,7 +522,7 @@ def test_ctrl_c_keeps_what_is_finished(start, tmp_path):
     assert not list(tmp_path.glob("*/*_s20000_*causal/results.json"))  # what was interrupted replaces nothing
 
 
-def test_killed_at_any_moment_the_earlier_result_stays(start, tmp_path):
+def test_killed_at_any_moment_the_earlier_result_stays(inline, start, tmp_path):
     arguments = ["--seq-len", 64, "--steps", "0,2", "--device", "cpu", "--output-dir", tmp_path]
     assert call(*arguments)[0] == 0
     [path] = tmp_path.glob("*/*/results.json")
@@ -563,7 +718,7 @@ def test_some_steps_alone_take_the_load_that_goes_on():
     ("arguments", "told"),
     [
         (["--sustained-steps", "exp2"], "argument --sustained-steps: says which steps --sustained measures"),
-        (["--sustained", "--sustained-steps", "exp3"], "argument --sustained-steps: step must be a number or name"),
+        (["--sustained", "--sustained-steps", "exp3"], "argument --sustained-steps: no step exp3; did you mean exp2?"),
     ],
 )
 def test_steps_that_cannot_go_on_are_refused(arguments, told, tmp_path):
@@ -587,14 +742,14 @@ def test_a_length_that_nothing_can_hold_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_numbers_are_told_what_they_mean_now(tmp_path):
+def test_old_numbers_are_told_what_they_mean_now(inline, tmp_path):
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--no-check", "--device", "cpu"]
     status, out, _ = call(*arguments, "--steps", "17-20", "--output-dir", tmp_path)
     assert status == 0
     assert "--steps 17-20: 20 explicit. Steps have had other numbers" in out and "17 wgmma, now 30" in out
 
 
-def test_what_is_inside_a_step_is_measured_by_its_name(tmp_path):
+def test_what_is_inside_a_step_is_measured_by_its_name(inline, tmp_path):
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--device", "cpu"]
     status, out, _ = call(*arguments, "--steps", "large_tile", "--output-dir", tmp_path)
     assert status == 0 and "A larger tile, four warps" in out
@@ -631,7 +786,7 @@ def test_what_is_timed_or_repeated_tells_no_rules(monkeypatch, capfd):
     assert capfd.readouterr().err == "" and os.environ[PROFILE] == "1"
 
 
-def test_the_best_backward_step_is_the_fastest_recorded_one(tmp_path):
+def test_the_best_backward_step_is_the_fastest_recorded_one(inline, tmp_path):
     from steps import best
 
     status, out, _ = call("--direction", "backward", "--steps", "best", "--seq-len", 64, "--output-dir", tmp_path)

@@ -1,16 +1,18 @@
 """Kernels compiled side by side: all of them, kept on disk, whatever becomes of one."""
 
 import dataclasses
+import threading
 from contextlib import contextmanager
 
 import pytest
 
 from steps import get_step
-from steps.measuring.ahead import KERNELS_A_PROCESS, compile_ahead
+from steps.measuring.ahead import KERNELS_A_PROCESS, Ahead, compile_ahead
 from steps.measuring.bench import Bench
-from steps.measuring.measure import Settings, measure
+from steps.measuring.measure import Progress, Settings, _as_compiled, _Contender, _share_out, measure
 from tests import faulty
 from tests.shapes import problem
+from tutorial_lib.worker import Inline, Worker
 
 NAMES = ["mma", "exp2", "load_order", "explicit", "swizzle", "split_q"]
 SMALL = problem(head_dim=64, seq_len_q=64, seq_len_kv=64)
@@ -27,31 +29,80 @@ def cold(steps) -> list[str]:
     return Bench(SMALL, "forward", "cpu", 0, check=False).not_compiled(steps, "sm_90")
 
 
-def test_a_run_compiles_what_is_missing_before_the_first_step_has_its_turn(tmp_path):
+class Listener(Progress):
+    def __init__(self):
+        self.told = []
+
+    def doing(self, what):
+        self.told.append(what)
+
+
+def turns(names, **of_settings) -> tuple[list[str], list[str]]:
+    """(the names in the order in which a GPU's run takes them, what was told meanwhile)."""
+    contenders = [_Contender(get_step(name)) for name in names]
+    settings, listener = Settings(device="cpu", seed=0, check=False, **of_settings), Listener()
+    with Inline(Bench, SMALL, "forward", "cpu", 0, False) as worker:
+        order = list(_as_compiled(worker, SMALL, contenders, "sm_90", settings, listener))
+    return [contender.step.name for contender in order], listener.told
+
+
+def test_what_is_compiled_has_its_turn_while_others_are_compiled_side_by_side(monkeypatch):
+    """First who needs no compiler; who is compiled comes next; the second time all is there, in the ladder's order."""
     steps = [get_step(name) for name in NAMES]
-    assert cold(steps) == NAMES
-    told = []
-
-    class Listener:
-        def total(self, actions): ...
-        def done(self, what): ...
-        def doing(self, what):
-            told.append(what)
-
-    for expected in (["compiling 6 kernels, 2 at a time: 6 done"], []):  # the second time all is there
-        run, _, _ = measure(SMALL, steps, [], Settings(device="cpu", seed=0, check=False), Listener())
-        assert [m.status for m in run.steps] == ["compiled"] * 6
-        first = told.index("checking 2 mma")
-        assert told[:first][-1:] == expected
-        told.clear()
+    steps[2].compile(SMALL, "sm_90")
+    others = [name for name in NAMES if name != NAMES[2]]
+    extra = ["deferred_sum"]
+    made = []
+    monkeypatch.setattr("steps.measuring.measure.Ahead", lambda *given: made.append(Ahead(*given)) or made[-1])
+    order, told = turns([*NAMES, *extra, "sdpa"])
+    assert not any(process.is_alive() for process in made[0]._pool._pool)  # nothing disturbs the timing that follows
+    assert order[:2] == [NAMES[2], "sdpa"] and sorted(order[2:]) == sorted([*others, *extra])
+    assert told[0] == "compiling 6 kernels, 2 at a time" and told[-1] == f"{told[0]}: 6 done"
     assert cold(steps) == []
+    assert turns([*NAMES, "sdpa"]) == ([*NAMES, "sdpa"], [])
+
+
+def test_without_a_gpu_several_workers_share_the_steps(monkeypatch):
+    monkeypatch.setattr("steps.measuring.measure.CHECKS_A_WORKER", 1)
+    started = []
+    monkeypatch.setattr(
+        "steps.measuring.measure.Worker", lambda *given, **more: started.append(Worker(*given, **more)) or started[-1]
+    )
+    steps = [get_step(name) for name in ("sdpa", *NAMES[:2])]
+    run, interrupted, _ = measure(SMALL, steps, [], Settings(device="cpu", seed=0, check=False))
+    assert len(started) == 2 and not interrupted
+    assert [(m.name, m.status) for m in run.steps] == [("sdpa", "skipped"), ("mma", "compiled"), ("exp2", "compiled")]
+    assert cold(steps[1:]) == []
+
+
+def test_each_worker_takes_the_next_step_and_an_error_of_ours_is_raised():
+    contenders = [_Contender(get_step(name)) for name in NAMES]
+    both, taken = threading.Barrier(2), []
+
+    def qualify(worker, contender):
+        if len(taken) < 2:
+            taken.append(worker)
+            both.wait(60)  # nobody goes on before each worker has one
+        contender.status = "checked"
+
+    _share_out(["one", "other"], contenders, qualify)
+    assert sorted(taken) == ["one", "other"] and {c.status for c in contenders} == {"checked"}
+
+    def broken(worker, contender):
+        raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError, match="ours"):
+        _share_out(["one", "other"], contenders, broken)
 
 
 def test_what_fails_or_dies_is_left_to_its_own_turn():
     """It comes to an end although one answer never does, and the others are compiled."""
     bad = [faulty.CompilesBadly(**vars(faulty.make(f, 90 + n))) for n, f in enumerate([faulty.raises, faulty.dies])]
     steps = [*bad, *map(get_step, NAMES[:4])]
-    compile_ahead([(step, SMALL) for step in steps], "sm_90", 45.0, lambda what: None)
+    with Ahead([(step, SMALL) for step in steps], "sm_90") as ahead:
+        answered = {ahead.finished(300.0) for _ in steps[1:]}
+        assert answered == {0, 2, 3, 4, 5}
+        assert ahead.finished(0.01) is None and ahead.waiting == 0
     assert cold(steps[2:]) == []
 
 

@@ -11,7 +11,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from steps import STEPS, get_step
 from steps.measuring import agreement
 from steps.simulate import main
+from tests.core.test_steps import asked
+from tests.distinct import distinct, named, some_of
 from tests.results.recorded import recorded
+from tests.selection import sampled
 from tests.shapes import problem
 from tests.simulator import kernels
 from tutorial_lib.compiler import compile_gluon
@@ -213,20 +216,23 @@ def test_ldmatrix_takes_the_turns_of_its_layout():
     assert turns["explicit"] - turns["swizzle"] == pytest.approx(conflicts * 8 * 8 * 2 / (BANKS * WORD))
 
 
-@pytest.mark.parametrize("step", GLUON, ids=lambda s: s.name)
-def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step):
-    """Under random latencies, on shapes with ends that are not full; a run that finds something raises."""
-    for shape in (
+SCHEDULED = distinct(
+    GLUON,
+    [
         problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300),
         problem(batch=1, heads=2, kv_heads=1, seq_len_q=700, seq_len_kv=90, head_dim=128, causal=False),
-    ):
-        inputs = FORWARD.inputs(shape, 0)
-        exact = FORWARD.reference(shape, inputs)
-        allowed = FORWARD.yardstick(shape, inputs, exact)
-        for seed in range(3):
-            with watched(seed) as watch:
-                assert FORWARD.check(step, shape, inputs, exact, allowed).correct
-            assert not any(run.found for run in watch.runs)
+    ],
+)
+
+
+@pytest.mark.parametrize(("step", "shape"), SCHEDULED, ids=named)
+def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step, shape, pytestconfig):
+    """Under random latencies, on shapes with ends that are not full; a run that finds something raises."""
+    inputs, exact, allowed = asked(shape)
+    for seed in some_of(range(3), 1, pytestconfig):
+        with watched(seed) as watch:
+            assert FORWARD.check(step, shape, inputs, exact, allowed).correct
+        assert not any(run.found for run in watch.runs)
 
 
 def test_attention_on_the_cpu_raises_for_a_race():
@@ -342,7 +348,7 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
         ([], "expected either a step, or --against-gpu"),
         (["linked", "--against-gpu"], "expected either a step, or --against-gpu"),
         (["--against-gpu"], "--against-gpu needs a GPU"),
-        (["nothing"], "step must be a number or name of the ladder"),
+        (["nothing"], "no step nothing; did you mean no_meetings?"),
         (["mma"], "simulated are Gluon's kernels"),
         (["linked", "--head-dim", "512"], "head_dim must be a multiple of 8"),
         (["linked", "--seq-len", "99999"], "ask for a smaller --seq-len"),
@@ -356,6 +362,7 @@ def test_bad_input_is_told_in_one_line(arguments, told, capsys):
     assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err
 
 
+@sampled(core=lambda name: name == "linked")
 @pytest.mark.parametrize("name", ["wide_block", "wgmma", "producer", "overlap", "linked"])
 def test_simulated_cycles_are_near_those_that_were_measured(name):
     """Within a fifth of the record on an H200, though nothing in the simulator was fitted to it."""
