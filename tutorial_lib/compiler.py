@@ -141,7 +141,7 @@ def _place(identity: bytes) -> Path:
 
 def read_kept(identity: bytes) -> dict:
     """What ``keep`` wrote for this identity; raises OSError where there is nothing, ValueError for what is no JSON."""
-    return json.loads(_place(identity).read_text())
+    return json.loads(_place(identity).read_text(encoding="utf-8"))
 
 
 def keep(identity: bytes, fields: dict) -> None:
@@ -340,7 +340,7 @@ def _tileiras() -> str:
 def compiler_version() -> str:
     """The compiler's version, such as "tileiras 13.4.92"; raises CompilerError when it is missing or too old."""
     try:
-        done = subprocess.run([_tileiras(), "--version"], capture_output=True, text=True)
+        done = subprocess.run([_tileiras(), "--version"], capture_output=True, encoding="utf-8", errors="replace")
     except OSError as error:
         raise CompilerError(f"tileiras cannot be run: {error}") from None
     found = re.search(r"V(\d+)\.(\d+)\.(\d+)", done.stdout)
@@ -375,7 +375,11 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
         environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
         try:
             done = subprocess.run(
-                [_tileiras(), folder / "kernel.tileirbc", *options], capture_output=True, text=True, env=environment
+                [_tileiras(), folder / "kernel.tileirbc", *options],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                env=environment,
             )
             tile_ir = _bytecode_to_mlir_text(bytecode)
         except (OSError, TileError) as error:  # not to be run at all, or tileirdisasm missing beside it
@@ -451,7 +455,7 @@ def _cuobjdump_path() -> Path:
 
 def cuobjdump(option: str, cubin: Path) -> str:
     """What cuobjdump prints of a cubin."""
-    done = subprocess.run([_cuobjdump_path(), option, cubin], capture_output=True, text=True)
+    done = subprocess.run([_cuobjdump_path(), option, cubin], capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise CompilerError(f"cuobjdump {option} failed: {done.stderr.strip().splitlines()[0]}")
     return done.stdout

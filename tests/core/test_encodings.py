@@ -10,8 +10,6 @@ import pytest
 from tests.results.recorded import ROOT, tracked
 
 MODE = frozenset("rwaxbt+")
-# Which lack one still; to be taken out of here one by one.
-LATER = ("tutorial_lib/compiler.py", "tests/core/test_rules.py", "tests/core/test_written.py")
 POSITIONS = {"read_text": 0, "write_text": 1}  # where an encoding may stand without its name
 
 
@@ -56,7 +54,7 @@ def _is(node: ast.expr | None, value: object) -> bool:
 
 def test_everything_that_is_text_says_its_encoding():
     files = {str(path.relative_to(ROOT)): path for path in tracked("*.py")}
-    found = {name: unsaid(path.read_text("utf-8")) for name, path in files.items() if name not in LATER}
+    found = {name: unsaid(path.read_text("utf-8")) for name, path in files.items()}
     assert not {name: lines for name, lines in found.items() if lines}, 'say encoding="utf-8" there'
 
 

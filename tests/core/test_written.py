@@ -119,14 +119,14 @@ def test_an_edited_text_is_another_kernel():
 
 def test_a_file_comes_back_as_a_step(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text(written_out(get_step("exp2"), FULL).replace("softmax_exp2", "my_softmax"))
+    path.write_text(written_out(get_step("exp2"), FULL).replace("softmax_exp2", "my_softmax"), encoding="utf-8")
     step = read_step(path)
     assert step.name == "mine" and step.written_for == FULL
     assert step.compile(FULL).code == get_step("exp2").compile(FULL).code
-    path.write_text(path.read_text().replace("def fmha(", "def fmha(("))
+    path.write_text(path.read_text(encoding="utf-8").replace("def fmha(", "def fmha(("), encoding="utf-8")
     with pytest.raises(ValueError, match=r"mine.py is not Python: line \d+"):
         read_step(path)
-    path.write_text("print('somebody else')\n")
+    path.write_text("print('somebody else')\n", encoding="utf-8")
     with pytest.raises(ValueError, match="must be a kernel that"):
         read_step(path)
     with pytest.raises(ValueError, match="cannot read"):

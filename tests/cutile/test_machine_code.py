@@ -9,6 +9,7 @@ from steps.core.problems import HEADLINE as EVEN
 from steps.cutile.variant import Latency, MaskLoop
 from tests.core.test_one_change import CUTILE
 from tests.expected import same_compilers
+from tests.selection import sampled
 from tutorial_lib import sass
 from tutorial_lib.compiler import CUTILE_ARCHITECTURES
 
@@ -107,6 +108,7 @@ def test_what_takes_no_loop_for_the_mask_is_the_code_of_the_step_before():
 OTHERS = ("sm_80", "sm_100", "sm_121")  # of which each step is compiled for one, as all take long
 
 
+@sampled(core=lambda step, arch: arch == "sm_90")
 @pytest.mark.parametrize(
     ("step", "arch"),
     [
@@ -126,6 +128,10 @@ def test_every_step_compiles_and_its_hot_loop_is_found(step, arch):
     exponentials = compiled.scores_per_tile / compiled.compute_threads
     assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 4
     assert compiled.hot_loop_instructions < 0.6 * compiled.instructions
+
+
+def test_the_compiler_explains_itself():
+    compiled = get_step("mma").compile(EVEN)
     assert compiled.remarks and "MMA" in " ".join(remark.text for remark in compiled.remarks)
     assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
 

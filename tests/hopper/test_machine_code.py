@@ -11,6 +11,7 @@ from steps.core.problems import HEADLINE as EVEN
 from steps.hopper.variant import GROUP_WARPS
 from tests.core.test_steps import HOPPER
 from tests.expected import same_compilers
+from tests.selection import sampled
 from tutorial_lib.meetings import EVENT, MEETING
 from tutorial_lib.sass import one_behind_another
 
@@ -41,6 +42,7 @@ def test_a_mask_moves_the_second_wait_up(head_dim):
     assert masked["FMNMX"] <= 1 < 10 < full["FMNMX"]
 
 
+@sampled(core=lambda head_dim, causal: (head_dim, causal) == (128, True))
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (64, False), (128, True), (128, False), (256, True)])
 def test_four_chains_leave_few_comparisons_behind_one_another(head_dim, causal):
     """Step four_chains: as many comparisons, and few that wait for the one right before, where there were many."""
@@ -101,6 +103,7 @@ def test_the_diagonal_first_leaves_no_mask_in_the_loop():
     assert (now["tensor core"], now["MUFU"]) == (before["tensor core"], before["MUFU"])
 
 
+@sampled(core=lambda step, head_dim: head_dim == 128)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
 def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
@@ -114,9 +117,15 @@ def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
     assert exponentials < compiled.hot_loop["MUFU"] <= exponentials + 2
     # wgmma takes 16 of head_dim at a time for QK, 16 keys for PV, and at most 256 columns.
     assert compiled.hot_loop["tensor core"] == head_dim / 16 + variant.tile.key / 16
-    assert "wgmma.mma_async" in compiled.ptx and "cp.async.bulk.tensor" in compiled.ptx
+    assert compiled.kinds["bulk copy"] > 0
 
 
+def test_products_and_copies_are_those_of_hopper():
+    ptx = get_step("wgmma").compile(EVEN).ptx
+    assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
+
+
+@sampled(core=lambda step, arch: arch == "sm_100")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
 def test_hopper_steps_refuse_other_architectures_by_name(step, arch):

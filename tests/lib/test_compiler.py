@@ -109,6 +109,7 @@ def test_code_is_the_same_whatever_its_addresses():
 
 
 def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "lock", None)
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
     first = CUTILE[-1].compile(EVEN, "sm_90")
     monkeypatch.setattr(compiler, "_compile", lambda *arguments: pytest.fail("compiled twice"))
@@ -117,11 +118,13 @@ def test_compiled_again_it_comes_from_disk(monkeypatch, tmp_path):
     [kept] = tmp_path.iterdir()
     kept.write_text("{not json", encoding="utf-8")
     monkeypatch.undo()
+    monkeypatch.setattr(compiler, "lock", None)
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", str(tmp_path))
     assert CUTILE[-1].compile(EVEN, "sm_90") == first  # a spoilt file is compiled over
 
 
 def test_a_cache_that_cannot_be_written_is_no_harm(monkeypatch):
+    monkeypatch.setattr(compiler, "lock", None)
     kept = get_step("halves").compile(EVEN, "sm_90")
     monkeypatch.setenv("FMHA_TUTORIAL_CACHE", "/proc/nowhere")
     assert get_step("halves").compile(EVEN, "sm_90") == kept

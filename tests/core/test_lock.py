@@ -1,0 +1,141 @@
+"""The lock of compiled code: by what a kernel is known, when it is compiled all the same, and what goes stale."""
+
+import importlib.util
+import json
+
+import pytest
+
+from steps import get_step
+from steps.core.problems import HEADLINE
+from tests import lock
+from tutorial_lib import compiler, identity
+
+CUTILE = '''"""A kernel."""
+import cuda.tile as ct
+
+
+def fmha(x):
+    """Twice as much."""
+    tile = ct.load(x, index=(0,), shape=(16,))
+    ct.store(x, index=(0,), tile=tile * 2)
+'''
+GLUON = '''"""A kernel."""
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def twice(x):
+    return x * 2
+
+
+@gluon.jit
+def fmha(place):
+    """Twice as much."""
+    gl.store(place, twice(gl.load(place)))
+'''
+ELSEWHERE = {  # what changes where a kernel stands, and not the kernel
+    "a comment": ("Twice as much.", "As much again."),
+    "lines": ('"""A kernel."""', '"""A kernel,\n\nand more."""'),
+}
+ANOTHER = {"cutile": ("tile * 2", "tile * 3"), "gluon": ("return x * 2", "return x * 3")}
+
+
+def module_at(folder, text: str):
+    """The module with this text, from a file in a folder."""
+    path = folder / "steps" / "kernel.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def known_by(backend: str, folder, text: str) -> tuple[bytes, bytes]:
+    """By what a kernel in a project's folder is known without places, and with them."""
+    kernel = module_at(folder, text).fmha
+    if backend == "gluon":
+        source, _ = compiler.gluon_source(kernel, (compiler.Placeholder((1,), "float16"),), 4, "sm_90")
+        return identity.triton_source(source).encode(), source.hash().encode()
+    import cuda.tile as ct
+    from cuda.tile.compilation import CallingConvention, KernelSignature
+
+    from steps.cutile.skeleton import array
+
+    signature = KernelSignature([array((64,), ct.float16)], CallingConvention.cutile_python_v1(), symbol="fmha")
+    return tuple(
+        make(ct.kernel(kernel), signature, "sm_90") for make in (identity.tile_ir, identity.tile_ir_and_places)
+    )
+
+
+@pytest.mark.parametrize(("backend", "text"), [("cutile", CUTILE), ("gluon", GLUON)])
+def test_a_kernel_is_known_wherever_it_stands(backend, text, tmp_path, monkeypatch):
+    """Another checkout changes nothing; comments and lines change the places alone; a statement changes both."""
+    found = []
+    for checkout in (tmp_path / "one", tmp_path / "another, whose path is longer"):
+        monkeypatch.setattr(identity, "ROOT", checkout)
+        found.append(known_by(backend, checkout, text))
+    assert found[0] == found[1]
+    for change in ELSEWHERE.values():
+        without, _ = known_by(backend, checkout, text.replace(*change))
+        assert without == found[0][0]
+    assert not set(known_by(backend, checkout, text.replace(*ANOTHER[backend]))) & set(found[0])
+
+
+class Compiles:
+    """In place of the lens's disk: counts what is compiled."""
+
+    def __init__(self, monkeypatch, known: lock.Lock):
+        self.count, usual = 0, compiler._kept
+        monkeypatch.setattr(compiler, "lock", known)
+        monkeypatch.setattr(compiler, "_kept", lambda *what: self.one(usual, *what))
+
+    def one(self, usual, *what):
+        self.count += 1
+        return usual(*what)
+
+
+def test_what_is_known_is_not_compiled_but_for_its_texts(monkeypatch):
+    step = get_step("explicit")
+    written = lock.Lock({})
+    monkeypatch.setattr(compiler, "lock", written)
+    real = step.compile(HEADLINE)
+    known = lock.Lock(json.loads(json.dumps(written.new)))
+    compiles = Compiles(monkeypatch, known)
+    answered = step.compile(HEADLINE)
+    assert answered == real and answered.as_dict() == real.as_dict() and compiles.count == 0
+    assert not known.new and known.asked == written.asked
+    assert answered.ptx == real.ptx and compiles.count == 1
+
+
+def test_what_is_not_known_is_told_with_the_test_that_asked(monkeypatch):
+    known = lock.Lock({})
+    compiles = Compiles(monkeypatch, known)
+    for _ in range(2):
+        get_step("explicit").compile(HEADLINE)
+    assert compiles.count == 1 and len(known.new) == 1
+    [asking] = known.found()["asking"]
+    assert asking.endswith("test_lock.py::test_what_is_not_known_is_told_with_the_test_that_asked")
+
+
+def test_a_part_of_what_is_known_is_compiled_and_must_be_as_it_was(monkeypatch):
+    step = get_step("explicit")
+    monkeypatch.setattr(compiler, "lock", known := lock.Lock({}))
+    step.compile(HEADLINE)
+    [(key, kept)] = known.new.items()
+    kept = json.loads(json.dumps(kept))
+    part = next(n for n in range(20) if lock.selection.in_part(key, n))
+    compiles = Compiles(monkeypatch, lock.Lock({key: kept}, part))
+    step.compile(HEADLINE)
+    step.compile(HEADLINE)
+    assert compiles.count == 1  # once a process
+    kept["figures"] |= {"codes": {"": "other"}, "ptx": "other"}
+    Compiles(monkeypatch, lock.Lock({key: kept}, part))
+    step.compile(HEADLINE)  # as much of everything, in another order: see lock._agree
+    kept["registers"] += 1
+    Compiles(monkeypatch, lock.Lock({key: kept}, part))
+    with pytest.raises(lock.Stale, match="makes the file again"):
+        step.compile(HEADLINE)
+    Compiles(monkeypatch, lock.Lock({key: kept}, (part + 1) % 20))
+    assert step.compile(HEADLINE).registers == kept["registers"]
