@@ -26,26 +26,36 @@ SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axe
 SETTINGS["axes.spines.right"] = False
 
 
-def save(figure, folder: Path, name: str) -> list[Path]:
-    """Write ``figure`` as PNG and SVG into ``folder``; returns the two paths."""
+def save(figure, folder: Path, name: str, svg: bool = True) -> list[Path]:
+    """Write ``figure`` as PNG and, unless ``svg`` is false, as SVG into ``folder``; returns the paths."""
     import matplotlib
 
-    svg = io.BytesIO()
+    path = Path(folder, f"{name}.png")
+    if not svg:
+        write_whole(path, png(figure))
+        return [path]
+    drawn = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
-        figure.savefig(svg, format="svg", metadata={"Date": None})  # the same results give the same file
-    paths = [Path(folder, f"{name}.png"), Path(folder, f"{name}.svg")]
-    write_whole(paths[0], png(figure))
-    write_whole(paths[1], svg.getvalue())
-    return paths
+        figure.savefig(drawn, format="svg", metadata={"Date": None})  # the same results give the same file
+    write_whole(path, png(figure))
+    write_whole(path.with_suffix(".svg"), drawn.getvalue())
+    return [path, path.with_suffix(".svg")]
 
 
 def png(figure, dpi: int = 80) -> bytes:
     """``figure`` as a PNG of few colours."""
     import matplotlib
 
-    buffer = io.BytesIO()
+    buffer, layout, usual = io.BytesIO(), figure.get_layout_engine(), figure.dpi
     with matplotlib.rc_context(SETTINGS):
+        if layout:  # where savefig finds a layout it draws everything twice
+            figure.dpi = dpi
+            layout.execute(figure)
+            figure.set_layout_engine(None)
         figure.savefig(buffer, format="png", dpi=dpi)
+    if layout:
+        figure.set_layout_engine(layout)
+        figure.dpi = usual
     return _with_few_colours(buffer)
 
 

@@ -35,23 +35,26 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
     """report.md, results.csv and, for a timed run, figures/ into ``folder``.
 
     recorded: a run of the same problem on a GPU, whose timings stand, marked, where ``run`` has none. linked: whether
-    the report shows its figures; not so where they are not to stay beside it.
+    the report shows its figures; where they are not to stay beside it, they are drawn as PNG alone.
     """
     from tutorial_lib import limits
 
     folder = Path(folder)
+    figures = {}
     if run.timed:
-        plots.save(plots.tflops_by_step(run), folder / "figures", "tflops")
+        figures["tflops"] = plots.tflops_by_step(run)
         if any(m.speedup_vs_previous for m in run.steps):
-            plots.save(plots.gain_by_step(run), folder / "figures", "gain")
-        if limits.compare(run):
-            plots.save(plots.predicted_and_measured(limits.compare(run), run), folder / "figures", "limits")
+            figures["gain"] = plots.gain_by_step(run)
+        if compared := limits.compare(run):
+            figures["limits"] = plots.predicted_and_measured(compared, run)
         for trace in traces_in(folder):
             from tutorial_lib import pictures
 
-            plots.save(pictures.measured_timeline(trace), folder / "figures", f"trace_{trace.step}")
+            figures[f"trace_{trace.step}"] = pictures.measured_timeline(trace)
     if any((m.resources or {}).get("hot_loop") for m in run.steps):
-        plots.save(plots.hot_loop_by_kind(run), folder / "figures", "hot_loop")
+        figures["hot_loop"] = plots.hot_loop_by_kind(run)
+    for name, figure in figures.items():
+        plots.save(figure, folder / "figures", name, svg=linked)
     write_whole(folder / "results.csv", as_csv(run))
     write_whole(folder / "report.md", as_markdown(run, folder, recorded, linked))
 
