@@ -238,7 +238,8 @@ def _share_out(workers: list[Worker], contenders: list[_Contender], qualify: Cal
             if stopped.is_set() and contender.status == "failed":  # as its worker was ended
                 vars(contender).update(vars(_Contender(contender.step)))
 
-    threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
+    # Daemons: were Ctrl-C to come twice, Python's end would not wait for a check that takes minutes.
+    threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
     try:
         for thread in threads:
             thread.start()
@@ -246,11 +247,10 @@ def _share_out(workers: list[Worker], contenders: list[_Contender], qualify: Cal
             thread.join()
     except KeyboardInterrupt:
         stopped.set()
-        while any(thread.is_alive() for thread in threads):  # a worker may just have been started
-            for worker in workers:
+        while alive := [thread for thread in threads if thread.is_alive()]:  # one that was not started is not
+            for worker in workers:  # again: one may just have been starting
                 worker.kill()
-            for thread in threads:
-                thread.join(timeout=0.1)
+            alive[0].join(timeout=0.1)
         raise
     if wrong:
         raise wrong[0]

@@ -136,3 +136,39 @@ def test_a_step_is_made_ready_before_it_takes_its_turn(direction, name, shape, m
     monkeypatch.setattr(type(step), "kept", lambda *given: said.append(bool(held)) or kept(*given))
     assert Bench(shape, direction, "cpu", 0, check=True).check(step).correct
     assert said == [False] and not held
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_ctrl_c_ends_the_workers_whether_all_have_begun_or_not(begun, monkeypatch):
+    """A worker that is ended fails its call: what it was at was not reached, and is no failure."""
+    contenders = [_Contender(get_step(name)) for name in NAMES]
+    working, ended = threading.Semaphore(0), threading.Event()
+
+    class Ending:
+        kill = staticmethod(ended.set)
+
+    def qualify(worker, contender):
+        working.release()
+        ended.wait(60)
+        contender.fail("the process died")
+
+    started = []
+
+    class Interrupted(threading.Thread):
+        def start(self):
+            if len(started) == begun:
+                raise KeyboardInterrupt
+            started.append(self)
+            super().start()
+            working.acquire(timeout=60)
+
+        def join(self, timeout=None):
+            if timeout is None:
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    monkeypatch.setattr("steps.measuring.measure.threading.Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _share_out([Ending(), Ending()], contenders, qualify)
+    assert len(started) == begun and not any(thread.is_alive() for thread in started)
+    assert {(c.status, c.reason) for c in contenders} == {("skipped", "not reached")}
