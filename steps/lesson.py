@@ -25,6 +25,7 @@ from steps.trials import get_trial
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.compiled import Compiled
 from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
 from tutorial_lib.exercises import clean
@@ -54,6 +55,7 @@ class Lesson:
         self.results = results
         self.on_gpu = has_gpu()
         self.guess: float | None = None  # the reader's, until the number appears
+        self._made: dict[tuple[int, str], tuple[Step, Compiled]] = {}
         self.recorded = find_recorded(self.problem, [results], self.step.direction, name)
         if not _part(self.step).timed:  # what is recorded of other steps, on other GPUs, says nothing of it
             self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
@@ -152,10 +154,17 @@ class Lesson:
             return describe_machine("cuda")["arch"]
         return self.recorded.machine["arch"] if self.recorded else self.step.made_for
 
+    def compile(self, step: Step) -> Compiled:
+        """What the compiler makes of a step for this lesson's problem: asked once, as even to look it up takes time."""
+        key = id(step), self.arch
+        if key not in self._made:
+            self._made[key] = step, step.compile(self.problem, self.arch)
+        return self._made[key][1]
+
     def compiled(self, step: Step) -> dict | None:
-        """What the compiler makes of a step for this lesson's problem; None where it has no kernel or does not fit."""
+        """Its figures; None where the step has no kernel, or does not fit."""
         try:
-            return step.compile(self.problem, self.arch).as_dict()
+            return self.compile(step).as_dict()
         except (Unsupported, CompilerError):
             return None
 
@@ -377,9 +386,7 @@ class Lesson:
         rest = [row for row in rows if row not in shown]
         made_by = " and ".join(dict.fromkeys(r["compiler"] for _, r in compared))
         same = ""
-        if len(compared) == 2 and self.step.compile(self.problem, self.arch).same_code(
-            self.previous.compile(self.problem, self.arch)
-        ):
+        if len(compared) == 2 and self.compile(self.step).same_code(self.compile(self.previous)):
             same = "**The two steps are the same code, instruction for instruction.**"
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
         note = f"Rows with ncu were recorded: {tables.provenance(self.recorded)}." if counted else ""
@@ -389,7 +396,7 @@ class Lesson:
     def machine_code(self, pattern: str, lines: int = 10) -> Page:
         """Instructions of the kernel around the first that matches ``pattern``, in the hot loop where it is there."""
         try:
-            found = self.step.compile(self.problem, self.arch).excerpt(pattern, lines)
+            found = self.compile(self.step).excerpt(pattern, lines)
         except (Unsupported, CompilerError) as error:
             return Page(f"{error}")
         if not found:
@@ -458,7 +465,7 @@ class Lesson:
         if reason := step.unsupported(self.problem, self.arch):
             return Page(f"{what}: {reason}.")
         try:
-            compiled = step.compile(self.problem, self.arch)
+            compiled = self.compile(step)
         except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
         order = " → ".join(
@@ -471,7 +478,7 @@ class Lesson:
         """As ``order``, of the version of a trial on this step that is something else than the step."""
         trial = get_trial(name)
         version = trial.version(trial.values[-1], self.problem, name=name, previous=self.step)
-        order = " → ".join(f"{count} {what}" for what, count in version.compile(self.problem, self.arch).hot_order)
+        order = " → ".join(f"{count} {what}" for what, count in self.compile(version).hot_order)
         return Page(f"Trial {name}, of step {self.step.label}: a turn of the hot loop, {self.arch}:", f"`{order}`")
 
     def _varied(self, changes: dict) -> Step | Page:
@@ -495,7 +502,7 @@ class Lesson:
         return [[f"ncu: {name}", *(text(m) if m else None for m in measured)] for name, text in tables.COUNTED]
 
     def _remarks(self) -> str:
-        remarks = self.step.compile(self.problem, self.arch).remarks
+        remarks = self.compile(self.step).remarks
         texts = list(dict.fromkeys(f"- `{r.file}:{r.line}` {r.text}" for r in remarks))
         if not texts:
             return ""
@@ -550,7 +557,7 @@ class Lesson:
         if reason := other.unsupported(self.problem, self.arch):
             return Page(f"{what}: cannot run {self.problem.describe()} on {self.arch}: {reason}.")
         try:
-            pair = [step.compile(self.problem, self.arch).as_dict() for step in (self.step, other)]
+            pair = [self.compile(step).as_dict() for step in (self.step, other)]
         except (Unsupported, CompilerError) as error:
             return Page(f"{what}: {error}")
         rows = [[name, *(resources[key] for resources in pair)] for name, key in FIGURES]
