@@ -188,8 +188,8 @@ def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
         return None
     others = len(steps_of(options.direction)) - sum(step.number is not None for step in steps)
     return (
-        f"Measured are {len(steps)} steps of the path. There are {others} others: forks, and steps for other problems "
-        "or GPUs. --steps all takes all of them, --list names them."
+        f"The path has {len(steps)} steps for this problem. {others} others are forks, or for other problems or GPUs: "
+        "--steps all takes every step, and --list names them."
     )
 
 

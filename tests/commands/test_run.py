@@ -25,7 +25,7 @@ from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.once import named
 from steps.reference.peers import PEERS, peers_of
-from steps.run import main, make_parser, make_problems, select_peers, select_steps, steps_for
+from steps.run import main, make_parser, make_problems, others_told, select_peers, select_steps, steps_for
 from steps.running.showing import learned, show_run
 from tests import faulty
 from tests.shapes import problem
@@ -222,6 +222,10 @@ def test_the_path_may_stand_beside_other_steps():
 
     usual = [step.name for step in path_of(HEADLINE, "sm_90")]
     assert names("path") == usual
+    options = make_parser().parse_args([])
+    told = others_told(options, path_of(HEADLINE, "sm_90"))
+    assert told.startswith(f"The path has {len(usual)} steps for this problem. {len(STEPS) - len(usual)} others are ")
+    assert "--steps all" in told and others_told(make_parser().parse_args(["--steps", "all"]), STEPS) is None
     found = names("large_tile, path,four_chains,exp2")
     assert [name for name in found if name not in usual] == ["four_chains", "large_tile"] and len(found) == len(
         usual
