@@ -79,6 +79,7 @@ def test_to_wait_for_the_gpu_is_no_silence_but_to_hang_then_is(monkeypatch, tmp_
                 worker.call("take_turn_and_hang", timeout=3)
             except WorkerFailure as failure:
                 had.append(str(failure))
+                waits.set()
 
         with gpu_turn("cuda"):
             waiting = threading.Thread(target=ask)
