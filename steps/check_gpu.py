@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tutorial_lib.command import BadRequest, as_command, make_console, parser_of, whole_number
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     tasks = [task_of(each, machine["arch"], machine["slug"], runs[each.direction]) for each in problems()]
     with console.status("compiling") as status:
         kernels = [(task.step, task.checked.problem) for task in tasks if task.step is not None]
-        missing = [kernel for kernel in kernels if is_missing(*kernel, machine["arch"])]
+        missing = [(step, p) for step, p in kernels if is_missing(partial(step.compile, p, machine["arch"]))]
         compile_ahead(missing, machine["arch"], SECONDS, status.update)
         compiled = time.monotonic() - began
         with Worker(Examiner, "cuda") as worker:

@@ -29,6 +29,7 @@ CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are
 
 PARALLEL_PART = "parallel"  # the part of the ladder that ``--parallel`` alone means
 PATH = "path"
+ROUNDS, ROUNDS_OF_PATH = 15, 5  # of timing: for a record, and for who looks at what the path brings here
 
 
 def _above_zero(text: str, what: str = "a number") -> float:
@@ -111,7 +112,8 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"), help="(auto: a GPU if any)")
     measuring.add_argument("--profile", action="store_true", help="also read hardware counters with ncu")
     measuring.add_argument("--missing", action="store_true", help="leave out problems already recorded on this machine")
-    measuring.add_argument("--iterations", default=15, help="rounds of timing (15)", **number)
+    rounds = f"rounds of timing ({ROUNDS}; of the path alone {ROUNDS_OF_PATH}, which is enough to look at)"
+    measuring.add_argument("--iterations", help=rounds, **number)
     going_on = "also measure without any rest, and energy: so many rounds of 1.5 s each (3)"
     measuring.add_argument("--sustained", nargs="?", default=0, const=3, type=whole_number, metavar="N", help=going_on)
     lasting = "the steps that --sustained measures, beside SDPA and the peers (all that are measured)"
@@ -506,7 +508,7 @@ def measure_all(
     settings = Settings(
         device=device,
         seed=seed if ranks is None else ranks.everybody(seed)[0],
-        rounds=options.iterations,
+        rounds=options.iterations or (ROUNDS_OF_PATH if options.steps == PATH and ranks is None else ROUNDS),
         sustained=options.sustained,
         lasting=select_lasting(options),
         check=options.check,
@@ -556,7 +558,7 @@ def measure_all(
         record = make_console(file=io.StringIO())
         show_run(record, result, recorded)
         show_run(console, result, recorded, asked_columns)
-        log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()}\n{output}"
+        log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()} {rested(result)}\n{output}"
         try:
             folder = write_results(result, interrupted, options.output_dir, recorded, log)
         except OSError as error:  # a full disk, say: what was there before is still whole
@@ -570,6 +572,14 @@ def measure_all(
     for path in write_length_plots(written):
         console.print(f"Written: {path}", soft_wrap=True)
     return 130 if interrupted else int(failed)
+
+
+def rested(run) -> str:
+    """What the rests in front of samples cost, in words; empty where nothing was timed."""
+    from tutorial_lib.timing import REST_MS
+
+    rests = sum(len(sampled.latency_ms) for sampled in run.rounds)
+    return f"Of them {rests * REST_MS / 1000:.0f} were rests of the GPU before samples." if rests else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

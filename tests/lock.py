@@ -169,7 +169,7 @@ class Plugin:
             return
         self.found.append(self.lock.found())
         if self.writes:
-            self._write()
+            self._write(session)
         elif self._unasked(session):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -181,16 +181,22 @@ class Plugin:
     def _asked(self) -> set[str]:
         return {key for found in self.found for key in found["asked"]}
 
-    def _unasked(self, session) -> list[str]:
-        """Kernels of the file that nobody asked for, where every test had a chance to."""
+    @staticmethod
+    def _whole(session) -> bool:
+        """Whether every test had a chance to ask."""
         config = session.config
         whole = config.option.selection == selection.ALL and config.args_source is config.ArgsSource.TESTPATHS
-        whole = whole and not config.option.keyword and session.testsfailed == 0
-        same = self.file["compilers"] == installed()
-        return sorted(set(self.file["compiled"]) - self._asked()) if whole and same else []
+        return whole and not config.option.keyword and session.testsfailed == 0
 
-    def _write(self) -> None:
+    def _unasked(self, session) -> list[str]:
+        """Kernels of the file that nobody asked for, where every test had a chance to."""
+        same = self.file["compilers"] == installed()
+        return sorted(set(self.file["compiled"]) - self._asked()) if self._whole(session) and same else []
+
+    def _write(self, session) -> None:
         now = read()
+        if self._whole(session):
+            now |= {"compiled": {}, "asking": []}
         for found in self.found:
             now["compiled"] |= found["new"]
             now["asking"] = [*now["asking"], *found["asking"]]

@@ -5,7 +5,9 @@ Lives in a process of its own (see ``tutorial_lib.worker``), because a kernel ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from steps.core.launch import untold
 from steps.core.step import Step, target_of
@@ -36,13 +38,13 @@ def most_sets(kind: Pass, problem: Problem) -> int:
     return COLD_SETS if kind.by_bytes(problem) else SETS
 
 
-def is_missing(step: Step, problem: Problem, arch: str) -> bool:
-    """Whether the step's kernels for the problem are not on disk yet; not where compiling them fails: told then."""
+def is_missing(compile_it: Callable[[], object]) -> bool:
+    """Whether a kernel is not on disk yet, by the call that compiles it; not where that fails: it is told then."""
     from tutorial_lib.compiler import NotOnDisk, from_disk_only
 
     with from_disk_only():
         try:
-            step.compile(problem, arch)
+            compile_it()
         except NotOnDisk:
             return True
         except Exception:
@@ -68,6 +70,7 @@ class Bench:
         self.plans: dict[str, timing.Plan] = {}
         self.stopwatch: Stopwatch | None = None
         self.calls: dict[str, object] = {}
+        self.resources: dict[tuple[str, str], dict] = {}  # of kernels that were compiled or found, by step and GPU
         with self.turn():
             self.inputs = self.kind.inputs(problem, seed, device)
             if check:
@@ -108,11 +111,13 @@ class Bench:
 
     def not_compiled(self, steps: list[Step], arch: str) -> list[str]:
         """Names of the steps whose kernels are not on disk yet."""
-        return [step.name for step in steps if is_missing(step, self.problem, arch)]
+        return [step.name for step in steps if is_missing(partial(self.compile, step, arch))]
 
     def compile(self, step: Step, arch: str) -> dict:
-        """What the compiler makes of the step's kernel, as results.json holds it."""
-        return step.compile(self.problem, arch).as_dict()
+        """What the compiler makes of the step's kernel, as results.json holds it; asked for once."""
+        if (step.name, arch) not in self.resources:
+            self.resources[step.name, arch] = step.compile(self.problem, arch).as_dict()
+        return self.resources[step.name, arch]
 
     def kernels(self, step: Step) -> list[str]:
         """Names of the GPU kernels that one call launches, the longest-running first."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,3 +140,30 @@ def test_a_part_of_what_is_known_is_compiled_and_must_be_as_it_was(monkeypatch):
         step.compile(HEADLINE)
     Compiles(monkeypatch, lock.Lock({key: kept}, (part + 1) % 20))
     assert step.compile(HEADLINE).registers == kept["registers"]
+
+
+def session(**options):
+    """As pytest has it at the end of a run of everything, with other options."""
+    chosen = {"selection": "all", "keyword": "", "lock": None} | options
+    paths = SimpleNamespace(TESTPATHS="paths")
+    config = SimpleNamespace(option=SimpleNamespace(**chosen), args_source=paths.TESTPATHS, ArgsSource=paths)
+    return SimpleNamespace(config=config, testsfailed=0)
+
+
+def test_what_nobody_asks_for_is_stale_where_everything_ran():
+    plugin = object.__new__(lock.Plugin)
+    plugin.file = {"compiled": {"asked": {}, "left": {}}, "compilers": lock.installed()}
+    plugin.found = [{"asked": ["asked"]}, {"asked": []}]
+    assert plugin._unasked(session()) == ["left"]
+    assert plugin._unasked(session(selection="3")) == plugin._unasked(session(keyword="mma")) == []
+    plugin.file["compilers"] = {}  # with other compilers all are others
+    assert plugin._unasked(session()) == []
+
+
+def test_the_file_is_whole_and_in_order(monkeypatch, tmp_path):
+    monkeypatch.setattr(lock, "PATH", tmp_path / "expected.json")
+    assert lock.read() == {"compilers": {}, "digests": {}, "lines": {}, "asking": [], "compiled": {}}
+    known = {"compilers": {"a": "1"}, "digests": {"b": "2", "a": "1"}, "lines": {}, "asking": ["b", "a", "b"]}
+    lock.write(known | {"compiled": {"k": {"figures": 1}}})
+    assert lock.read() == known | {"asking": ["a", "b"], "compiled": {"k": {"figures": 1}}}
+    assert '"k": {"figures": 1}' in lock.PATH.read_text(encoding="utf-8").splitlines()  # an entry a line
