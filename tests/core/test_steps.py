@@ -4,7 +4,7 @@ import dataclasses
 import pickle
 import re
 import secrets
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import pytest
 import torch
@@ -42,32 +42,39 @@ BLACKWELL = [step for step in STEPS if isinstance(step, BlackwellStep)]
 CDNA = [step for step in STEPS if isinstance(step, AmdStep)]
 
 
+class Asked:
+    """Inputs of a problem, what is right, and which error is allowed; nobody may write there."""
+
+    def __init__(self, a_problem, device):
+        self.problem = a_problem
+        self.inputs = FORWARD.inputs(a_problem, secrets.randbits(32), device)
+        self.exact = FORWARD.reference(a_problem, self.inputs)
+        self.allowed = FORWARD.yardstick(a_problem, self.inputs, self.exact)
+
+    @cached_property
+    def lse(self) -> torch.Tensor:
+        return attention_and_lse_float64(*self.inputs, self.problem.causal, self.problem.scale)[1]
+
+
 @lru_cache(maxsize=64)
-def asked(a_problem, device="cpu") -> tuple:
-    """(inputs, what is right, which error is allowed) of a problem, once for all steps; nobody may write there."""
-    inputs = FORWARD.inputs(a_problem, secrets.randbits(32), device)
-    exact = FORWARD.reference(a_problem, inputs)
-    return inputs, exact, FORWARD.yardstick(a_problem, inputs, exact)
+def asked(a_problem, device: str) -> Asked:
+    """Once for all steps."""
+    return Asked(a_problem, device)
 
 
 def accuracy_of(step, a_problem, device="cpu") -> Accuracy:
-    return FORWARD.check(step, a_problem, *asked(a_problem, device))
+    of = asked(a_problem, device)
+    return FORWARD.check(step, a_problem, of.inputs, of.exact, of.allowed)
 
 
-@lru_cache(maxsize=64)
-def log_sum_exp_of(a_problem):
-    q, k, v = asked(a_problem)[0]
-    return attention_and_lse_float64(q, k, v, a_problem.causal, a_problem.scale)[1]
-
-
-def with_log_sum_exp(step, shape) -> torch.Tensor:
+def with_log_sum_exp(step, of: Asked) -> torch.Tensor:
     """The output of a call that is asked for the log-sum-exp, too, which is right."""
-    q, k, v = asked(shape)[0]
-    o, lse = step.attention(q, k, v, causal=shape.causal, scale=shape.scale, return_lse=True)
-    assert lse.shape == q.shape[:-1] and lse.dtype == torch.float32
+    q, [out] = of.inputs[0], FORWARD.poisoned(of.inputs)
+    o, lse = step.attention(*of.inputs, of.problem.causal, of.problem.scale, out=out, return_lse=True)
+    assert o is out and lse.shape == q.shape[:-1] and lse.dtype == torch.float32
     rounded_again = getattr(step, "scale_query", False) or step.name == "by_shape"  # Q, which is of 16 bits
     atol = 8 * torch.finfo(q.dtype).eps if rounded_again else 2e-4
-    torch.testing.assert_close(lse.double(), log_sum_exp_of(shape), rtol=1e-5, atol=atol)
+    torch.testing.assert_close(lse.double(), of.lse, rtol=1e-5, atol=atol)
     return o
 
 
@@ -79,17 +86,18 @@ CASES = [(s, shape) for s, shape in distinct(ON_CPU, SHAPES) if not isinstance(s
 @pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
 def test_step_is_correct(step, shape):
     """Output and log-sum-exp of one call; and without the log-sum-exp, with which kernels differ, the same output."""
-    o, (_, exact, allowed) = with_log_sum_exp(step, shape), asked(shape)
-    accuracy = compare(o, *exact, *allowed)
+    of = asked(shape, "cpu")
+    o = with_log_sum_exp(step, of)
+    accuracy = compare(o, *of.exact, *of.allowed)
     assert accuracy.correct, accuracy.explain()
     if shape in HARD:
-        [plain] = FORWARD.call(step, shape, asked(shape)[0], FORWARD.poisoned(asked(shape)[0]))
+        [plain] = FORWARD.call(step, shape, of.inputs, FORWARD.poisoned(of.inputs))
         torch.testing.assert_close(plain, o, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", HARD, ids=lambda p: p.slug)
 def test_pytorchs_own_gives_the_log_sum_exp_too(shape):
-    with_log_sum_exp(STEPS[0], shape)
+    with_log_sum_exp(STEPS[0], asked(shape, "cpu"))
 
 
 WIDENED = distinct([s for s in (*STEPS, *INSIDE) if s.pads_head_dim], PADDED)
@@ -145,7 +153,7 @@ LAID_OUT = distinct(CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, [problem(heads=2
 @pytest.mark.parametrize(("step", "shape"), LAID_OUT, ids=named)
 def test_any_strides_will_do(step, shape):
     """What a launch passes of them is a skeleton's, and the same in all of its steps."""
-    q, k, v = asked(shape)[0]
+    q, k, v = asked(shape, "cpu").inputs
     expected = step.attention(q, k, v, True)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]  # heads behind the sequence
     assert torch.equal(step.attention(*transposed, True), expected)
