@@ -42,7 +42,8 @@ SHAPES = [  # with parts that are not full, and one that is empty
 @pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
 def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step, shape, pytestconfig):
     """Under random latencies."""
-    inputs, exact, allowed = asked(shape)
+    of = asked(shape, "cpu")
+    inputs, exact, allowed = of.inputs, of.exact, of.allowed
     for seed in some_of(SCHEDULES, 1, pytestconfig):
         with watched(seed) as watch:
             assert FORWARD.check(step, shape, inputs, exact, allowed).correct

@@ -228,7 +228,8 @@ SCHEDULED = distinct(
 @pytest.mark.parametrize(("step", "shape"), SCHEDULED, ids=named)
 def test_no_kernel_has_a_race_a_missing_fence_or_a_deadlock(step, shape, pytestconfig):
     """Under random latencies, on shapes with ends that are not full; a run that finds something raises."""
-    inputs, exact, allowed = asked(shape)
+    of = asked(shape, "cpu")
+    inputs, exact, allowed = of.inputs, of.exact, of.allowed
     for seed in some_of(range(3), 1, pytestconfig):
         with watched(seed) as watch:
             assert FORWARD.check(step, shape, inputs, exact, allowed).correct
