@@ -117,11 +117,8 @@ def _of_function(function) -> str:
     if found and found[0] is function:
         return found[1]
     _known[id(function)] = function, "itself"  # where it calls itself
-    function.cache_key  # noqa: B018 - Triton finds out which numbers outside are named
-    told = [_statements(function)]
-    told += [_of_function(called) for called in _called(function)]
-    told += sorted(f"{name} {value}" for (name, _), (value, _) in function.used_global_vals.items())
-    key = hashlib.sha256("\n".join(told).encode()).hexdigest()
+    called, numbers = _named(function)
+    key = hashlib.sha256("\n".join([_statements(function), *map(_of_function, called), *numbers]).encode()).hexdigest()
     _known[id(function)] = function, key
     return key
 
@@ -139,8 +136,11 @@ def _statements(function) -> str:
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def _called(function) -> list:
-    """Functions that it names, in the order of their names' first place, each once."""
+def _named(function) -> tuple[list, list[str]]:
+    """What a function names outside of itself: the functions, in the order of their names; and what else has a value.
+
+    Not ``used_global_vals``: Triton fills that of one function from others', by the order in which they are asked.
+    """
     from triton.runtime.jit import DependenciesFinder
 
     found: dict[int, object] = {}
@@ -150,5 +150,6 @@ def _called(function) -> list:
             found[id(func)] = func
 
     nonlocals = inspect.getclosurevars(function.fn).nonlocals
-    Finder(function._fn_name, function.__globals__, nonlocals, function.src).visit(function.parse())
-    return list(found.values())
+    finder = Finder(function._fn_name, function.__globals__, nonlocals, function.src)
+    finder.visit(function.parse())
+    return list(found.values()), sorted(f"{name} {value}" for (name, _), (value, _) in finder.used_global_vals.items())
