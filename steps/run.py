@@ -189,8 +189,9 @@ def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
     if PATH not in map(str.strip, options.steps.split(",")):
         return None
     others = len(steps_of(options.direction)) - sum(step.number is not None for step in steps)
+    what = "The path has" if options.steps.strip() == PATH else "The path and what was named are"
     return (
-        f"The path has {len(steps)} steps for this problem. {others} others are forks, or for other problems or GPUs: "
+        f"{what} {len(steps)} steps for this problem. {others} others are forks, or for other problems or GPUs: "
         "--steps all takes every step, and --list names them."
     )
 
@@ -555,7 +556,7 @@ def measure_all(
         recorded = None
         if ranks is None and not result.timed:
             recorded = find_recorded(asked, [options.output_dir, RESULTS], options.direction)
-        record = make_console(file=io.StringIO())
+        record = make_console(file=io.StringIO(), force_terminal=False)  # whatever the environment asks for
         show_run(record, result, recorded)
         show_run(console, result, recorded, asked_columns)
         log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()} {rested(result)}\n{output}"
@@ -564,7 +565,7 @@ def measure_all(
         except OSError as error:  # a full disk, say: what was there before is still whole
             print(f"steps.run: cannot write results: {error}", file=sys.stderr)
             return 1
-        console.print(f"Written: {folder / 'report.md'}", soft_wrap=True)
+        console.print(f"Written: {folder / 'report.md'}", soft_wrap=True, markup=False)
         written.append((folder, result))
         if interrupted:
             print(f"Interrupted: what was finished is kept in {folder}.", file=sys.stderr)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from steps.core.fused import FusedStep
-from tests.selection import ALL, parse
+from tests.selection import ALL, parse, turn
 from tutorial_lib.problem import Problem
 
 
@@ -56,8 +56,8 @@ def core(pairs: Iterable[tuple], always: Iterable[Problem] = ()) -> Callable[...
         steps_of[type(step), shape].append(step.name)
     for name, shapes in shapes_of.items():
         chosen |= {(name, shape) for shape in [s for s in shapes if s in always] or shapes[:2]}
-    for turn, ((_, shape), names) in enumerate(steps_of.items()):
-        chosen.add((names[turn % len(names)], shape))
+    for n, ((_, shape), names) in enumerate(steps_of.items()):
+        chosen.add((names[n % len(names)], shape))
     return lambda step, shape: (step.name, shape) in chosen
 
 
@@ -73,4 +73,4 @@ def some_of(seeds: Sequence, number: int, config) -> list[int]:
     chosen = parse(config.option.selection)
     if chosen == ALL:
         return list(seeds)
-    return [seeds[(chosen * number + n) % len(seeds)] for n in range(number)]
+    return [seeds[((chosen + turn(chosen)) * number + n) % len(seeds)] for n in range(number)]

@@ -126,14 +126,15 @@ class Lock:
 
 
 def _agree(known: dict, made: dict) -> bool:
-    """Whether both are one kernel: the same code, or the same PTX, or the same in everything that is counted.
+    """Whether both are one kernel: the same figures and the same code, or the same PTX.
 
     ptxas was seen to let a debugger's labels decide about registers, and tileiras to order instructions of sm_100
-    differently from run to run.
+    differently from run to run: there the same figures will do.
     """
     if known["figures"]["ptx"] is not None and known["figures"]["ptx"] == made["figures"]["ptx"]:
         return True
-    return known["figures"]["codes"].get("") == made["figures"]["codes"].get("") or _counts(known) == _counts(made)
+    same_code = known["figures"]["codes"].get("") == made["figures"]["codes"].get("")
+    return _counts(known) == _counts(made) and (same_code or known["arch"] == "sm_100")
 
 
 def _counts(kept: dict) -> str:
@@ -157,8 +158,7 @@ class Plugin:
 
         self.file, self.writes = read(), config.option.lock == WRITE
         chosen = selection.parse(config.option.selection)
-        # Where everything is tested, so is a part of what is known, as if it were the first commit.
-        part = 0 if chosen == selection.ALL else chosen
+        part = selection.of_this_commit()[0] if chosen == selection.ALL else chosen
         self.lock = compiler.lock = Lock({} if self.writes else self.file["compiled"], None if self.writes else part)
         self.found: list[dict] = []
 

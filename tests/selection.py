@@ -1,8 +1,9 @@
 """Which cases of the big matrices run: a fixed core always, and of the rest one in twenty, others at every commit.
 
-A matrix, such as all steps on all shapes, says ``@sampled(core=...)``. Case i of the rest runs when hash(i) mod 20 is
-the selection, which is the number of commits mod 20: twenty commits in a row run everything. ``--selection 7`` runs a
-selection again, and ``--selection all``, which is ``make test-all``, runs everything.
+A matrix, such as all steps on all shapes, says ``@sampled(core=...)``. The selection is the number of commits; case i
+of the rest runs when hash(i) mod 20 is the selection mod 20. So twenty commits in a row run everything. What a case
+tries by turns, such as seeds, follows the selection divided by 20 (``turn``). ``--selection 746`` runs a selection
+again, and ``--selection all``, which is ``make test-all``, runs everything.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ def sampled(core: Callable[..., bool] | None = None):
 
 def in_part(name: str, selection: int) -> bool:
     """Whether the case of this name is in a selection."""
-    return zlib.crc32(name.encode()) % PARTS == selection
+    return zlib.crc32(name.encode()) % PARTS == selection % PARTS
+
+
+def turn(selection: int) -> int:
+    """Which of several things a case tries: another one each time that its turn comes round."""
+    return selection // PARTS
 
 
 def runs(item: pytest.Item, selection: int) -> bool:
@@ -53,11 +59,11 @@ def of_this_commit() -> tuple[int, str]:
     """
     shallow, commit = _git("rev-parse", "--is-shallow-repository"), _git("rev-parse", "HEAD")
     if commit is None:
-        return 0, "this is no clone"
-    if shallow == "true":
-        return int(commit, 16) % PARTS, f"commit {commit[:8]} of a shallow clone"
-    count = int(_git("rev-list", "--count", "HEAD"))
-    return count % PARTS, f"{count} commits"
+        return 0, "git tells no commit here"
+    count = None if shallow == "true" else _git("rev-list", "--count", "HEAD")
+    if count is None:
+        return int(commit[:8], 16), f"commit {commit[:8]} of a shallow clone"
+    return int(count), "the number of commits"
 
 
 def _git(*arguments: str) -> str | None:
@@ -72,6 +78,6 @@ def parse(text: str) -> int | str:
     """What ``--selection`` was given; raises ValueError."""
     if text == ALL:
         return ALL
-    if text.isdecimal() and int(text) < PARTS:
+    if text.isdecimal():
         return int(text)
-    raise ValueError(f"--selection must be {ALL}, or a number from 0 to {PARTS - 1}, got {text!r}")
+    raise ValueError(f"--selection must be {ALL}, or a whole number, got {text!r}")

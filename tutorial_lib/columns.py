@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from rich.cells import cell_len
 
@@ -40,13 +41,13 @@ class Column:
         return any(self.text(m) not in (NOTHING, "") for m in measurements)
 
 
-def before(m: Measurement) -> str:
-    """Such as ``1.05× faster``; ``than 1`` where that is not the number in front."""
+def before(m: Measurement, above: int | None = None) -> str:
+    """Such as ``1.05× faster``; ``than 1`` where that is not the number of the row above."""
     ratio = m.speedup_vs_previous
     if ratio is None:
         return NOTHING
     told = f"{ratio.median:.2f}× {'same code' if ratio.same_code else ratio.verdict}"
-    if m.previous_number is None or m.previous_number + 1 == m.number:
+    if m.previous_number is None or m.previous_number == above:
         return told
     return f"{told} {'as' if ratio.same_code or ratio.verdict == 'same' else 'than'} {m.previous_number}"
 
@@ -194,6 +195,10 @@ def _of_run(column: Column, run: Run, recorded: Run | None) -> Column:
     source = run if run.timed else recorded
     if column.key == "split" and source:
         column = replace(column, text=_split(source))
+    if column.key == "before":
+        there = [m for m in run.everybody if m.status != "skipped"]
+        above = {m.name: one.number for one, m in pairwise(there)}
+        column = replace(column, text=lambda m: before(m, above.get(m.name)))
     if column.whose == "run" or run.timed:
         return column
 
@@ -226,11 +231,20 @@ def _rank(column: Column) -> int:
 def width(columns: Sequence[Column], measurements: Sequence[Measurement], gap: int = GAP) -> int:
     """Characters of a row: what each column needs, gaps between them, and a place for the mark of the fastest."""
 
-    def needs(column: Column) -> int:
-        return max(map(cell_len, (*column.header.split("\n"), *(column.text(m) for m in measurements))))
+    def needs(column: Column, cells: Sequence[str]) -> int:
+        return max(map(cell_len, (*column.header.split("\n"), *cells)))
 
+    told = zip(*(_cells(columns, m) for m in measurements)) if measurements else ((),) * len(columns)
     mark = gap + len(FASTEST) if any(column.whose == "timing" for column in columns) else 0
-    return sum(map(needs, columns)) + gap * (len(columns) - 1) + mark
+    return sum(map(needs, columns, told)) + gap * (len(columns) - 1) + mark
+
+
+def _cells(columns: Sequence[Column], m: Measurement) -> list[str]:
+    """A row; of who failed that alone."""
+    cells = [column.text(m) for column in columns]
+    if m.status == "failed":
+        cells[2:] = [m.status, *[""] * len(cells)][: len(cells) - 2]
+    return cells
 
 
 def lay_out(
@@ -243,11 +257,6 @@ def lay_out(
     source = run if run.timed else recorded
     ranking = [m.name for m in source.by_speed()] if timed and source else []
     fastest = next((name for name in ranking if name in {m.name for m in there}), None)
-    rows = []
-    for m in there:
-        cells = [column.text(m) for column in shown]
-        if m.status == "failed":
-            cells[2:] = [m.status, *[""] * len(cells)][: len(cells) - 2]
-        rows.append((m, cells))
+    rows = [(m, _cells(shown, m)) for m in there]
     left_out = tuple(c.key for c in columns if c not in shown) if asked else ()
     return Layout(shown, rows, fastest, left_out, gap)

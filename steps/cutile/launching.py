@@ -9,6 +9,7 @@ import cuda.tile as ct
 
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape
+from tutorial_lib.identity import use_relative_paths
 
 
 def runner(blocks: tuple[int, int, int], function: Callable, shape: BlockShape, device) -> Callable:
@@ -26,4 +27,5 @@ def runner(blocks: tuple[int, int, int], function: Callable, shape: BlockShape, 
 @cache
 def compiled_when_launched(function: Callable, shape: BlockShape) -> ct.kernel:
     """A kernel function with the hints of its shape, for cuTile to compile when it is first launched."""
+    use_relative_paths()
     return ct.kernel(function, occupancy=shape.occupancy, num_worker_warps=shape.warps, num_ctas=shape.cluster)

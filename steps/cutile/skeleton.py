@@ -20,6 +20,7 @@ from steps.core.step import target_of
 from steps.core.tiles import MASK_LOOP_HEAD_DIM, BlockShape, Tile
 from steps.cutile.kernel import make_kernel_function
 from steps.cutile.variant import Latency, MaskLoop, Variant
+from tutorial_lib.identity import use_relative_paths
 from tutorial_lib.problem import Problem, positive
 
 # Where tileiras 13.4 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
@@ -307,6 +308,7 @@ def configured_as(step: CuTileStep, found: BlockShape | None) -> CuTileStep:
 
 @cache
 def _kernel(function, occupancy: int | None, warps: int | None, cluster: int | None) -> ct.kernel:
+    use_relative_paths()
     return ct.kernel(function, occupancy=occupancy, num_worker_warps=warps, num_ctas=cluster)
 
 

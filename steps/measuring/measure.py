@@ -244,7 +244,9 @@ def _share_out(workers: list[Worker], contenders: list[_Contender], qualify: Cal
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(timeout=0.2)
+            while thread.is_alive():  # by and by: a signal that another thread was given is heard here, too
+                thread.join(timeout=0.2)
     except KeyboardInterrupt:
         stopped.set()
         while alive := [thread for thread in threads if thread.is_alive()]:  # one that was not started is not

@@ -38,13 +38,13 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
     if left_out:
         console.print(f"No room in {room} characters for: {', '.join(dict.fromkeys(left_out))}.")
     for line in not_run(run.everybody):
-        console.print(line, soft_wrap=room is None)
+        console.print(line, soft_wrap=room is None, markup=False)  # what failed may say "[/tmp]"
     if run.ceiling:
         console.print(f"Ceiling: {tables.ceiling_told(run)} in the same rounds.", soft_wrap=room is None)
     if run.sustained:
         _show_sustained(console, run)
     for note in run.told:
-        console.print(f"Note: {note}", soft_wrap=room is None)
+        console.print(f"Note: {note}", soft_wrap=room is None, markup=False)
     keys = {c.key for c in wanted}
     if not run.timed and run.ranks == 1 and keys & {"regs", "spills", "loop"}:
         words = "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
@@ -105,8 +105,9 @@ def learned(run: Run, recorded: Run | None = None) -> str:
     ranking = [m for m in source.by_speed() if m.name in names] if source else []
     told = []
     if not run.timed:
-        checked = [m for m in run.everybody if m.correct is not None and m.name != PASSES[run.direction].baseline]
-        right = sum(bool(m.correct) for m in checked)
+        tried = [m for m in run.everybody if m.correct is not None or m.status == "failed"]
+        checked = [m for m in tried if m.name != PASSES[run.direction].baseline]
+        right = sum(bool(m.correct) and m.status != "failed" for m in checked)
         if checked:
             few = (
                 "The step that was checked here is"
@@ -118,7 +119,7 @@ def learned(run: Run, recorded: Run | None = None) -> str:
         else:
             told.append("Nothing was checked here")
     if not ranking:
-        return f"{'; '.join(told) or 'Nothing was timed'}."
+        return f"{'; '.join(told) or 'Nothing that was timed is known to be right'}."
     best = ranking[0]
     sentence = f"the fastest is {best.label}, {best.tflops:.0f} TFLOPS"
     if best.speedup_vs_baseline:

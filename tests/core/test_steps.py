@@ -23,7 +23,7 @@ from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Roles
 from steps.writing.written import write_step
 from tests.distinct import core, distinct, first_and_last, named
-from tests.selection import sampled
+from tests.selection import ALL, sampled
 from tests.shapes import HARD, PADDED, SHAPES, problem
 from tutorial_lib.accuracy import Accuracy, compare, cosine, rounding_step, worst
 from tutorial_lib.passes import FORWARD
@@ -84,13 +84,13 @@ CASES = [(s, shape) for s, shape in distinct(ON_CPU, SHAPES) if not isinstance(s
 
 @sampled(core=core(CASES, always=HARD))
 @pytest.mark.parametrize(("step", "shape"), CASES, ids=named)
-def test_step_is_correct(step, shape):
+def test_step_is_correct(step, shape, pytestconfig):
     """Output and log-sum-exp of one call; and without the log-sum-exp, with which kernels differ, the same output."""
     of = asked(shape, "cpu")
     o = with_log_sum_exp(step, of)
     accuracy = compare(o, *of.exact, *of.allowed)
     assert accuracy.correct, accuracy.explain()
-    if shape in HARD:
+    if shape in HARD or pytestconfig.option.selection == ALL:
         [plain] = FORWARD.call(step, shape, of.inputs, FORWARD.poisoned(of.inputs))
         torch.testing.assert_close(plain, o, rtol=0, atol=0)
 

@@ -133,6 +133,7 @@ def test_a_file_comes_back_as_a_step(tmp_path):
         read_step(tmp_path / "nothing.py")
 
 
+WRITTEN_DOWN = {name.split()[0] for name in EXPECTED["digests"]}  # the others are newer
 CASES = [(step, *case) for step in KERNELS for case in cases_of(step)]
 
 
@@ -141,14 +142,14 @@ CASES = [(step, *case) for step in KERNELS for case in cases_of(step)]
 @pytest.mark.parametrize(("step", "problem", "arch"), CASES, ids=lambda x: getattr(x, "slug", getattr(x, "name", x)))
 def test_every_kernel_is_the_code_that_it_was(step, problem, arch):
     """A refactoring leaves every instruction as it is. A change on purpose: ``python -m tests.expected``."""
-    if name_of(step, problem, arch) not in EXPECTED["digests"]:
+    if step.name not in WRITTEN_DOWN:
         pytest.skip(f"{step.name} is new: `python -m tests.expected {step.name}` writes down which code it is")
     assert step.compile(problem, arch).digest == EXPECTED["digests"][name_of(step, problem, arch)]
 
 
 def test_the_digests_are_of_the_steps_that_there_are():
-    assert set(EXPECTED["digests"]) <= {name_of(*case) for case in CASES}
-    assert set(EXPECTED["lines"]) <= {step.name for step in WRITTEN}
+    assert set(EXPECTED["digests"]) == {name_of(*case) for case in CASES if case[0].name in WRITTEN_DOWN}
+    assert set(EXPECTED["lines"]) == {step.name for step in WRITTEN if step.name in WRITTEN_DOWN}
 
 
 def test_every_part_is_written_out():
