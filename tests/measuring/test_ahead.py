@@ -152,18 +152,20 @@ def test_ctrl_c_ends_the_workers_whether_all_have_begun_or_not(begun, monkeypatc
         ended.wait(60)
         contender.fail("the process died")
 
-    started = []
+    started, heard = [], []
 
     class Interrupted(threading.Thread):
         def start(self):
             if len(started) == begun:
+                heard.append("as the second begins")
                 raise KeyboardInterrupt
             started.append(self)
             super().start()
             working.acquire(timeout=60)
 
         def join(self, timeout=None):
-            if timeout is None:
+            if not heard:
+                heard.append("while all work")
                 raise KeyboardInterrupt
             super().join(timeout)
 
