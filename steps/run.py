@@ -30,6 +30,7 @@ CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are
 PARALLEL_PART = "parallel"  # the part of the ladder that ``--parallel`` alone means
 PATH = "path"
 ROUNDS, ROUNDS_OF_PATH = 15, 5  # of timing: for a record, and for who looks at what the path brings here
+LOOK = "look"  # the folder of such a look, in that of a record of more rounds, which stays
 
 
 def _above_zero(text: str, what: str = "a number") -> float:
@@ -394,10 +395,11 @@ def check_memory(problems: Sequence, direction: str, check: bool, device: str) -
             )
 
 
-def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) -> Path:
+def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str, look: bool = False) -> Path:
     """results.json first, then everything drawn from it; an interrupted run does not replace a finished one.
 
-    Steps and peers that this run leaves out stay in the record as they were measured before.
+    Steps and peers that this run leaves out stay in the record as they were measured before. look: whether nobody asked
+    for so many rounds; then a record of more rounds is not replaced, either.
     """
     from steps.core.recorded import completed_run
     from tutorial_lib.files import write_whole
@@ -408,7 +410,11 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str) 
     folder = output_dir / run.machine["slug"] / name
     if run.timed:
         with suppress(ResultsError):  # there is none
-            run = completed_run(run, read_run(folder))
+            before = read_run(folder)
+            if look and len(before.rounds) > len(run.rounds):
+                folder = folder / LOOK
+            else:
+                run = completed_run(run, before)
     write_run(run, folder)
     write_whole(folder / "log.txt", log)
     write_report(run, folder, recorded)
@@ -561,7 +567,7 @@ def measure_all(
         show_run(console, result, recorded, asked_columns)
         log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()} {rested(result)}\n{output}"
         try:
-            folder = write_results(result, interrupted, options.output_dir, recorded, log)
+            folder = write_results(result, interrupted, options.output_dir, recorded, log, options.iterations is None)
         except OSError as error:  # a full disk, say: what was there before is still whole
             print(f"steps.run: cannot write results: {error}", file=sys.stderr)
             return 1

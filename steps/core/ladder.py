@@ -24,9 +24,9 @@ FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
 class Part:
     """A part of the course. numbers: of its steps, which may go on where others have ended; folders: where they stand.
 
-    untimed: why no GPU could run its steps, as a clause; empty where one could. beside: whether its steps stand beside
-    the path, as they helped nowhere, or under one condition. Untimed steps are compiled, and run on
+    untimed: why no GPU could run its steps, as a clause; empty where one could. Untimed steps are compiled, and run on
     the CPU. Which steps of the other parts were timed, and on which problems, is told by the records alone.
+    beside: whether its steps stand beside the path, as they helped nowhere, or under one condition.
     """
 
     name: str

@@ -25,7 +25,17 @@ from steps.core.recorded import find_recorded
 from steps.measuring.measure import Progress, Settings, _Contender, _profile, _summarise, _time, measure
 from steps.once import named
 from steps.reference.peers import PEERS, peers_of
-from steps.run import main, make_parser, make_problems, others_told, select_peers, select_steps, steps_for
+from steps.run import (
+    LOOK,
+    main,
+    make_parser,
+    make_problems,
+    others_told,
+    select_peers,
+    select_steps,
+    steps_for,
+    write_results,
+)
 from steps.running.showing import learned, show_run
 from tests import faulty
 from tests.shapes import problem
@@ -801,3 +811,13 @@ def test_the_best_backward_step_is_the_fastest_recorded_one(inline, tmp_path):
     assert status == 0 and choice.step.direction == "backward"
     assert [m.name for m in run.steps if m.status == "checked"] == [choice.step.name]
     assert choice.step.label in " ".join(out.split())
+
+
+def test_a_look_of_few_rounds_replaces_no_record_of_more(tmp_path):
+    record = recorded_path()
+    look = record.model_copy(update={"rounds": record.rounds[:5]})
+    folder = write_results(record, False, tmp_path, None, "log")
+    assert write_results(look, False, tmp_path, None, "log", look=True) == folder / LOOK
+    assert len(read_run(folder).rounds) == len(record.rounds) > 5 == len(read_run(folder / LOOK).rounds)
+    assert write_results(look, False, tmp_path, None, "log") == folder  # as many as were asked for
+    assert len(read_run(folder).rounds) == 5
