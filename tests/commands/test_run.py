@@ -821,3 +821,7 @@ def test_a_look_of_few_rounds_replaces_no_record_of_more(tmp_path):
     assert len(read_run(folder).rounds) == len(record.rounds) > 5 == len(read_run(folder / LOOK).rounds)
     assert write_results(look, False, tmp_path, None, "log") == folder  # as many as were asked for
     assert len(read_run(folder).rounds) == 5
+
+
+def test_seconds_may_be_few():
+    assert make_parser().parse_args(["--timeout", "0.5"]).timeout == 0.5

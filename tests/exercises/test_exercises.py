@@ -33,8 +33,9 @@ def header(source: str) -> str:
 
 
 def always(exercise, number):
-    """The solution and the first wrong answer; all of them where no kernel runs."""
-    return number < 2 or type(exercise) is Plain
+    """The solution and the first wrong answer; the last where a judge of its own looks at more; all without a kernel."""
+    own = not isinstance(exercise, InKernel) or type(exercise).judge is not InKernel.judge
+    return number < 2 or type(exercise) is Plain or (own and number == len(exercise.wrong))
 
 
 @sampled(core=always)
