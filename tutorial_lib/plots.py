@@ -43,23 +43,21 @@ def save(figure, folder: Path, name: str, svg: bool = True) -> list[Path]:
 
 
 def png(figure, dpi: int = 80) -> bytes:
-    """``figure`` as a PNG of few colours."""
+    """``figure`` as a PNG of few colours.
+
+    The canvas draws it once, with what it measured for the layout; ``savefig`` does so twice where there is a layout.
+    """
     import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    buffer, layout, usual = io.BytesIO(), figure.get_layout_engine(), figure.dpi
+    figure.dpi = dpi
+    canvas = FigureCanvasAgg(figure)
     with matplotlib.rc_context(SETTINGS):
-        if layout:  # where savefig finds a layout it draws everything twice
-            figure.dpi = dpi
-            layout.execute(figure)
-            figure.set_layout_engine(None)
-        figure.savefig(buffer, format="png", dpi=dpi)
-    if layout:
-        figure.set_layout_engine(layout)
-        figure.dpi = usual
-    return _with_few_colours(buffer)
+        canvas.draw()
+    return _with_few_colours(canvas.buffer_rgba())
 
 
-def _with_few_colours(png: io.BytesIO) -> bytes:
+def _with_few_colours(drawn) -> bytes:
     """The same picture from 64 of its own colours, each pixel the nearest: a fraction of the bytes.
 
     The next colour taken is the one that lacks most, over all its pixels: those of lines and areas come before the
@@ -68,8 +66,8 @@ def _with_few_colours(png: io.BytesIO) -> bytes:
     import numpy as np
     from PIL import Image
 
-    red, green, blue = np.moveaxis(np.asarray(Image.open(png).convert("RGB"), dtype=np.int32), -1, 0)
-    found, where, counts = np.unique(red << 16 | green << 8 | blue, return_inverse=True, return_counts=True)
+    pixels = (np.asarray(drawn).view(">u4")[..., 0] >> 8).astype(np.int32)  # red, green and blue as one number
+    found, counts = np.unique(pixels, return_counts=True)
     colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=1)
     taken, nearest = [], np.zeros(len(found), dtype=np.uint8)
     lacks = np.full(len(found), 1 << 20)  # squared distance to the nearest one taken; more than any before there is one
@@ -78,7 +76,7 @@ def _with_few_colours(png: io.BytesIO) -> bytes:
         away = np.square(colours - colours[taken[-1]]).sum(axis=1)
         nearest[away < lacks] = len(taken) - 1
         lacks = np.minimum(lacks, away)
-    picture = Image.fromarray(nearest[where].reshape(red.shape), mode="P")
+    picture = Image.fromarray(nearest[np.searchsorted(found, pixels)], mode="P")
     picture.putpalette(colours[taken].astype(np.uint8).tobytes())
     smaller = io.BytesIO()
     picture.save(smaller, format="png", optimize=True)
