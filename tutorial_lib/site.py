@@ -6,6 +6,7 @@ Sphinx makes it, with myst-nb, which reads notebooks, and the theme Furo. It nee
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -63,6 +64,7 @@ def write_site(notebooks: Path, folder: Path) -> list[Path]:
         source.mkdir()
         write_pages(notebooks, source)
         warnings = _Lines()
+        gc.disable()  # to search the trees of all pages for garbage again and again takes a third of the time
         try:
             with patch_docutils(), docutils_namespace():
                 told = {"status": None, "warning": warnings, "parallel": os.cpu_count() or 1}
@@ -71,6 +73,7 @@ def write_site(notebooks: Path, folder: Path) -> list[Path]:
         except SphinxError as error:
             raise SiteError(str(error)) from None
         finally:
+            gc.enable()
             logging.getLogger("sphinx").handlers.clear()
         if warnings.lines:
             told = re.sub(r"\x1b\[[\d;]*m", "", "".join(warnings.lines))  # without colours
