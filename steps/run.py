@@ -14,6 +14,7 @@ import itertools
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,14 +23,14 @@ from pathlib import Path
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
-from tutorial_lib.worker import Ended
+from tutorial_lib.worker import Ended, start_importing
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
 
 PARALLEL_PART = "parallel"  # the part of the ladder that ``--parallel`` alone means
 PATH = "path"
-ROUNDS, ROUNDS_OF_PATH = 15, 5  # of timing: for a record, and for who looks at what the path brings here
+ROUNDS, ROUNDS_OF_PATH = 15, 4  # of timing: for a record, and for who looks at what the path brings here
 LOOK = "look"  # the folder of such a look, in that of a record of more rounds, which stays
 
 
@@ -508,7 +509,7 @@ def measure_all(
     from steps.measuring.measure import Settings, measure
     from steps.running.progress import progress
     from steps.running.showing import show_run
-    from tutorial_lib.report import write_length_plots
+    from tutorial_lib.report import make_ready, write_length_plots
 
     silent = ranks is not None and ranks.own > 0
     seed = secrets.randbits(32) if options.seed is None else options.seed
@@ -539,6 +540,7 @@ def measure_all(
     if options.direction == "forward" and (meaning := renumbered(asked_by_number(options.steps))):
         now = ", ".join(step.label for step in chosen[0])
         console.print(f"--steps {options.steps}: {now}. {meaning}", soft_wrap=True)
+    threading.Thread(target=make_ready, daemon=True).start()  # while workers measure
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):
         if options.missing and is_recorded(here, [*steps, *peers], device, options.output_dir):
@@ -592,6 +594,8 @@ def rested(run) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         options = make_parser().parse_args(arguments)
+        if arguments is None and options.list is None:  # as a command of its own
+            start_importing("torch", "steps.core.ladder", "steps.measuring.bench", "cuda.tile._compile")
         return list_steps(options.list) if options.list is not None else run(options)
 
     name = f"steps.run, rank {os.environ['RANK']} of {processes()}" if processes() > 1 else "steps.run"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@cache
 def inside(path: str) -> str:
     """A file's or a folder's path in the project; of others the name alone."""
     place = Path(path)

@@ -59,6 +59,14 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
     write_whole(folder / "report.md", as_markdown(run, folder, recorded, linked))
 
 
+def make_ready() -> None:
+    """Import what a report is drawn with, and look for its fonts: seconds, which a thread may spend in advance."""
+    import pandas  # noqa: F401
+
+    figure, _ = plots.figure_with_axes(1, 1)
+    plots.png(figure)
+
+
 def as_csv(run: Run) -> str:
     """One line a step, what is inside one, and peer; nested values in columns such as ``latency_ms.median``."""
     import pandas

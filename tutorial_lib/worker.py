@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 
 from tutorial_lib.hardware import WAITS
 
@@ -40,6 +40,27 @@ def deaf_to_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
     if heard:
         signal.raise_signal(signal.SIGINT)
+
+
+def start_importing(*modules: str) -> None:
+    """Import these at once in a process that workers are forked from: all that start later start with them loaded.
+
+    For a command, which sees to it first thing and imports the same meanwhile. A notebook's workers must see a module
+    as it was edited last, and import it themselves. None of the modules may touch the GPU: CUDA survives no fork.
+    """
+    global _method
+    _method = "forkserver"
+    multiprocessing.get_context(_method).set_forkserver_preload(list(modules))
+    with deaf_to_ctrl_c():
+        forkserver.ensure_running()
+
+
+_method = "spawn"
+
+
+def context():
+    """What starts workers, and whoever works for them: of the ways that ``multiprocessing`` knows."""
+    return multiprocessing.get_context(_method)
 
 
 class WorkerFailure(RuntimeError):
@@ -137,9 +158,9 @@ class Worker:
         self._output.close()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
+        made = context()
+        self._connection, theirs = made.Pipe()
+        self._process = made.Process(
             target=_serve, args=(theirs, self._output.name, self._factory, self._args), daemon=True
         )
         with deaf_to_ctrl_c():

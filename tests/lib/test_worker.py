@@ -4,11 +4,14 @@ import multiprocessing.connection
 import multiprocessing.process
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 
 import pytest
 
+from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import gpu_turn
 from tutorial_lib.worker import Worker, WorkerFailure
 
@@ -43,6 +46,28 @@ def test_a_process_that_still_imports_modules_hears_nothing_of_ctrl_c(monkeypatc
     with Worker(list) as worker:
         assert worker.call("copy", timeout=300) == []
         assert worker.output() == ""
+
+
+class Loaded:
+    def has(self, module: str) -> bool:
+        return module in sys.modules
+
+
+def test_workers_of_a_command_start_with_its_modules_loaded_and_others_import_them():
+    code = """if __name__ == "__main__":
+        import sys
+        from tests.lib.test_worker import Loaded
+        from tutorial_lib.worker import Worker, start_importing
+        found = []
+        for early in (False, True):
+            if early:
+                start_importing("tutorial_lib.gpu_picture")
+            with Worker(Loaded) as worker:
+                found.append(worker.call("has", "tutorial_lib.gpu_picture", timeout=300))
+        print(found)"""
+    path = {"PYTHONPATH": str(RESULTS.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | path)
+    assert (done.stdout, done.stderr) == ("[False, True]\n", "")
 
 
 class Busy:
