@@ -20,10 +20,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from tutorial_lib import worker
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
-from tutorial_lib.worker import Ended, start_importing
+from tutorial_lib.worker import Ended
 
 GPU_DEFAULTS = {"batch": 4, "heads": 32}
 CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are far slower than a GPU
@@ -31,6 +32,7 @@ CPU_DEFAULTS = {"batch": 1, "heads": 2}  # the interpreter and the simulator are
 PARALLEL_PART = "parallel"  # the part of the ladder that ``--parallel`` alone means
 PATH = "path"
 ROUNDS, ROUNDS_OF_PATH = 15, 4  # of timing: for a record, and for who looks at what the path brings here
+OF_WORKERS = ("torch", "cuda.tile._compile", "steps.core.ladder", "steps.measuring.bench")  # modules that take seconds
 LOOK = "look"  # the folder of such a look, in that of a record of more rounds, which stays
 
 
@@ -595,7 +597,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         options = make_parser().parse_args(arguments)
         if arguments is None and options.list is None:  # as a command of its own
-            start_importing("torch", "steps.core.ladder", "steps.measuring.bench", "cuda.tile._compile")
+            worker.context = worker.start_importing(
+                "torch", "steps.core.ladder", "steps.measuring.bench", "cuda.tile._compile"
+            )
         return list_steps(options.list) if options.list is not None else run(options)
 
     name = f"steps.run, rank {os.environ['RANK']} of {processes()}" if processes() > 1 else "steps.run"

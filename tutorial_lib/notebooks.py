@@ -130,8 +130,8 @@ def execute(notebook, folder: Path = NOTEBOOKS):
     return asyncio.run(executed(notebook, folder))
 
 
-async def executed(notebook, folder: Path = NOTEBOOKS):
-    """As ``execute``, while others are executed."""
+async def executed(notebook, folder: Path = NOTEBOOKS, **of_client):
+    """As ``execute``, while others are executed. of_client: see nbclient's NotebookClient."""
     from nbclient import NotebookClient
     from traitlets.config import Config
 
@@ -143,6 +143,7 @@ async def executed(notebook, folder: Path = NOTEBOOKS):
             timeout=CELL_SECONDS,
             resources={"metadata": {"path": str(folder)}},
             record_timing=False,
+            **of_client,
         )
         return await client.async_execute()
 
@@ -151,12 +152,14 @@ async def execute_all(notebooks: Mapping[str, object], at_once: int, done: Calla
     """Execute so many at a time; calls ``done`` with each that ran through. Returns whether all of them did."""
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+    from tutorial_lib.kernels import ForkingManager
+
     free = asyncio.Semaphore(at_once)
 
     async def one(name: str, notebook) -> bool:
         async with free:
             try:
-                await executed(notebook)
+                await executed(notebook, kernel_manager_class=ForkingManager)
             except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
                 print(f"tutorial_lib.notebooks: {name}: {error}", file=sys.stderr)
                 return False

@@ -42,25 +42,21 @@ def deaf_to_ctrl_c() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def start_importing(*modules: str) -> None:
-    """Import these at once in a process that workers are forked from: all that start later start with them loaded.
+context = multiprocessing.get_context("spawn")  # what starts workers, and whoever works for them; a command sets it
+
+
+def start_importing(*modules: str):
+    """Import these at once in a process of its own; returns a context whose processes are forked off it: they start
+    with all of it there.
 
     For a command, which sees to it first thing and imports the same meanwhile. A notebook's workers must see a module
     as it was edited last, and import it themselves. None of the modules may touch the GPU: CUDA survives no fork.
     """
-    global _method
-    _method = "forkserver"
-    multiprocessing.get_context(_method).set_forkserver_preload(list(modules))
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(list(modules))
     with deaf_to_ctrl_c():
         forkserver.ensure_running()
-
-
-_method = "spawn"
-
-
-def context():
-    """What starts workers, and whoever works for them: of the ways that ``multiprocessing`` knows."""
-    return multiprocessing.get_context(_method)
+    return made
 
 
 class WorkerFailure(RuntimeError):
@@ -94,27 +90,30 @@ class Worker:
             self._start()
             if self._on_start is not None:
                 self._on_start(self)
-        self._connection.send((method, args))
+        process, connection = self._process, self._connection  # another thread may end it meanwhile
+        if process is None:
+            raise WorkerFailure("ended before its turn")
         try:
+            connection.send((method, args))
             kind, waits = "waits", False
             while kind == "waits":
-                if not self._connection.poll(None if waits else timeout):
-                    self._ask_where()
+                if not connection.poll(None if waits else timeout):
+                    self._ask_where(process)
                     self.stop()
                     raise WorkerFailure(f"hung: no answer within {timeout:g} s (see --timeout)")
-                kind, answer = self._connection.recv()
+                kind, answer = connection.recv()
                 waits = answer if kind == "waits" else False
-        except (EOFError, ConnectionResetError):
-            raise WorkerFailure(self._describe_death()) from None
+        except (EOFError, OSError):
+            raise WorkerFailure(self._describe_death(process)) from None
         if kind == "result":
             return answer
         if kind == "fatal":  # the process ends itself after this answer
             self.stop()
         raise WorkerFailure(answer)
 
-    def _ask_where(self) -> None:
+    def _ask_where(self, process) -> None:
         """Let a process that does not answer print what its threads are doing, if it does so within a second."""
-        os.kill(self._process.pid, WHERE)
+        os.kill(process.pid, WHERE)
         deadline, seen, printed = time.monotonic() + 1, len(self.output()), False
         while time.monotonic() < deadline:
             time.sleep(0.05)
@@ -125,12 +124,12 @@ class Worker:
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
-        if self._process is not None:
-            if self._process.pid is not None:  # Ctrl-C may come before it has been started
-                self._process.kill()
-                self._process.join()
-            self._connection.close()
-            self._process = self._connection = None
+        process, connection, self._process, self._connection = self._process, self._connection, None, None
+        if process is not None:
+            if process.pid is not None:  # Ctrl-C may come before it has been started
+                process.kill()
+                process.join()
+            connection.close()
 
     def kill(self) -> None:
         """End the process from another thread than the one that calls it, which then hears of its death."""
@@ -158,18 +157,17 @@ class Worker:
         self._output.close()
 
     def _start(self) -> None:
-        made = context()
-        self._connection, theirs = made.Pipe()
-        self._process = made.Process(
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
             target=_serve, args=(theirs, self._output.name, self._factory, self._args), daemon=True
         )
         with deaf_to_ctrl_c():
             self._process.start()
         theirs.close()
 
-    def _describe_death(self) -> str:
-        self._process.join(timeout=10)
-        code = self._process.exitcode
+    def _describe_death(self, process) -> str:
+        process.join(timeout=10)
+        code = process.exitcode
         self.stop()
         how = f"exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
         last_words = [line for line in self.output().splitlines() if line.strip()][-1:]

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from steps.core.step import Step
+from tutorial_lib import worker
 from tutorial_lib.problem import Problem
-from tutorial_lib.worker import context, deaf_to_ctrl_c
+from tutorial_lib.worker import deaf_to_ctrl_c
 
 KERNELS_A_PROCESS = 3  # fewer do not repay the seconds that a process takes to start
 
@@ -30,7 +31,7 @@ class Ahead:
     def __enter__(self) -> Ahead:
         if self.processes:
             with deaf_to_ctrl_c():
-                self._pool = context().Pool(self.processes, initializer=_silence)
+                self._pool = worker.context.Pool(self.processes, initializer=_silence)
             work = [(n, *kernel, self._arch) for n, kernel in enumerate(self._kernels)]
             self._compiled = self._pool.imap_unordered(_compile, work)
         return self

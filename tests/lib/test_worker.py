@@ -57,13 +57,13 @@ def test_workers_of_a_command_start_with_its_modules_loaded_and_others_import_th
     code = """if __name__ == "__main__":
         import sys
         from tests.lib.test_worker import Loaded
-        from tutorial_lib.worker import Worker, start_importing
+        from tutorial_lib import worker
         found = []
         for early in (False, True):
             if early:
-                start_importing("tutorial_lib.gpu_picture")
-            with Worker(Loaded) as worker:
-                found.append(worker.call("has", "tutorial_lib.gpu_picture", timeout=300))
+                worker.context = worker.start_importing("tutorial_lib.gpu_picture")
+            with worker.Worker(Loaded) as busy:
+                found.append(busy.call("has", "tutorial_lib.gpu_picture", timeout=300))
         print(found)"""
     path = {"PYTHONPATH": str(RESULTS.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | path)

@@ -1,6 +1,7 @@
 """The notebooks: what is committed is its source executed, its cells can run here, and its pages need no network."""
 
 import ast
+import asyncio
 import base64
 import importlib
 import json
@@ -302,6 +303,16 @@ def test_a_cell_that_fails_is_told(tmp_path, monkeypatch, capsys):
     assert notebooks.main([]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert not (tmp_path / "00_bad.ipynb").exists()
+
+
+def test_the_command_forks_its_kernels_with_all_that_chapters_import():
+    """Each in the notebooks' folder, and in a group of its own, which ends with it."""
+    code = "import os, sys\n'steps.lesson' in sys.modules, os.getcwd(), os.getpgid(0) == os.getpid()"
+    chapters = {name: nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]) for name in ("one", "two")}
+    done = []
+    assert asyncio.run(notebooks.execute_all(chapters, 2, lambda name, notebook: done.append(notebook)))
+    shown = {notebook.cells[0].outputs[0].data["text/plain"] for notebook in done}
+    assert len(done) == 2 and shown == {str((True, str(notebooks.NOTEBOOKS), True))}
 
 
 @pytest.mark.parametrize(("gpu", "at_once", "threads"), [(False, 8, "1"), (True, 2, "4")])
