@@ -66,7 +66,7 @@ def test_workers_of_a_command_start_with_its_modules_loaded_and_others_import_th
                 found.append(busy.call("has", "tutorial_lib.gpu_picture", timeout=300))
         print(found)"""
     path = {"PYTHONPATH": str(RESULTS.parent)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | path)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=os.environ | path)
     assert (done.stdout, done.stderr) == ("[False, True]\n", "")
 
 
