@@ -11,6 +11,7 @@ from steps.backward_hopper import skeleton
 from steps.core.problems import standard
 from steps.writing.written import write_step
 from tests.backward.schedules import right
+from tests.distinct import some_of
 from tests.selection import sampled
 from tests.shapes import always_apart, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
@@ -31,13 +32,19 @@ SHAPES = {
 }
 
 
+@pytest.fixture
+def seeds(pytestconfig):
+    """Of latencies on the simulator; None: as they are."""
+    return some_of((None, 1), 1, pytestconfig)
+
+
 @pytest.mark.parametrize("kind", SHAPES)
-def test_gradients_are_right_where_kernels_before_run_as_late_as_they_may(kind, nothing_is_zero, monkeypatch):
+def test_gradients_are_right_where_kernels_before_run_as_late_as_they_may(kind, nothing_is_zero, monkeypatch, seeds):
     few_at_once(monkeypatch)
     shape = SHAPES[kind]
     variant = get_step("early").variant(shape)
     assert variant.spare == kind.startswith("spare") and variant.unseen == ("unseen" in kind)
-    assert all(right("early", shape, seed) for seed in (None, 1))
+    assert all(right("early", shape, seed) for seed in seeds)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -54,11 +61,11 @@ def test_which_problems_have_keys_that_no_query_sees(head_dim, queries):
         assert not get_step("whole_lines").variant(shape).unseen  # there it is all one
 
 
-def test_where_a_warp_clears_sums(nothing_is_zero, monkeypatch):
+def test_where_a_warp_clears_sums(nothing_is_zero, monkeypatch, seeds):
     zeros_alone(monkeypatch)
     shape = problem(**LATER, head_dim=64)
     assert get_step("early").variant(shape).clears
-    assert all(right("early", shape, seed) for seed in (None, 1))
+    assert all(right("early", shape, seed) for seed in seeds)
 
 
 WAITS = re.compile(r"^    await_kernels_before\(\).*\n", re.MULTILINE)
@@ -104,9 +111,9 @@ def is_right(step, shape, inputs, exact, allowed, seed, at_once=8) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["spare", "alone, grouped"])
-def test_gradients_are_right_with_the_last_head_first(kind, nothing_is_zero, monkeypatch):
+def test_gradients_are_right_with_the_last_head_first(kind, nothing_is_zero, monkeypatch, seeds):
     few_at_once(monkeypatch)
-    assert all(right("newest_first", SHAPES[kind], seed) for seed in (None, 1))
+    assert all(right("newest_first", SHAPES[kind], seed) for seed in seeds)
 
 
 def test_the_last_head_first_is_not_the_same_code():
@@ -122,7 +129,7 @@ SECTIONS = {(True, 64), (False, 128), (False, 256)}  # (causal, head_dim): no se
 @pytest.mark.parametrize("name", ["sections_in_turn", "two_adders", "short_turns"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])
-def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, name, nothing_is_zero, monkeypatch):
+def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, name, nothing_is_zero, monkeypatch, seeds):
     """And still wait for blocks alone that have begun: with room for one at a time, too."""
     few_at_once(monkeypatch)
     monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 12)
@@ -130,7 +137,7 @@ def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, name,
     step = get_step(name)
     heads = step.variant(shape).section // -(-shape.seq_len_kv // step.variant(shape).tile.key)
     assert heads == (0 if causal else 2 if head_dim == 256 else 4) and step.deterministic
-    assert all(right(name, shape, seed) for seed in (None, 1))
+    assert all(right(name, shape, seed) for seed in seeds)
     inputs = BACKWARD.inputs(shape, 0)
     exact = BACKWARD.reference(shape, inputs)
     assert is_right(step, shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact), None, at_once=1)

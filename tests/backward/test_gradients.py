@@ -204,6 +204,7 @@ def test_what_a_pass_costs():
     assert BACKWARD.needed_bytes(small, check=True) > BACKWARD.needed_bytes(small, check=False) > held
 
 
+@sampled(core=lambda arch: arch == "sm_90")  # the others have fewer facts to hold
 @pytest.mark.parametrize("step", CUTILE, ids=lambda s: s.name)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 def test_a_step_compiles(step, arch):
@@ -310,10 +311,12 @@ def test_forward_passes_are_remembered_and_no_more_than_a_few():
         assert len(passes_of(baseline.function)) <= KEPT
 
 
-def test_the_run_of_the_other_direction(capsys, tmp_path):
+def test_the_run_of_the_other_direction(capsys, tmp_path, monkeypatch):
     from steps.run import main
     from tutorial_lib.results import read_run, recorded_runs
+    from tutorial_lib.worker import Inline
 
+    monkeypatch.setattr("steps.measuring.measure.Worker", Inline)
     asked = ["--direction", "backward", "--seq-len", "70", "--head-dim", "64", "--output-dir", str(tmp_path)]
     assert main([*asked, "--steps", "40,two_kernels"]) == 0
     out = capsys.readouterr().out
