@@ -114,7 +114,7 @@ def _known(what: Callable[[], bytes], what_and_where: Callable[[], bytes], make:
 
     what: all that the compiler sees of it but places in files; what_and_where: with these.
     """
-    if lock is None or _from_disk_only.get():
+    if lock is None:
         return _kept(what_and_where(), make)
     key = hashlib.sha256(what()).hexdigest()[:32]
     if fields := lock.find(key):
