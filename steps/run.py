@@ -596,10 +596,8 @@ def rested(run) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         options = make_parser().parse_args(arguments)
-        if arguments is None and options.list is None:  # as a command of its own
-            worker.context = worker.start_importing(
-                "torch", "steps.core.ladder", "steps.measuring.bench", "cuda.tile._compile"
-            )
+        if arguments is None and options.list is None and options.parallel is None:  # as a command, with workers
+            worker.context = worker.start_importing(*OF_WORKERS)
         return list_steps(options.list) if options.list is not None else run(options)
 
     name = f"steps.run, rank {os.environ['RANK']} of {processes()}" if processes() > 1 else "steps.run"

@@ -1,6 +1,6 @@
 """Notebook kernels that are forked off a process in which all that chapters import is loaded already.
 
-A kernel of its own takes three seconds of a core to import PyTorch and the steps, and there are many chapters.
+To import PyTorch and the steps takes seconds, and there are many chapters.
 """
 
 from __future__ import annotations

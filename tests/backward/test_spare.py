@@ -63,7 +63,7 @@ def test_a_block_that_does_not_wait_for_its_rows_is_found_out(monkeypatch, nothi
 def test_a_block_that_counts_before_its_sums_have_arrived_is_found_out(monkeypatch):
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "store_written"]
     monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: hopper.store_wait(0))
-    shape = problem(batch=1, heads=8, seq_len_q=128, seq_len_kv=300, head_dim=64, causal=False)  # one seed in four does
+    shape = problem(batch=1, heads=8, seq_len_q=128, seq_len_kv=300, head_dim=64, causal=False)  # many seeds show it
     assert not all(right for right, _ in results(shape, range(60)))
 
 
