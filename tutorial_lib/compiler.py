@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -41,6 +42,8 @@ GLUON_ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if arch not in
 AMD_ARCHITECTURES = ("gfx942", "gfx950")
 
 OLDEST = (13, 4)  # the release of tileiras that can explain itself and knows all these architectures
+
+REQNTID = b"\x04\x10\x0c\x00"  # an attribute of a kernel with 12 bytes: threads of a block along three axes
 
 FORMAT = 5  # of what is kept on disk: a change here makes everything be compiled again
 
@@ -389,14 +392,12 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             raise CompilerError(f"tileiras failed for {arch}: {why.strip()}")
         cubin = folder / "kernel.cubin"
         numbers = _resource_usage(cubin)
-        elf = cuobjdump("--dump-elf", cubin)
-        threads = re.search(r"EIATTR_REQNTID\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", elf)
         remarks = parse_remarks((folder / "remarks.yaml").read_text(encoding="utf-8"))
         texts = Texts(tile_ir, _disassemble(cubin), remarks=remarks)
         return Compiled(
             arch=arch,
             compiler=compiler,
-            threads=int(threads[1], 16) if threads else 32 * COMPUTE_WARPS,
+            threads=_threads_of_block(cubin.read_bytes()) or 32 * COMPUTE_WARPS,
             compute_threads=32 * COMPUTE_WARPS,
             registers=numbers["REG"],
             shared_bytes=numbers["SHARED"],
@@ -406,6 +407,22 @@ def _compile(bytecode: bytes, compiler: str, arch: str, scores_per_tile: int) ->
             texts=texts,
             scores_per_tile=scores_per_tile,
         )
+
+
+def _threads_of_block(cubin: bytes) -> int | None:
+    """Threads of a block, where the kernel says so: the attribute REQNTID in its section .nv.info.
+
+    cuobjdump prints it, too, but the one in Triton's wheel stops at the line numbers of a newer tileiras.
+    """
+    [table] = struct.unpack_from("<Q", cubin, 0x28)
+    size, number, names = struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * n) for n in range(number)]
+    for name, _, _, _, start, length in sections:
+        if cubin.startswith(b".nv.info.", sections[names][4] + name):
+            place = cubin.find(REQNTID, start, start + length)
+            if place >= 0:
+                return struct.unpack_from("<I", cubin, place + len(REQNTID))[0]
+    return None
 
 
 def _resource_usage(cubin: Path) -> dict[str, int]:
