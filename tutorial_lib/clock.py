@@ -73,10 +73,11 @@ class Stopwatch:
         import torch
 
         from tutorial_lib.clock_kernel import read_counters
+        from tutorial_lib.compiler import compiled_how
 
         blocks = BLOCKS_A_PROCESSOR * self.processors
         counters = torch.empty((blocks, 3), dtype=torch.int64, device="cuda")
-        read_counters[(blocks,)](counters, num_warps=1)
+        read_counters[(blocks,)](counters, num_warps=1, **compiled_how())
         return counters
 
     def between(self, before, after) -> Clock:

@@ -293,9 +293,13 @@ def gluon_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int 
     return triton_source(kernel, arguments, num_warps, arch, ctas)
 
 
-def in_clusters(ctas: int) -> dict[str, int]:
-    """What Triton is told where a kernel runs in clusters of so many blocks; of others, nothing."""
-    return {"num_ctas": ctas} if ctas > 1 else {}
+def compiled_how(ctas: int = 1) -> dict[str, int]:
+    """What Triton is told of how to compile a kernel: in clusters of so many blocks; with FMA.
+
+    Triton 3.9 warns where nothing says whether a product and a sum may become one instruction: later ones keep them
+    apart.
+    """
+    return {"enable_fp_fusion": True, **({"num_ctas": ctas} if ctas > 1 else {})}
 
 
 def triton_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int = 1) -> tuple[object, dict]:
@@ -311,7 +315,7 @@ def triton_source(kernel, arguments: tuple, num_warps: int, arch: str, ctas: int
     else:
         target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     backend = make_backend(target)
-    options = {"num_warps": num_warps, **in_clusters(ctas)}
+    options = {"num_warps": num_warps, **compiled_how(ctas)}
     bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
     options, types, constants, attributes = kernel._pack_args(backend, options, bound, specialization, {})
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from tutorial_lib.compiler import compiled_how
+
 BLOCK = "block"
 TURNS = 20_000  # enough that a launch takes milliseconds, beside which its start and end are nothing
 
@@ -67,7 +69,9 @@ def call_of(rate: Rate) -> Callable[[int], object]:
         return _blocks(rate, processors)
     out = torch.empty(1, dtype=torch.float32, device="cuda")
     kernel = kernels()[rate.name.split("_n")[0].removesuffix("_rs").removesuffix("_ss")]
-    return lambda i: kernel[(processors,)](out, 0.5, rate.turns, *rate.constants, num_warps=rate.warps)
+    return lambda i: kernel[(processors,)](
+        out, 0.5, rate.turns, *rate.constants, num_warps=rate.warps, **compiled_how()
+    )
 
 
 def _blocks(rate: Rate, processors: int) -> Callable[[int], object]:
@@ -80,7 +84,9 @@ def _blocks(rate: Rate, processors: int) -> Callable[[int], object]:
         TensorDescriptor.from_tensor(x, [128, 128], layout)
         for x in torch.zeros(2, processors * 128, 128, dtype=torch.float16, device="cuda")
     )
-    return lambda i: kernels()[BLOCK][(processors * rate.turns,)](source, target, processors, num_warps=rate.warps)
+    return lambda i: kernels()[BLOCK][(processors * rate.turns,)](
+        source, target, processors, num_warps=rate.warps, **compiled_how()
+    )
 
 
 @cache

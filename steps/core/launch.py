@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tutorial_lib import rewriting
-from tutorial_lib.compiler import in_clusters
+from tutorial_lib.compiler import compiled_how
 
 if TYPE_CHECKING:
     import torch
@@ -205,7 +205,7 @@ def gluon_launcher(
 
         with torch.cuda.device(device):
             with rewriting.written_into_ptx() if rewrite else nullcontext():
-                compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **in_clusters(ctas))
+                compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **compiled_how(ctas))
             run = compiled[blocks]  # loads the code, too
         try:
             return driver.launcher(compiled, blocks, arguments, device, moving, neighbours, early)
