@@ -84,8 +84,8 @@ def block(source, target, tiles):
     fence_async_shared()
     row = gl.program_id(0) % tiles * 128
     mbarrier.expect(ready, 128 * 128 * 2)
-    tma.async_copy_global_to_shared(source, [row, 0], ready, places.index(0))
+    tma.async_load(source, [row, 0], ready, places.index(0))
     mbarrier.wait(ready, 0)
     mbarrier.invalidate(ready)
-    tma.async_copy_shared_to_global(target, [row, 0], places.index(0))
+    tma.async_store(target, [row, 0], places.index(0))
     tma.store_wait(0)

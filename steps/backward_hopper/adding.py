@@ -69,7 +69,7 @@ def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
     COLUMNS: gl.constexpr = variant.query_columns
     place = tiles.d_query.index(part)
     if variant.in_fours:
-        place_of_fours = place._reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
+        place_of_fours = place.reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
         LAYOUT: gl.constexpr = variant.query_fours
         place_of_fours.store(fours_together(d_query, LAYOUT))
     else:

@@ -198,8 +198,8 @@ def store_both(
     fence_async_shared()
     all_parts(barriers, 1, variant)
     if part == 0:
-        tma.async_copy_shared_to_global(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
-        tma.async_copy_shared_to_global(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+        tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
+        tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
 
 
 @gluon.jit

@@ -178,8 +178,8 @@ def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line,
     """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
     ROWS: gl.constexpr = variant.tile.query
     mbarrier.expect(ready, ROWS * (variant.head_dim * place.dtype.primitive_bitwidth // 8 + 4))
-    tma.async_copy_global_to_shared(array, [batch, head, i * ROWS, 0], ready, place)
-    tma.async_copy_global_to_shared(numbers, [line, i * ROWS], ready, number_place)
+    tma.async_load(array, [batch, head, i * ROWS, 0], ready, place)
+    tma.async_load(numbers, [line, i * ROWS], ready, number_place)
 
 
 @gluon.jit
@@ -188,8 +188,8 @@ def produce(arrays, tiles, barriers, work, padded, Turns, variant: gl.constexpr)
     STAGES: gl.constexpr = variant.stages
     ready = barriers.keys_ready.index(0)
     mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
-    tma.async_copy_global_to_shared(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
-    tma.async_copy_global_to_shared(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
     let_next_begin(variant)
     await_kernels_before(variant)  # now: no kernel of this call has written keys or values
     if variant.spare:

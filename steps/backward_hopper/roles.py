@@ -148,4 +148,4 @@ def store_sums(sums, ring, array, work, variant: gl.constexpr):
     place = ring.index(0)
     keys_of(place, variant).store(sums.to(place.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(array, [work.batch, work.kv_head, work.key_row, 0], place)
+    tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], place)

@@ -127,7 +127,7 @@ def clear_ahead(arrays, zeros, counts, work, padded, variant: gl.constexpr):
         for n in range(first, end):
             for m in gl.static_range(variant.head_dim // COLUMNS):
                 corner = [line // work.heads, line % work.heads, n * ROWS, m * COLUMNS]
-                tma.async_copy_shared_to_global(arrays.sums, corner, zeros)
+                tma.async_store(arrays.sums, corner, zeros)
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(counts + line, end - first, sem="release", scope="gpu")

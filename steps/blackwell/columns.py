@@ -50,7 +50,7 @@ def weights_of(columns, part, dtype: gl.constexpr, variant: gl.constexpr):
     if variant.weights_apart:
         return place
     else:
-        return place._reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
+        return place.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
 
 
 @gluon.jit

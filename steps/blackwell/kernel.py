@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.blackwell.columns import allocate_columns
 from steps.blackwell.roles import attend, copy, correct, multiply
@@ -85,9 +85,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     if not variant.roles:
         barriers = Barriers(query_ready, key_ready, value_ready, scores_ready, output_ready)
         if variant.ctas == 1:
-            fence_async_shared()  # TMA and the tensor cores see the barriers
-        else:
-            mbarrier.sync_cluster_init()  # TMA and the tensor cores of both CTAs see those of both
+            fence_async_shared()  # TMA and the tensor cores see the barriers; in a cluster Triton sees to it
         work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant)
     elif not variant.correction:
         barriers = Barriers(

@@ -19,11 +19,11 @@ LIMITS = ARCHITECTURES[TARGETS[0]]
 MOST_SHARED, MOST_COLUMNS = LIMITS.shared_bytes - LIMITS.reserved_bytes, TENSOR_COLUMNS  # of a block
 
 
-def knows_clusters() -> bool:
-    """Whether this Triton's Gluon has clusters."""
-    from triton.experimental.gluon.language.nvidia import hopper
+def triton_is_new() -> bool:
+    """Whether this Triton's Gluon has what these kernels are made of."""
+    from triton.experimental.gluon.language.nvidia import blackwell
 
-    return hasattr(hopper, "cluster")
+    return hasattr(blackwell.tensor_memory_descriptor_type, "get_reg_layout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class BlackwellStep(TmaStep):
             return reason
         if target not in (*TARGETS, "cpu"):  # on some of them, LLVM would end the process
             return f"made of tcgen05 and tensor memory, for {' and '.join(TARGETS)}, not for {target}"
-        if isinstance(self.roles, Cluster) and not knows_clusters():
-            return "needs Triton 3.7 or newer, whose Gluon has clusters"
+        if not triton_is_new():
+            return "needs Triton 3.9 or newer, whose Gluon has what these kernels are made of"
         return None
 
     def variant(self, problem: Problem, arch: str = TARGETS[0]) -> Variant:

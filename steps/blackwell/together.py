@@ -29,7 +29,7 @@ def fetch_part(arrays, tiles, barriers, place, head, part: gl.constexpr, variant
     else:
         mbarrier.expect(ready, arrays.query.nbytes_per_cta)
     at = [place.batch, head, place.row + part * variant.rows, 0]
-    tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(part))
+    tma.async_load(arrays.query, at, ready, tiles.query.index(part))
 
 
 @gluon.jit
@@ -74,7 +74,7 @@ def fetch_for_both(array, ring, ready, place, row, stage, variant: gl.constexpr)
     """Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both."""
     mbarrier.expect(ready.index(stage), array.nbytes_per_cta)
     at = [place.batch, place.kv_head, row, 0]
-    tma.async_copy_global_to_shared(array, at, ready.index(stage), ring.index(stage), multicast=variant.multicast)
+    tma.async_load(array, at, ready.index(stage), ring.index(stage), multicast=variant.multicast)
 
 
 @gluon.jit
@@ -90,16 +90,16 @@ def store_output(arrays, tiles, columns, place, head, factor, part: gl.constexpr
         to_shared_memory(columns.output.index(part), factor, part_of(tiles.output, part, variant), variant)
         fence_async_shared()
         at = [place.batch, head, place.row + part * variant.rows, 0]
-        tma.async_copy_shared_to_global(arrays.output, at, tiles.output.index(part))
+        tma.async_store(arrays.output, at, tiles.output.index(part))
     else:
         AT_ONCE: gl.constexpr = variant.at_once
         PANELS: gl.constexpr = [variant.head_dim // AT_ONCE, 1, 1, variant.rows, AT_ONCE]
-        panels = tiles.output.index(part)._reinterpret(tiles.output.dtype, PANELS, variant.shared)
+        panels = tiles.output.index(part).reinterpret(tiles.output.dtype, PANELS, variant.shared)
         to_panels(columns.output.index(part), factor, panels, variant)
         fence_async_shared()
         for n in gl.static_range(PANELS[0]):
             at = [place.batch, head, place.row + part * variant.rows, n * AT_ONCE]
-            tma.async_copy_shared_to_global(arrays.output, at, panels.index(n))
+            tma.async_store(arrays.output, at, panels.index(n))
     tma.store_wait(0)
 
 
@@ -153,11 +153,11 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             weights_at.store(weights)
 
             # --- output: PV product ---
-            if variant.pair:
-                hopper.cluster.arrive()  # this CTA's weights are there, its output is rescaled, its scores are read
             await_tile(barriers.value_ready, j, STAGES)
             if variant.pair:
-                hopper.cluster.wait()  # and the other's: a product of both reads and writes in both
+                # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
+                # of both reads and writes in both.
+                hopper.cluster.barrier()
             issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_ready.index(0), variant)
             mbarrier.wait(barriers.output_ready.index(0), j & 1)
             if j + STAGES < end:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, get_tmem_reg_layout
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, tensor_memory_descriptor_type
 
 from steps.core.fused import Choices
 from steps.core.tiles import Tile
@@ -216,12 +216,12 @@ class Variant:
         """So many columns of tensor memory; of two CTAs each has half of the rows in its own."""
         if self.ctas == 1:
             return TensorMemoryLayout((ROWS, number), col_stride=1)
-        return TensorMemoryLayout((ROWS, number), col_stride=1, cta_split_num=(2, 1), two_ctas=self.pair)
+        return TensorMemoryLayout((ROWS, number), col_stride=1, cga_layout=[[1, 0]], two_ctas=self.pair)
 
     def _registers(self, dtype, columns: int) -> gl.DistributedLinearLayout:
         """So many columns in registers: a thread has a row of them."""
-        halves = {} if self.ctas == 1 else {"cga_layout": [[1, 0]]}
-        return get_tmem_reg_layout(dtype, (self.rows, columns), self._columns(columns), GROUP_WARPS, **halves)
+        shape = [self.rows, columns]
+        return tensor_memory_descriptor_type(dtype, shape, self._columns(columns), shape).get_reg_layout(GROUP_WARPS)
 
     @cached_property
     def accumulator(self) -> gl.DistributedLinearLayout:

@@ -15,7 +15,7 @@ def fetch_for_both(array, at, ready, place):
     gl.inline_asm_elementwise(
         "// to both CTAs, or to the other:\\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
-    tma.async_copy_global_to_shared(array, at, ready, place)
+    tma.async_load(array, at, ready, place)
     gl.inline_asm_elementwise("// to this CTA:\\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 

@@ -46,7 +46,7 @@ def _order_of_calls(source: str) -> str | None:
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     calls.sort(key=lambda node: (node.lineno, node.col_offset))
     order = [node.func.attr for node in calls if isinstance(node.func, ast.Attribute)]
-    copies = [n for n, name in enumerate(order) if name == "async_copy_global_to_shared"]
+    copies = [n for n, name in enumerate(order) if name == "async_load"]
     if "wait_group" in order[: copies[-1]]:
         return (
             "The numbers are right, but the block waits for its first copy before it has begun the second. Begin both "
@@ -117,9 +117,9 @@ def double(source, target):
     place = row[:, None] * 32 + column[None, :]
     tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
 
-    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
+    async_copy.async_load(tiles.index(0), source + place)
     async_copy.commit_group()
-    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.async_load(tiles.index(1), source + 512 + place)
     async_copy.commit_group()
 
     async_copy.wait_group(1)
@@ -157,9 +157,9 @@ def double(source, target):
     column = gl.arange(0, 32, gl.SliceLayout(0, TILE))
     place = row[:, None] * 32 + column[None, :]
     tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
-    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
+    async_copy.async_load(tiles.index(0), source + place)
     async_copy.commit_group()
-    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.async_load(tiles.index(1), source + 512 + place)
     async_copy.commit_group()
     gl.barrier()
     async_copy.wait_group(1)
@@ -180,11 +180,11 @@ def double(source, target):
     column = gl.arange(0, 32, gl.SliceLayout(0, TILE))
     place = row[:, None] * 32 + column[None, :]
     tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
-    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
+    async_copy.async_load(tiles.index(0), source + place)
     async_copy.commit_group()
     async_copy.wait_group(0)
     gl.barrier()
-    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.async_load(tiles.index(1), source + 512 + place)
     async_copy.commit_group()
     first = tiles.index(0).load(TILE)
     gl.store(target + place, first + first)
@@ -198,8 +198,8 @@ def double(source, target):
         Wrong(
             "one group for both, and wait_group(1)",
             "Only one group was committed",
-            old="    async_copy.commit_group()\n    async_copy.async_copy_global_to_shared(tiles.index(1)",
-            new="    async_copy.async_copy_global_to_shared(tiles.index(1)",
+            old="    async_copy.commit_group()\n    async_copy.async_load(tiles.index(1)",
+            new="    async_copy.async_load(tiles.index(1)",
         ),
         Wrong(
             "nothing is committed",
@@ -210,8 +210,8 @@ def double(source, target):
     column = gl.arange(0, 32, gl.SliceLayout(0, TILE))
     place = row[:, None] * 32 + column[None, :]
     tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
-    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
-    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.async_load(tiles.index(0), source + place)
+    async_copy.async_load(tiles.index(1), source + 512 + place)
     async_copy.wait_group(0)
     gl.barrier()
     first = tiles.index(0).load(TILE)

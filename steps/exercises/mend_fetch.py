@@ -42,11 +42,11 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     mbarrier.wait(barriers.key_free.index(stage), used)
     ready = barriers.key_ready.index(stage)
     mbarrier.expect(ready, size)
-    tma.async_copy_global_to_shared(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
     mbarrier.wait(barriers.value_free.index(stage), used)
     ready = barriers.value_ready.index(stage)
     mbarrier.expect(ready, size)
-    tma.async_copy_global_to_shared(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
 """,
     wrong=(
         Wrong(
@@ -60,10 +60,10 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     mbarrier.wait(barriers.key_free.index(stage), used)
     ready = barriers.key_ready.index(stage)
     mbarrier.expect(ready, size)
-    tma.async_copy_global_to_shared(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
     ready = barriers.value_ready.index(stage)
     mbarrier.expect(ready, size)
-    tma.async_copy_global_to_shared(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
 """,
         ),
         Wrong("the bytes are not mended", "bytes missing", old="HEAD_DIM * 2", new="HEAD_DIM"),
@@ -86,10 +86,10 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     mbarrier.wait(barriers.key_free.index(stage), used)
     ready = barriers.key_ready.index(stage)
     mbarrier.expect(ready, size)
-    tma.async_copy_global_to_shared(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
     ready = barriers.value_ready.index(stage)
     mbarrier.expect(ready, size)
-    tma.async_copy_global_to_shared(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
     mbarrier.wait(barriers.value_free.index(stage), used)
 """,
         ),

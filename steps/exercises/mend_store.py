@@ -6,7 +6,7 @@ from tutorial_lib.exercises import Wrong, source_of
 STORED = """        tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
-        tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+        tma.async_store(arrays.output, [batch, head, row, 0], output)
 """
 
 LATE = (
@@ -21,7 +21,7 @@ class MendStore(InKernel):
     def judge(self, function, chance):
         wrong = super().judge(function, chance)
         source = source_of(function)
-        if wrong is None and source.rfind("store_wait(") > source.find("async_copy_shared_to_global("):
+        if wrong is None and source.rfind("store_wait(") > source.find("async_store("):
             return LATE
         return wrong
 
@@ -46,7 +46,7 @@ def store_output(o, output, arrays, batch, head, row):
     tma.store_wait(0)
     output.reshape(o.shape).store(o)
     fence_async_shared()
-    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    tma.async_store(arrays.output, [batch, head, row, 0], output)
 """,
     wrong=(
         Wrong(
@@ -56,7 +56,7 @@ def store_output(o, output, arrays, batch, head, row):
 def store_output(o, output, arrays, batch, head, row):
     fence_async_shared()
     output.reshape(o.shape).store(o)
-    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    tma.async_store(arrays.output, [batch, head, row, 0], output)
 """,
         ),
         Wrong(
@@ -73,7 +73,7 @@ def store_output(o, output, arrays, batch, head, row):
     output.reshape(o.shape).store(o)
     tma.store_wait(0)
     fence_async_shared()
-    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    tma.async_store(arrays.output, [batch, head, row, 0], output)
 """,
         ),
         Wrong(
@@ -83,7 +83,7 @@ def store_output(o, output, arrays, batch, head, row):
 def store_output(o, output, arrays, batch, head, row):
     tma.store_wait(0)
     output.reshape(o.shape).store(o)
-    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    tma.async_store(arrays.output, [batch, head, row, 0], output)
     fence_async_shared()
 """,
         ),
@@ -94,7 +94,7 @@ def store_output(o, output, arrays, batch, head, row):
 def store_output(o, output, arrays, batch, head, row):
     output.reshape(o.shape).store(o)
     fence_async_shared()
-    tma.async_copy_shared_to_global(arrays.output, [batch, head, row, 0], output)
+    tma.async_store(arrays.output, [batch, head, row, 0], output)
     tma.store_wait(0)
 """,
         ),

@@ -33,11 +33,11 @@ def store_in_halves(o, array, place, batch, head, row):
     tma.store_wait(0)
     place.reshape(left.shape).store(left)
     fence_async_shared()
-    tma.async_copy_shared_to_global(array, [batch, head, row, 0], place)
+    tma.async_store(array, [batch, head, row, 0], place)
     tma.store_wait(0)
     place.reshape(right.shape).store(right)
     fence_async_shared()
-    tma.async_copy_shared_to_global(array, [batch, head, row, OUTPUT_COLUMNS], place)
+    tma.async_store(array, [batch, head, row, OUTPUT_COLUMNS], place)
 """,
     wrong=(
         Wrong(

@@ -159,7 +159,7 @@ def produce(arrays, tiles, barriers, work):
         mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
         for part in gl.static_range(PARTS):
             at = [batch, head, row + part * ROWS, 0]
-            tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(place * PARTS + part))
+            tma.async_load(arrays.query, at, ready, tiles.query.index(place * PARTS + part))
         query_turn += 1
 
         # --- keys and values ---

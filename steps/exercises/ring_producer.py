@@ -84,8 +84,8 @@ def bring(a, b, ring, n):
     stage = n % STAGES
     mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
     mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
 """,
     wrong=(
         Wrong("free starts closed", "In the first round", old=" ^ 1", new=""),
@@ -106,8 +106,8 @@ def bring(a, b, ring, n):
 def bring(a, b, ring, n):
     stage = n % STAGES
     mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
     mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
 """,
         ),
@@ -119,8 +119,8 @@ def bring(a, b, ring, n):
     stage = n % STAGES
     mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
     mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
     mbarrier.wait(ring.ready.index(stage), n // STAGES & 1)
 """,
         ),
@@ -134,9 +134,9 @@ def bring(a, b, ring, n):
     stage = n % STAGES
     mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
     mbarrier.expect(ring.ready.index(stage), TILE_BYTES)
-    tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
+    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
     mbarrier.expect(ring.ready.index(stage), TILE_BYTES)
-    tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
 """,
         ),
     ),

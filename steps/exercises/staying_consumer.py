@@ -53,7 +53,7 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr):
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
-        tma.async_copy_shared_to_global(arrays.output, [batch, head, place.row + part * ROWS, 0], output)
+        tma.async_store(arrays.output, [batch, head, place.row + part * ROWS, 0], output)
     tma.store_wait(0)
 """,
     wrong=(

@@ -43,14 +43,14 @@ EXERCISE = InPrimer(
     ),
     hints=(
         "Three statements: announce the bytes to the barrier, ask TMA for the box, wait at the barrier.",
-        "A box has ROWS * COLUMNS elements of 2 bytes. `tma.async_copy_global_to_shared(tensor, [row, column], "
+        "A box has ROWS * COLUMNS elements of 2 bytes. `tma.async_load(tensor, [row, column], "
         "barrier, place)` asks for it.",
         "Use 0 of the barrier completes phase 0, use 1 phase 1, and so on. The parity of phase n is n & 1.",
     ),
     solution="""
 def load_box(source, row, place, ready, n):
     mbarrier.expect(ready, ROWS * COLUMNS * 2)
-    tma.async_copy_global_to_shared(source, [row, 0], ready, place)
+    tma.async_load(source, [row, 0], ready, place)
     mbarrier.wait(ready, n & 1)
 """,
     wrong=(

@@ -28,9 +28,9 @@ def copy_rows(shared, pointer, stride, first, limit, variant: gl.constexpr, guar
     first = gl.to_tensor(first)
     source = (pointer + first.to(gl.int64) * stride) + (row[:, None] * stride + column[None, :])
     if guard:
-        async_copy.async_copy_global_to_shared(shared, source, mask=(row < limit - first)[:, None])
+        async_copy.async_load(shared, source, mask=(row < limit - first)[:, None])
     else:
-        async_copy.async_copy_global_to_shared(shared, source)
+        async_copy.async_load(shared, source)
 
 
 @gluon.jit

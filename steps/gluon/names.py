@@ -1,6 +1,17 @@
-"""Gives ``gl`` the names of Triton 3.7 where Triton 3.6, which comes with PyTorch 2.11, has older ones."""
+"""Gives Gluon the names of Triton 3.9 where an older one, such as Triton 3.6 of PyTorch 2.11, has others."""
 
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
-if not hasattr(gl, "barrier"):
-    gl.barrier = gl.thread_barrier
+NAMES = (
+    (gl, "barrier", "thread_barrier"),
+    (gl.shared_memory_descriptor, "reinterpret", "_reinterpret"),
+    (async_copy, "async_load", "async_copy_global_to_shared"),
+    (tma, "async_load", "async_copy_global_to_shared"),
+    (tma, "async_store", "async_copy_shared_to_global"),
+)
+
+for place, name, older in NAMES:
+    if not hasattr(place, name):
+        setattr(place, name, getattr(place, older))

@@ -52,7 +52,7 @@ def send(arrays, tiles, place, head, batch, query_turn, part: gl.constexpr, vari
     """Ask TMA to store a part's output, which the warps have written to its place in shared memory."""
     fence_async_shared()
     at = corner(batch, head, own_row(place.row, query_turn, part, variant), 0, variant)
-    tma.async_copy_shared_to_global(arrays.output, at, tiles.output.index(part))
+    tma.async_store(arrays.output, at, tiles.output.index(part))
 
 
 @gluon.jit

@@ -341,7 +341,7 @@ def store(o, array, place, batch, head, row, column, variant: gl.constexpr):
     tma.store_wait(0)
     place.reshape(o.shape).store(o)
     fence_async_shared()
-    tma.async_copy_shared_to_global(array, corner(batch, head, row, column, variant), place)
+    tma.async_store(array, corner(batch, head, row, column, variant), place)
 
 
 @gluon.jit

@@ -31,7 +31,7 @@ def meet():
 def fetch_for_both(array, at, ready, place):
     """Ask TMA for a tile for both CTAs: for this place of both, and this mbarrier."""
     gl.inline_asm_elementwise(TO_BOTH, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    tma.async_copy_global_to_shared(array, at, ready, place)
+    tma.async_load(array, at, ready, place)
     gl.inline_asm_elementwise(TO_THIS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 

@@ -83,12 +83,12 @@ def store_pieces(accumulator, array, place, batch, head, row, variant: gl.conste
     tile.slice(0, FIRST, 1).store(first.to(place.dtype))
     if variant.half_output:
         fence_async_shared()
-        tma.async_copy_shared_to_global(array, [batch, head, row, 0], place)
+        tma.async_store(array, [batch, head, row, 0], place)
         tma.store_wait(0)
         tile.slice(0, SECOND, 1).store(second.to(place.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(array, [batch, head, row, FIRST], place)
+        tma.async_store(array, [batch, head, row, FIRST], place)
     else:
         tile.slice(FIRST, SECOND, 1).store(second.to(place.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(array, [batch, head, row, 0], place)
+        tma.async_store(array, [batch, head, row, 0], place)

@@ -280,14 +280,14 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
     mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(PARTS):
         at = corner(batch, head, own_row(row, turn, part, variant), 0, variant)
-        tma.async_copy_global_to_shared(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
+        tma.async_load(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
 
 
 @gluon.jit
 def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
     mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
-    tma.async_copy_global_to_shared(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
+    tma.async_load(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
 
 
 @gluon.jit

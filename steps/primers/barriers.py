@@ -18,7 +18,7 @@ SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=
 def load_box(source, row, place, ready, n):
     """Bring rows [row, row + ROWS) into a place of shared memory, and wait for them: use n of the barrier."""
     mbarrier.expect(ready, ROWS * COLUMNS * 2)
-    tma.async_copy_global_to_shared(source, [row, 0], ready, place)
+    tma.async_load(source, [row, 0], ready, place)
     mbarrier.wait(ready, n & 1)
 
 
@@ -33,7 +33,7 @@ def double(source, target, boxes):
         load_box(source, n * ROWS, place, ready, n)
         place.store(place.load(LAYOUT) * 2.0)
         fence_async_shared()  # TMA sees what the warps have written
-        tma.async_copy_shared_to_global(target, [n * ROWS, 0], place)
+        tma.async_store(target, [n * ROWS, 0], place)
         tma.store_wait(0)  # TMA has read the place: it may be filled again
 
 

@@ -62,7 +62,7 @@ def by_way_of_shared(source, target):
     place = row[:, None] * 32 + column[None, :]
     tile = gl.allocate_shared_memory(gl.float16, [16, 32], PLAIN)
 
-    async_copy.async_copy_global_to_shared(tile, source + place)
+    async_copy.async_load(tile, source + place)
     async_copy.commit_group()
     async_copy.wait_group(0)
     gl.barrier()
@@ -77,9 +77,9 @@ def double(source, target):
     place = row[:, None] * 32 + column[None, :]
     tiles = gl.allocate_shared_memory(gl.float16, [2, 16, 32], PLAIN)
 
-    async_copy.async_copy_global_to_shared(tiles.index(0), source + place)
+    async_copy.async_load(tiles.index(0), source + place)
     async_copy.commit_group()
-    async_copy.async_copy_global_to_shared(tiles.index(1), source + 512 + place)
+    async_copy.async_load(tiles.index(1), source + 512 + place)
     async_copy.commit_group()
 
     async_copy.wait_group(1)
@@ -101,8 +101,8 @@ def scores(Q, K, S):
     place = row[:, None] * 16 + column[None, :]
     queries = gl.allocate_shared_memory(gl.float16, [16, 16], PLAIN)
     keys = gl.allocate_shared_memory(gl.float16, [16, 16], PLAIN)
-    async_copy.async_copy_global_to_shared(queries, Q + place)
-    async_copy.async_copy_global_to_shared(keys, K + place)
+    async_copy.async_load(queries, Q + place)
+    async_copy.async_load(keys, K + place)
     async_copy.commit_group()
     async_copy.wait_group(0)
     gl.barrier()

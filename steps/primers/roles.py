@@ -47,8 +47,8 @@ def bring_factors(a, b, tiles):
     mbarrier.init(ready, count=1)
     fence_async_shared()
     mbarrier.expect(ready, 2 * TILE_BYTES)
-    tma.async_copy_global_to_shared(a, [0, 0], ready, tiles.index(0))
-    tma.async_copy_global_to_shared(b, [0, 0], ready, tiles.index(1))
+    tma.async_load(a, [0, 0], ready, tiles.index(0))
+    tma.async_load(b, [0, 0], ready, tiles.index(1))
     mbarrier.wait(ready, 0)
 
 
@@ -104,8 +104,8 @@ def bring(a, b, ring, n):
     stage = n % STAGES
     mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
     mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_copy_global_to_shared(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_copy_global_to_shared(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
 
 
 @gluon.jit

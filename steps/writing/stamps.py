@@ -174,7 +174,7 @@ class _Stamping:
             return "softmax", "products and softmax" if "mma_v2" in called else "softmax"
         if called & {"warpgroup_mma", "mma_v2"}:
             return "issue", "products are issued" if "warpgroup_mma" in called else "products"
-        if called & {"async_copy_shared_to_global", "store"}:
+        if called & {"async_store", "store"}:
             return "other", "output"
         return "other", "other"
 

@@ -5,9 +5,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     allocate_tensor_memory,
-    get_tmem_reg_layout,
     tcgen05_commit,
     tcgen05_mma,
+    tensor_memory_descriptor_type,
 )
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
@@ -15,9 +15,14 @@ from steps.blackwell.softmax import exp2_by_polynomial
 
 COLUMNS = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1))
 HALF = gl.constexpr(TensorMemoryLayout((128, 64), col_stride=1))
-SUMS = gl.constexpr(get_tmem_reg_layout(gl.float32, (128, 128), COLUMNS.value, 4))
-WEIGHTS = gl.constexpr(get_tmem_reg_layout(gl.float16, (128, 128), COLUMNS.value, 4))
-FEW = gl.constexpr(get_tmem_reg_layout(gl.float32, (128, 64), HALF.value, 4))
+SUMS, WEIGHTS, FEW = (
+    gl.constexpr(tensor_memory_descriptor_type(dtype, shape, layout.value, shape).get_reg_layout(4))
+    for dtype, shape, layout in (
+        (gl.float32, [128, 128], COLUMNS),
+        (gl.float16, [128, 128], COLUMNS),
+        (gl.float32, [128, 64], HALF),
+    )
+)
 LINE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
@@ -36,8 +41,8 @@ def factors(left, right):
     ready = barrier()
     fence_async_shared()
     mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
-    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
-    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    tma.async_load(left, [0, 0], ready, a)
+    tma.async_load(right, [0, 0], ready, b)
     mbarrier.wait(ready, 0)
     return a, b
 
@@ -89,7 +94,7 @@ def same_place(left, right, target, same: gl.constexpr, waits: gl.constexpr):
     second = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
     tcgen05_mma(a, b, first, use_acc=False, mbarriers=[done])
     mbarrier.wait(done, 0)
-    weights = first._reinterpret(gl.float16, [128, 128], COLUMNS)
+    weights = first.reinterpret(gl.float16, [128, 128], COLUMNS)
     weights.store(gl.convert_layout(first.load(SUMS).to(gl.float16), WEIGHTS))
     tcgen05_mma(weights, b, second, use_acc=False, mbarriers=[])
     if waits:

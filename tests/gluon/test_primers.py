@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 import torch
-from triton.experimental.gluon import language as gl
 
 from steps.gluon import names
 from steps.primers import first_kernels, show
@@ -60,12 +59,12 @@ def test_a_kernel_becomes_the_instructions_that_the_chapter_names(name, expected
         assert any(instruction in line for line in found), f"no {instruction}, in this order"
 
 
-def test_triton_3_6_gets_the_name_of_its_barrier(monkeypatch):
-    older = object()
-    monkeypatch.setattr(gl, "thread_barrier", older, raising=False)
-    monkeypatch.delattr(gl, "barrier")
+def test_an_older_triton_gets_todays_names(monkeypatch):
+    for place, name, older in names.NAMES:
+        monkeypatch.setattr(place, older, object(), raising=False)
+        monkeypatch.delattr(place, name)
     importlib.reload(names)
-    assert gl.barrier is older
+    assert all(getattr(place, name) is getattr(place, older) for place, name, older in names.NAMES)
 
 
 def test_holders_agree_with_the_lanes_of_a_layout():

@@ -6,8 +6,8 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     allocate_tensor_memory,
-    get_tmem_reg_layout,
     tcgen05_mma,
+    tensor_memory_descriptor_type,
 )
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
@@ -16,10 +16,12 @@ HALVES = gl.constexpr(
 )  # each CTA has half the rows
 BOTH = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0], cga_layout=[[0, 0]]))  # each has all of it
 ALONE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-PAIR = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1, cta_split_num=(2, 1), two_ctas=True))
-EACH = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1, cta_split_num=(2, 1)))
-OF_PAIR = gl.constexpr(get_tmem_reg_layout(gl.float32, (256, 128), PAIR.value, 4, cga_layout=[[1, 0]]))
-OF_EACH = gl.constexpr(get_tmem_reg_layout(gl.float32, (256, 128), EACH.value, 4, cga_layout=[[1, 0]]))
+PAIR = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
+EACH = gl.constexpr(TensorMemoryLayout((128, 128), col_stride=1, cga_layout=[[1, 0]]))
+OF_PAIR, OF_EACH = (
+    gl.constexpr(tensor_memory_descriptor_type(gl.float32, [256, 128], layout.value, [256, 128]).get_reg_layout(4))
+    for layout in (PAIR, EACH)
+)
 
 
 @gluon.jit
@@ -53,26 +55,21 @@ def joint_barrier():
 
 
 @gluon.jit
-def brought_to_both(source, target, initialised: gl.constexpr, meets: gl.constexpr):
+def brought_to_both(source, target, meets: gl.constexpr):
     """One copy brings 32 x 64 numbers to both CTAs, twice to the same place; target has the second ones.
 
-    initialised: the CTAs meet before either tells a barrier of the other one. meets: and before the second copy.
+    meets: the CTAs meet before the second copy.
     """
     place = gl.allocate_shared_memory(source.dtype, source.block_shape, source.layout)
     ready = own_barrier(1)
-    if initialised:
-        mbarrier.sync_cluster_init()
-    else:
-        fence_async_shared()
     for n in range(2):
         mbarrier.expect(ready, source.nbytes_per_cta)
-        tma.async_copy_global_to_shared(source, [32 * n, 0], ready, place, multicast=True)
+        tma.async_load(source, [32 * n, 0], ready, place, multicast=True)
         mbarrier.wait(ready, n)
         gl.store(places(target, 32, 64, BOTH), place.load(BOTH))
         if meets:
             fence_async_shared()
-            hopper.cluster.arrive()
-            hopper.cluster.wait()
+            hopper.cluster.barrier()
 
 
 @gluon.jit
@@ -86,10 +83,9 @@ def of_both(left, right, target, joint: gl.constexpr, waits: gl.constexpr):
     sums = allocate_tensor_memory(gl.float32, [256, 128], PAIR)
     ready = joint_barrier() if joint else own_barrier(1)
     done = own_barrier(1)
-    mbarrier.sync_cluster_init()
     mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
-    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
-    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    tma.async_load(left, [0, 0], ready, a)
+    tma.async_load(right, [0, 0], ready, b)
     mbarrier.wait(ready, 0)
     tcgen05_mma(a, b, sums, use_acc=False, mbarriers=[done])
     if waits:
@@ -106,10 +102,9 @@ def of_each(left, right, target, told: gl.constexpr):
     sums = allocate_tensor_memory(gl.float32, [256, 128], EACH)
     ready = own_barrier(1)
     done = own_barrier(told)
-    mbarrier.sync_cluster_init()
     mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
-    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
-    tma.async_copy_global_to_shared(right, [0, 0], ready, b, multicast=True)
+    tma.async_load(left, [0, 0], ready, a)
+    tma.async_load(right, [0, 0], ready, b, multicast=True)
     mbarrier.wait(ready, 0)
     tcgen05_mma(a, b, sums, use_acc=False, multicast=True, mbarriers=[done])
     mbarrier.wait(done, 0)
@@ -117,14 +112,8 @@ def of_each(left, right, target, told: gl.constexpr):
 
 
 @gluon.jit
-def arrives_twice():
-    hopper.cluster.arrive()
-    hopper.cluster.arrive()
-
-
-@gluon.jit
-def only_waits():
-    hopper.cluster.wait()
+def meets():
+    hopper.cluster.barrier()
 
 
 @gluon.jit
@@ -165,5 +154,4 @@ def end_phase(barrier):
 @gluon.jit
 def with_roles():
     done = own_barrier(1)
-    mbarrier.sync_cluster_init()
     gl.warp_specialize([(await_phase, (done,)), (end_phase, (done,))], [1], [24])

@@ -67,7 +67,7 @@ def copy(source, target, waits: gl.constexpr):
     column = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
     at = row[:, None] * 64 + column[None, :]
     place = gl.allocate_shared_memory(gl.float16, [16, 64], PLAIN)
-    async_copy.async_copy_global_to_shared(place, source + at)
+    async_copy.async_load(place, source + at)
     async_copy.commit_group()
     if waits:
         async_copy.wait_group(0)
@@ -82,13 +82,13 @@ def by_tma(source, target, waits: gl.constexpr, fences: gl.constexpr, bytes_expe
     mbarrier.init(ready, count=1)
     fence_async_shared()
     mbarrier.expect(ready, bytes_expected)
-    tma.async_copy_global_to_shared(source, [0, 0], ready, place)
+    tma.async_load(source, [0, 0], ready, place)
     if waits:
         mbarrier.wait(ready, 0)
     place.store(place.load(LAYOUT) + 1.0)
     if fences:
         fence_async_shared()
-    tma.async_copy_shared_to_global(target, [0, 0], place)
+    tma.async_store(target, [0, 0], place)
     tma.store_wait(0)
 
 
@@ -152,8 +152,8 @@ def place_filled_again(left, right, target, early: gl.constexpr, late: gl.conste
     mbarrier.init(ready, count=1)
     fence_async_shared()
     mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
-    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
-    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    tma.async_load(left, [0, 0], ready, a)
+    tma.async_load(right, [0, 0], ready, b)
     mbarrier.wait(ready, 0)
     if not stores:
         mbarrier.expect(ready, right.nbytes_per_cta)
@@ -168,13 +168,13 @@ def place_filled_again(left, right, target, early: gl.constexpr, late: gl.conste
         b.store(gl.full([64, 64], 1.0, gl.float16, OF_EIGHT_WARPS))
         fence_async_shared()
     else:
-        tma.async_copy_global_to_shared(right, [64, 0], ready, b)
+        tma.async_load(right, [64, 0], ready, b)
         mbarrier.wait(ready, 1)
     product = warpgroup_mma(a, b, product, is_async=True)
     product = warpgroup_mma_wait(0, deps=[product])
     a.store(product.to(gl.float16))
     fence_async_shared()
-    tma.async_copy_shared_to_global(target, [0, 0], a)
+    tma.async_store(target, [0, 0], a)
     tma.store_wait(0)
 
 
@@ -195,11 +195,11 @@ def multiply(a, b, ready, free, target, early: gl.constexpr):
 @gluon.jit
 def refill(left, right, a, b, ready, free):
     mbarrier.expect(ready, left.nbytes_per_cta + right.nbytes_per_cta)
-    tma.async_copy_global_to_shared(left, [0, 0], ready, a)
-    tma.async_copy_global_to_shared(right, [0, 0], ready, b)
+    tma.async_load(left, [0, 0], ready, a)
+    tma.async_load(right, [0, 0], ready, b)
     mbarrier.wait(free, 0)
     mbarrier.expect(ready, right.nbytes_per_cta)
-    tma.async_copy_global_to_shared(right, [64, 0], ready, b)
+    tma.async_load(right, [64, 0], ready, b)
     mbarrier.wait(ready, 1)
 
 

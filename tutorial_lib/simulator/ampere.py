@@ -12,7 +12,7 @@ from tutorial_lib.simulator.translate import operation
 from tutorial_lib.simulator.values import Pointer, Tensor, plain
 
 
-@operation(("async_copy", "async_copy_global_to_shared"))
+@operation(("async_copy", "async_load"), ("async_copy", "async_copy_global_to_shared"))  # before Triton 3.9
 def async_copy(smem: Memory, pointer: Pointer, mask=None, **_):
     """Asked for now; it belongs to the group that is committed next, and comes when that has ended."""
     alone("cp.async")

@@ -51,9 +51,11 @@ class TensorMemory(Memory):
         if start < 0 or start + length > there:
             raise KernelError(at(f"columns {start} to {start + length - 1} of a place that has {there}"))
 
-    def _reinterpret(self, dtype, shape, layout) -> TensorMemory:
+    def reinterpret(self, dtype=None, shape=None, layout=None) -> TensorMemory:
         """The same columns from the first one on, as numbers of another dtype: every lane keeps its own."""
-        new, (lanes, elements) = torch_dtype(dtype), (int(n) for n in own_part(shape, layout))
+        layout = layout or self.layout
+        new, shape = torch_dtype(dtype or self.dtype), own_part(shape or self.shape, layout)
+        lanes, elements = map(int, shape)
         _packed(layout)
         if lanes != self.data.shape[0]:
             raise KernelError(at(f"{lanes} lanes in place of {self.data.shape[0]}"))

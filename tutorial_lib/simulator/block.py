@@ -275,6 +275,7 @@ class Block:
         self.over = False
         self.pair = False  # whether its products are those of two CTAs
         self.barriers: dict = {}
+        self.uninitialised = False  # whether the CTAs have still to meet behind the initialisation of barriers
         self.buffers: list[Buffer] = []  # in the order of their allocation, which is that of the other CTA
         self.shared_bytes = self.tensor_columns = 0
         self.first_columns: dict = {}  # of each allocation of tensor memory

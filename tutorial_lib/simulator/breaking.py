@@ -18,7 +18,6 @@ SIGNS = {
     "barrier",
     "thread_barrier",
     "fence_async_shared",
-    "sync_cluster_init",
     "tcgen05_commit",
 }
 LOOSER = {"wait_group", "warpgroup_mma_wait", "store_wait"}  # take how many may still be under way
@@ -29,7 +28,7 @@ TOLD = {"tcgen05_mma": "mbarriers"}  # a product, and the argument that says whe
 class Broken:
     """A kernel's text with one change. line: of the kernel that is whole; what: the statement, and how it is broken.
 
-    relaxed: an arrival at the cluster's barrier that tells nothing of what stands in front of it. for itself: a product
+    relaxed: a cluster's barrier that tells nothing of what stands in front of it. for itself: a product
     with multicast that tells of its end in its own CTA alone.
     """
 
@@ -65,10 +64,10 @@ def broken(text: str) -> Iterator[Broken]:
                 continue
             if function.name not in own:  # such a function is broken where it is called, once for each place
                 yield Broken(*place, "without", _without(text, line))
-            if name == "arrive" and not _call(line).args:
-                called = ast.get_source_segment(text, _call(line).func)
+            called = ast.get_source_segment(text, _call(line).func)
+            if called.endswith("cluster.barrier"):
                 yield Broken(*place, "relaxed", _replaced(text, _call(line), f"{called}(relaxed=True)"))
-            if name == "wait" and _call(line).args:  # the cluster's barrier has no parity
+            if name == "wait" and _call(line).args:
                 yield Broken(*place, "other parity", _changed(text, _call(line).args[1], "({}) ^ 1"))
             if name in LOOSER and _call(line).args:
                 yield Broken(*place, "one more under way", _changed(text, _call(line).args[0], "({}) + 1"))

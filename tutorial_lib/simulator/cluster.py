@@ -4,7 +4,7 @@ Gluon's kernel is the cluster's. A tile has a shape for both CTAs, and its layou
 along which axis, or all of it. Both CTAs run the same text, each with its own part: what is simulated holds the part.
 
 Sources: PTX ISA, "barrier.cluster" and "Cluster of Cooperative Thread Arrays"; for what a Gluon operation becomes in
-which CTA, the PTX that Triton 3.7 makes (``tests/blackwell`` looks at it).
+which CTA, the PTX that Triton 3.9 makes (``tests/blackwell`` looks at it).
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ def _bases(layout) -> list[Sequence[int]]:
         return [[*basis[: layout.dim], *basis[layout.dim + 1 :]] for basis in _bases(layout.parent)]
     if isinstance(layout, gl.DistributedLinearLayout):
         return layout.block_bases
-    if hasattr(layout, "cta_split_num"):  # of tensor memory
-        return [[n - 1 for n in layout.cta_split_num]] if layout.cta_split_num else []
     return layout.cga_layout
 
 
@@ -126,28 +124,18 @@ class Cluster:
 WAITED_FOR = "the other CTA"
 
 
-@operation(("cluster", "arrive"))
-def arrive(relaxed=False):
+@operation(("cluster", "barrier"))
+def barrier(relaxed=False):
     """relaxed: the other CTA learns nothing but what a fence has told of barriers that were initialised."""
-    me = _in_cluster("cluster.arrive")
+    me = state.role()
+    if me.block.cluster is None:
+        raise KernelError(at("cluster.barrier in a block that is alone"))
     me.point()
     me.meet()
     known = ({}, dict(me.initialised)) if relaxed else me.release()
     me.block.cluster.arrive(me, known)
     me.time += me.block.machine.issue
-
-
-@operation(("cluster", "wait"))
-def wait():
-    me = _in_cluster("cluster.wait")
     me.block.cluster.wait(me)
-
-
-def _in_cluster(what: str) -> Role:
-    me = state.role()
-    if me.block.cluster is None:
-        raise KernelError(at(f"{what} in a block that is alone"))
-    return me
 
 
 @operation("num_ctas")

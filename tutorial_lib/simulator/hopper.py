@@ -104,6 +104,8 @@ def barrier_at(view: Memory, made: bool = True, block: Block | None = None) -> M
     key = view.buffer, view.data.storage_offset()
     if key not in block.barriers:
         block.barriers[key] = MBarrier(block, view.buffer, view.data.storage_offset() // max(1, view.data.numel()))
+    if made and own.uninitialised:
+        _initialised_for_both(own)
     if made and block.barriers[key].count is None:
         raise KernelError(at("a barrier that was not initialised"))
     return block.barriers[key]
@@ -118,21 +120,36 @@ def reported_to(barrier: MBarrier, what: str) -> None:
 
 def _left_to_the_first(mbarrier: Memory) -> bool:
     """Whether this is the second CTA, where nothing is done for a joint mbarrier."""
+    if state.block().uninitialised:
+        _initialised_for_both(state.block())
     return is_joint(mbarrier) and state.block().rank > 0
 
 
 @operation(("mbarrier", "init"))
 def init(mbarrier, count):
-    if not _left_to_the_first(mbarrier):
+    if not is_joint(mbarrier) or state.block().rank == 0:
         barrier_at(mbarrier, made=False).init(count, state.role())
+    if state.run.ctas > 1:
+        state.block().uninitialised = True
+
+
+def _initialised_for_both(own: Block) -> None:
+    """What the compiler sets behind a cluster's initialisations: a fence, and a relaxed meeting of the CTAs."""
+    own.uninitialised = False
+    fence_async_shared()
+    me = state.role()
+    me.initialised = dict(me.fenced)
+    own.cluster.arrive(me, ({}, dict(me.initialised)))
+    own.cluster.wait(me)
 
 
 OPERATIONS[("mbarrier", "invalidate")] = lambda mbarrier: None
 
 
 @operation(("mbarrier", "expect"))
-def expect(mbarrier, bytes_per_cta=None, pred=True):
+def expect(mbarrier, bytes_per_cta=None, pred=True, *, from_cta=None):
     """An arrival that announces bytes, which TMA then brings; to a joint barrier, those of both CTAs."""
+    _not_routed(from_cta)
     if pred and not _left_to_the_first(mbarrier):
         me = state.role()
         me.point()
@@ -144,11 +161,10 @@ def expect(mbarrier, bytes_per_cta=None, pred=True):
 
 
 @operation(("mbarrier", "arrive"))
-def arrive(mbarrier, count=1, pred=True):
+def arrive(mbarrier, count=1, pred=True, *, from_cta=None):
+    _not_routed(from_cta)
     if pred:
-        if is_joint(
-            mbarrier
-        ):  # with Triton 3.7, each CTA arrives in its own shared memory; with later ones, in the first's
+        if is_joint(mbarrier):
             raise Unknown(at("the simulator has no arrival at a joint barrier of a cluster"))
         me = state.role()
         me.point()
@@ -160,6 +176,11 @@ def arrive(mbarrier, count=1, pred=True):
             reported_to(barrier, "the other CTA arrives at a barrier")
         barrier.arrive(count, me.release(), me.time)
         me.time += me.block.machine.issue
+
+
+def _not_routed(from_cta) -> None:
+    if from_cta is not None:
+        raise Unknown(at("the simulator has no arrival that is routed to other CTAs"))
 
 
 @operation(("mbarrier", "wait"))
@@ -186,14 +207,6 @@ def fence_async_shared(cluster=False):
     me.fenced = dict(me.known)
     me.known[me] += 1
     me.time += me.block.machine.issue
-
-
-@operation(("mbarrier", "fence_init_release_cluster"))
-def fence_init_release_cluster():
-    """As ``fence_async_shared``; and a relaxed arrival behind it tells the other CTA that barriers are initialised."""
-    fence_async_shared()
-    me = state.role()
-    me.initialised = dict(me.fenced)
 
 
 # --- what ``tutorial_lib.rewriting`` writes into the PTX ---
@@ -227,7 +240,7 @@ SEQUENCES[f"{re.escape(ASKED)}(?s:.*)"] = lambda found: 0  # a role runs as one 
 # --- TMA ---
 
 
-@operation(("tma", "async_copy_global_to_shared"))
+@operation(("tma", "async_load"), ("tma", "async_copy_global_to_shared"))  # the latter before Triton 3.9
 def load(tensor_desc: Descriptor, coord, barrier, result: Memory, pred=True, multicast=False):
     if not pred:
         return
@@ -303,7 +316,7 @@ def _hand_over(tensor_desc: Descriptor, src: Memory, what: str, do) -> None:
     me.time += block.machine.issue
 
 
-@operation(("tma", "async_copy_shared_to_global"))
+@operation(("tma", "async_store"), ("tma", "async_copy_shared_to_global"))
 def store(tensor_desc: Descriptor, coord, src: Memory):
     coord = tensor_desc.own(coord)
     _hand_over(tensor_desc, src, "store", lambda tile: tensor_desc.store(coord, tile))
@@ -317,7 +330,9 @@ def reduce(tensor_desc: Descriptor, coord, src: Memory):
 
 
 @operation(("tma", "store_wait"))
-def store_wait(pendings):
+def store_wait(pendings, read_only=True):
+    if not read_only:
+        raise Unknown(at("the simulator has no tma.store_wait for what is written"))
     me = state.role()
     target = me.stores.begun - pendings
     me.wait(lambda: me.stores.ended >= target, "TMA store", lambda: f"its TMA stores up to number {target}")

@@ -302,7 +302,6 @@ def barrier(cluster=False):
 
 @operation("warp_specialize")
 def warp_specialize(functions_and_args, worker_num_warps, worker_num_regs=None):
-    # Triton 3.7 lets the first role's warps alone arrive at the cluster's barriers, which wait for all: nobody goes on.
     alone("warp_specialize")
     me = state.role()
     (first, arguments), *workers = functions_and_args

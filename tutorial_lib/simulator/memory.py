@@ -63,12 +63,13 @@ class Memory:
             shape[self.halved] = self.data.shape[self.halved]
         return self._view(self.data.view(tuple(shape)))
 
-    def _reinterpret(self, dtype, shape, layout) -> Memory:
+    def reinterpret(self, dtype=None, shape=None, layout=None) -> Memory:
         """The same bytes, in row order: where a swizzle puts them is not simulated.
 
         But a linear layout of a place that TMA reads says which element comes where TMA expects which.
         """
-        new, shape = torch_dtype(dtype), own_part(shape, layout)
+        layout = layout or self.layout
+        new, shape = torch_dtype(dtype or self.dtype), own_part(shape or self.shape, layout)
         offset = self.data.storage_offset() * self.data.itemsize // new.itemsize
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         data = torch.as_strided(self.buffer.bytes.view(new), tuple(shape), strides, offset)
