@@ -1,8 +1,8 @@
 """Meetings of a group's warps that nothing needs, taken out of the PTX that Triton makes.
 
 A meeting is a barrier (PTX: ``bar.sync``) that holds up every warp of a group until the last has come. Gluon writes
-down none. Triton puts them in, among others in front of every arrival at an mbarrier, and in front of the first wait
-for an mbarrier behind an arrival. Two kinds are taken out of a kernel whose PTX holds the comment ``MARK``:
+down none. Triton puts them in, among others in front of every arrival at an mbarrier; before Triton 3.9 also in front of
+the first wait for an mbarrier behind an arrival. Two kinds are taken out of a kernel whose PTX holds the comment ``MARK``:
 
 - In front of a wait for an mbarrier. A warp that comes early does nothing but wait there, and what it does next is
   behind a product of all warps of its group, or behind a meeting that stays.
@@ -46,6 +46,7 @@ HARMLESS = re.compile(
 )
 # A warp's own load of what a product takes from registers; such a product; and where the code goes on elsewhere.
 LOAD = re.compile(r"ldmatrix\S+ \{(?P<registers>[^}]*)\}")
+COPY = re.compile(r"\s*mov\.b32\s+(?P<to>%r\d+), (?P<of>%r\d+);")  # Triton 3.9 hands a product copies of them
 BATCHED = "wgmma.commit_group"  # the products begun so far are one batch
 PRODUCT = re.compile(r"wgmma\.mma_async\S* \{[^}]*\},\s*(?:\{(?P<registers>[^}]*)\})?")
 LEFT, MOST = re.compile(r"wgmma\.wait_group\S* (\d+)"), 8  # batches that a wait leaves; as many as are told apart
@@ -60,7 +61,13 @@ def without(ptx: str, instead: str = "") -> str:
     if ASKED not in ptx:  # a kernel that was written to a file may hold an older version's MARK
         return ptx
     lines = ptx.splitlines(keepends=True)
-    events = [(n, found["event"]) for n, line in enumerate(lines) if (found := EVENT.match(line))]
+    events, copies = [], []  # copies: of registers, between an event and the next one
+    for n, line in enumerate(lines):
+        if found := EVENT.match(line):
+            events.append((n, found["event"]))
+            copies.append([])
+        elif events and (found := COPY.match(line)):
+            copies[-1].append((found["of"], found["to"]))
     if not _is_known([event for _, event in events]):
         return ptx
     in_front_of_waits, behind_products = set(), set()  # meetings, by their place among the events
@@ -73,16 +80,16 @@ def without(ptx: str, instead: str = "") -> str:
                 behind_products.add(n)
         else:
             tile_was_read = event.startswith(COMPLETE) or (tile_was_read and event.startswith(ARRIVAL))
-    loading = _loading([event for _, event in events], may_go=in_front_of_waits | behind_products)
+    loading = _loading([event for _, event in events], copies, may_go=in_front_of_waits | behind_products)
     gone = {events[n][0] for n in in_front_of_waits | {n for n in behind_products if not loading[n]}}
     return "".join(instead if n in gone else line for n, line in enumerate(lines))
 
 
-def _loading(events: list[str], may_go: set[int]) -> list[bool]:
+def _loading(events: list[str], copies: list[list[tuple[str, str]]], may_go: set[int]) -> list[bool]:
     """For each event, whether another warp may still be loading a product's factor there from shared memory.
 
     It may if on any way through the code there is a load of registers before it, and behind the load neither a meeting
-    that stays, nor the end of a product that takes these registers. A product is complete only when all four warps have
+    that stays, nor the end of a product that takes these registers, or copies of them. A product is complete only when all four warps have
     begun it, and a warp begins it with what it has loaded. Where no way leads, it may as well.
     """
     # On their way at an event: (register, batches that the warp has begun since a product took it; None if none has).
@@ -106,6 +113,8 @@ def _loading(events: list[str], may_go: set[int]) -> list[bool]:
             after = frozenset((r, batches) for r, batches in after if batches is None or batches <= int(found[1]))
         elif event.startswith(MEETING) and n not in may_go:
             after = frozenset()
+        for register, copy in copies[n]:
+            after = frozenset((copy if r == register else r, batches) for r, batches in after)
         if found := JUMP.match(event):
             todo.append((places[found[1]], after))
         elif event.startswith("brx"):
