@@ -36,7 +36,13 @@ def _context():
     context = ir.context()
     ir.load_dialects(context)
     make_backend(GPUTarget("cuda", 90, 32)).load_dialects(context)
-    return context, gluon_ir.GluonOpBuilder(context)  # the builder does not keep its context alive
+    builder = gluon_ir.GluonOpBuilder(context)
+    # Where bank conflicts are counted, Triton asks the function that it builds how many CTAs a cluster has.
+    module = builder.create_module()
+    function = builder.get_or_insert_function(module, "layouts", builder.get_function_ty([], []), "public", False)
+    module.push_back(function)
+    builder.set_insertion_point_to_start(function.add_entry_block())
+    return context, builder, module  # the builder does not keep its context and its module alive
 
 
 def _builder():
