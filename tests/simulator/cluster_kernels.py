@@ -118,7 +118,10 @@ def meets():
 
 @gluon.jit
 def arrives_jointly():
-    mbarrier.arrive(joint_barrier(), count=1)
+    """At a barrier of both; the first CTA waits there."""
+    both = joint_barrier()
+    mbarrier.arrive(both, count=1)
+    mbarrier.wait(both, 0)
 
 
 @gluon.jit

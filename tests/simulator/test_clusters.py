@@ -95,10 +95,14 @@ def test_products_of_each_tell_both(factors):
             run(kernels.of_each, *tiles, target, 1, seed=seed)
 
 
+def test_both_arrive_at_a_joint_barrier():
+    for seed in SEEDS:
+        assert not run(kernels.arrives_jointly, seed=seed).found
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind", "told"),
     [
-        (kernels.arrives_jointly, Unknown, "no arrival at a joint barrier"),
         (kernels.sum_of_columns, Unknown, "no reduction over the CTAs"),
         (kernels.to_all, Unknown, "no exchange of tiles between CTAs"),
         (kernels.of_one_cta, KernelError, "a layout for 1 CTAs in a cluster of 2"),

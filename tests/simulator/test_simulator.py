@@ -114,40 +114,36 @@ def test_a_barrier_that_one_of_two_copies_completes_orders_that_one_alone():
 
 
 @pytest.mark.parametrize(
-    ("early", "late", "stores", "in_order"),
-    [(False, False, False, True), (True, False, False, False), (True, True, False, True), (False, False, True, True)],
+    ("early", "late", "stores"),
+    [(False, False, False), (True, False, False), (True, True, False), (False, False, True)],
 )
-def test_warp_groups_of_a_role_are_ordered_as_the_compiler_orders_them(early, late, stores, in_order):
+def test_warp_groups_of_a_role_are_ordered_as_the_compiler_orders_them(early, late, stores):
     """Each warp group waits for its own part of a product. Then all must meet before the factor is overwritten.
 
-    The compiler sees to it, unless they met between the product's begin and its end: here and in the machine code.
+    The compiler sees to it: here and in the machine code. Before Triton 3.9 it did not where they had met between the
+    product's begin and its end.
     """
     left, right, target = torch.randn(128, 64).half(), torch.randn(128, 64).half(), torch.zeros(128, 64).half()
     passed = described(left, 128), described(right, 64), described(target, 128), early, late, stores
     found = launch(kernels.place_filled_again, (1,), passed, 8).found.values()
-    if in_order:
-        second = torch.ones(64, 64) if stores else right[64:].float()
-        assert not found
-        torch.testing.assert_close(target, (left.float() @ (right[:64].float() + second)).half(), rtol=1e-2, atol=1e-2)
-    else:
-        [told] = found
-        assert told.startswith("race on b") and "after: read by wgmma of all warps, warp group 1" in told
+    second = torch.ones(64, 64) if stores else right[64:].float()
+    assert not found
+    torch.testing.assert_close(target, (left.float() @ (right[:64].float() + second)).half(), rtol=1e-2, atol=1e-2)
     ptx = compile_gluon(kernels.place_filled_again, passed, 8, "sm_90", 1).ptx
     [between] = re.findall(r"wgmma\.wait_group(?:(?!wgmma)[^$])*?(?:cp\.async\.bulk\.tensor|st\.shared)", ptx)[:1]
-    assert ("bar.sync" in between) == in_order
+    assert "bar.sync" in between
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_all_warp_groups_meet_in_front_of_an_arrival(early):
-    """As above, of a role that gives a place back: the compiler sees to it, unless they met under the product."""
+    """As above, of a role that gives a place back."""
     left, right, target = torch.randn(128, 64).half(), torch.randn(128, 64).half(), torch.zeros(128, 64)
     passed = described(left, 128), described(right, 64), target, early
-    found = launch(kernels.given_back, (1,), passed, 8).found.values()
-    assert [told.split(" on ")[0] for told in found] == (["race"] if early else [])
+    assert not launch(kernels.given_back, (1,), passed, 8).found
     torch.testing.assert_close(target, left.float() @ right[:64].float())
     ptx = compile_gluon(kernels.given_back, passed, 8, "sm_90", 1).ptx
     [between] = re.findall(r"wgmma\.wait_group(.*?)mbarrier\.arrive\.shared", ptx, re.DOTALL)
-    assert ("bar" in between) == (not early)
+    assert "bar" in between
 
 
 def test_roles_are_ordered_by_waits():

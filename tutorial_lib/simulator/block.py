@@ -91,6 +91,7 @@ class Pipe:
 
     def __init__(self, *agent):
         self.agent, self.begun, self.ended, self.last_end = agent, 0, 0, 0.0
+        self.factors: list[tuple[int, set[Buffer]]] = []  # that products read which nobody has waited for, by number
 
     def of_group(self, number: int):
         """The agent that stands for a warp group's part in these operations."""
@@ -221,7 +222,7 @@ class Role:
         """An instruction on shared memory. In front of some, the compiler lets all warps meet.
 
         Namely where it writes what an instruction since they last met has read or written, or reads what one has
-        written. To the compiler a product reads its factors where it is begun, and not until it has ended.
+        written. To the compiler a product reads its factors where it is begun, and again where it is waited for.
         """
         if self.written.intersection(reads + writes) or self.read.intersection(writes):
             self.meet()

@@ -1,8 +1,8 @@
 """Hopper's operations: mbarriers, TMA, wgmma, and the fence between the proxies.
 
 In a cluster each CTA has mbarriers of its own, and joint ones, which lie in the first CTA's shared memory. TMA tells of
-its bytes there what it brings to either CTA. The first CTA announces the bytes of both, and waits; the other one does
-neither. A copy with multicast is asked for by the first CTA, and tells every CTA's own mbarrier of what came there.
+its bytes there what it brings to either CTA. Each CTA arrives there, and announces its own bytes; only the first one
+waits. A copy with multicast is asked for by the first CTA, and tells every CTA's own mbarrier of what came there.
 
 Sources: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Async proxy",
 "Asynchronous Warpgroup Level Matrix Instructions".
@@ -118,17 +118,12 @@ def reported_to(barrier: MBarrier, what: str) -> None:
         barrier.block.report("no fence", barrier.buffer, "its initialisation", (), what)
 
 
-def _left_to_the_first(mbarrier: Memory) -> bool:
-    """Whether this is the second CTA, where nothing is done for a joint mbarrier."""
-    if state.block().uninitialised:
-        _initialised_for_both(state.block())
-    return is_joint(mbarrier) and state.block().rank > 0
-
-
 @operation(("mbarrier", "init"))
 def init(mbarrier, count):
-    if not is_joint(mbarrier) or state.block().rank == 0:
+    if not is_joint(mbarrier):
         barrier_at(mbarrier, made=False).init(count, state.role())
+    elif state.block().rank == 0:
+        barrier_at(mbarrier, made=False).init(CTAS * count, state.role())
     if state.run.ctas > 1:
         state.block().uninitialised = True
 
@@ -148,14 +143,16 @@ OPERATIONS[("mbarrier", "invalidate")] = lambda mbarrier: None
 
 @operation(("mbarrier", "expect"))
 def expect(mbarrier, bytes_per_cta=None, pred=True, *, from_cta=None):
-    """An arrival that announces bytes, which TMA then brings; to a joint barrier, those of both CTAs."""
+    """An arrival that announces bytes, which TMA then brings; at a joint barrier each CTA announces its own."""
     _not_routed(from_cta)
-    if pred and not _left_to_the_first(mbarrier):
+    if pred:
         me = state.role()
         me.point()
         barrier = barrier_at(mbarrier)
         me.uses(writes=(barrier.buffer,))
-        barrier.bytes += bytes_per_cta * (CTAS if is_joint(mbarrier) else 1)
+        if barrier.block is not me.block:
+            reported_to(barrier, "the other CTA announces bytes to a barrier")
+        barrier.bytes += bytes_per_cta
         barrier.arrive(1, me.release(), me.time)
         me.time += me.block.machine.issue
 
@@ -164,15 +161,13 @@ def expect(mbarrier, bytes_per_cta=None, pred=True, *, from_cta=None):
 def arrive(mbarrier, count=1, pred=True, *, from_cta=None):
     _not_routed(from_cta)
     if pred:
-        if is_joint(mbarrier):
-            raise Unknown(at("the simulator has no arrival at a joint barrier of a cluster"))
         me = state.role()
         me.point()
         if me.read or me.written:  # the compiler lets one thread arrive, once all warps have done what stands in front
             me.meet()
         target = me.block.other if me.across else me.block
         barrier = barrier_at(mbarrier, block=target)
-        if me.across:
+        if barrier.block is not me.block:
             reported_to(barrier, "the other CTA arrives at a barrier")
         barrier.arrive(count, me.release(), me.time)
         me.time += me.block.machine.issue
@@ -185,9 +180,11 @@ def _not_routed(from_cta) -> None:
 
 @operation(("mbarrier", "wait"))
 def wait(mbarrier, phase, pred=True, deps=()):
-    if not pred or _left_to_the_first(mbarrier):
+    if not pred:
         return
     me, barrier, parity = state.role(), barrier_at(mbarrier), int(phase)
+    if barrier.block is not me.block:  # a joint one is waited for by the first CTA alone
+        return
 
     def ready() -> bool:
         if barrier.passed(parity):
@@ -388,6 +385,7 @@ def warpgroup_mma(
     pipe.begun += 1
     in_memory = [factor for factor in (a, b) if isinstance(factor, Memory)]
     me.uses(reads=tuple(factor.buffer for factor in in_memory))
+    pipe.factors.append((pipe.begun, {factor.buffer for factor in in_memory}))
     for factor in in_memory:
         for group in range(me.groups):
             what = f"read by wgmma of {me}" + (f", warp group {group}" if me.groups > 1 else "")
@@ -426,6 +424,8 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
     target = pipe.begun - num_outstanding
     me.wait(lambda: pipe.ended >= target, "wgmma", lambda: f"its product {target}")
     me.learn(pipe, target)
+    while pipe.factors and pipe.factors[0][0] <= target:  # to the compiler, the wait reads them
+        me.read.update(pipe.factors.pop(0)[1])
     results = []
     for x in deps:
         if isinstance(x, Pending):
