@@ -1,8 +1,9 @@
 """Meetings of a group's warps that nothing needs, taken out of the PTX that Triton makes.
 
 A meeting is a barrier (PTX: ``bar.sync``) that holds up every warp of a group until the last has come. Gluon writes
-down none. Triton puts them in, among others in front of every arrival at an mbarrier; before Triton 3.9 also in front of
-the first wait for an mbarrier behind an arrival. Two kinds are taken out of a kernel whose PTX holds the comment ``MARK``:
+down none. Triton puts them in, among others in front of every arrival at an mbarrier, and, before Triton 3.9, in front
+of the first wait for an mbarrier behind an arrival. Two kinds are taken out of a kernel whose PTX holds the comment
+``MARK``:
 
 - In front of a wait for an mbarrier. A warp that comes early does nothing but wait there, and what it does next is
   behind a product of all warps of its group, or behind a meeting that stays.
@@ -89,8 +90,8 @@ def _loading(events: list[str], copies: list[list[tuple[str, str]]], may_go: set
     """For each event, whether another warp may still be loading a product's factor there from shared memory.
 
     It may if on any way through the code there is a load of registers before it, and behind the load neither a meeting
-    that stays, nor the end of a product that takes these registers, or copies of them. A product is complete only when all four warps have
-    begun it, and a warp begins it with what it has loaded. Where no way leads, it may as well.
+    that stays, nor the end of a product that takes these registers, or copies of them. A product is complete only when
+    all four warps have begun it, and a warp begins it with what it has loaded. Where no way leads, it may as well.
     """
     # On their way at an event: (register, batches that the warp has begun since a product took it; None if none has).
     places = {found[1]: n for n, event in enumerate(events) if (found := LABEL.match(event))}

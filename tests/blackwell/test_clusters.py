@@ -47,7 +47,7 @@ def test_half_of_the_tiles_takes_half_of_the_room(head_dim):
 
 
 def test_the_machine_code_has_products_of_both_or_copies_to_both():
-    """All products of a kernel, all copies of keys and values; what TMA announces to a joint barrier goes to the first CTA."""
+    """All products of a kernel, and all copies of keys and values; to a joint barrier each CTA announces its own."""
     pair, multicast = PAIR.compile(FULL), MULTICAST.compile(FULL)
     assert pair.ctas == multicast.ctas == 2 and ALONE.compile(FULL).ctas == 1
     assert set(pair.opcodes("tensor core")) == {"UTCHMMA.2CTA"}
