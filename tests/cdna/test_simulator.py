@@ -31,19 +31,15 @@ def test_a_copy_has_come_when_it_was_waited_for(relaxed):
     assert target.isnan().all() and "after: copy into LDS by all warps" in next(iter(told))
 
 
-@pytest.mark.parametrize(
-    ("relaxed", "meets", "in_order"), [(False, False, True), (True, False, False), (True, True, True)]
-)
-def test_nobody_overwrites_what_another_wave_reads(relaxed, meets, in_order):
-    """The compiler sets a barrier for an ordinary read, and none for a relaxed one: here and in the machine code."""
+@pytest.mark.parametrize(("relaxed", "meets"), [(False, False), (True, False), (True, True)])
+def test_nobody_overwrites_what_another_wave_reads(relaxed, meets):
+    """The compiler sets a barrier behind a read, and behind a relaxed one, too: here and in the machine code."""
     source, target = tiles()
-    found = run(kernels.copy, source, target, True, relaxed, True, meets).found
-    assert bool(found) != in_order
-    assert in_order or "after: read by other waves of all warps" in next(iter(found.values()))
+    assert not run(kernels.copy, source, target, True, relaxed, True, meets).found
     code = compile_amd(kernels.copy, (source, target, True, relaxed, True, meets), 8, "gfx950", 1).assembly
     order = re.findall("s_barrier|ds_read|buffer_load", code)
     last_copy = len(order) - 1 - order[::-1].index("buffer_load")
-    assert ("s_barrier" in order[order.index("ds_read") : last_copy]) == in_order
+    assert "s_barrier" in order[order.index("ds_read") : last_copy]
 
 
 def test_a_block_must_not_end_under_a_copy():

@@ -2,8 +2,9 @@
 
 Copies into LDS and their groups are as Ampere's (``ampere``), but for the waves: each waits for its own copies alone,
 and of the others' copies it learns where all waves meet. The compiler lets them meet behind a wait for copies, and
-where one instruction touches what another has touched, if one of the two writes. Of ``load_shared_relaxed`` it takes no
-note: the kernel has to see to it that nobody overwrites what is read (tests look at the machine code).
+where one instruction touches what another has touched, if one of the two writes (tests look at the machine code). Of
+``load_shared_relaxed`` Triton takes note since 3.9; before, the kernel had to see to it that nobody overwrites what is
+read.
 
 Sources: the reference pages of Gluon's ``amd`` modules; "AMD Instinct MI300" and "CDNA4" Instruction Set Architecture,
 sections on S_WAITCNT, S_BARRIER and MFMA; the pass that orders stages, ConvertWarpPipeline.cpp in Triton.
@@ -54,8 +55,8 @@ def buffer_load_to_shared(dest: Memory, ptr: Pointer, offsets: Tensor, mask=None
 
 @operation("load_shared_relaxed")
 def load_shared_relaxed(smem: Memory, layout):
-    """As ``smem.load``, but the compiler orders nothing for it."""
-    return smem.load(layout, tracked=False)
+    """As ``smem.load``."""
+    return smem.load(layout)
 
 
 # --- products ---

@@ -77,14 +77,12 @@ class Memory:
             return Reordered(self.buffer, data, layout, _places(layout, self.layout, tuple(shape)))
         return Memory(self.buffer, data, layout, halved(layout))
 
-    def load(self, layout=None, tracked: bool = True) -> Tensor:
-        """tracked: whether the compiler looks after the order of this read and of writes to the same place."""
+    def load(self, layout=None) -> Tensor:
         me = state.role()
         me.point()
         must_stay(layout, self.halved)
         state.spend("smem", self._bytes_read(layout, me.warps), "load")
-        if tracked:
-            me.uses(reads=(self.buffer,))
+        me.uses(reads=(self.buffer,))
         me.block.touch(self, False, me, me.known[me], "generic", f"read by {me}")
         me.others_do(self, False, f"read by other waves of {me}")
         return Tensor(self.data.clone(memory_format=torch.contiguous_format), layout)
@@ -131,7 +129,7 @@ class Reordered(Memory):
         super().__init__(buffer, data, layout)
         self.places = places
 
-    def load(self, layout=None, tracked: bool = True) -> Tensor:
+    def load(self, layout=None) -> Tensor:
         raise Unknown(at("the simulator loads nothing from a place that it has stored in an order of its own"))
 
     def store(self, value: Tensor) -> None:
