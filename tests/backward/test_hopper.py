@@ -386,7 +386,7 @@ def test_of_two_adders_each_takes_every_other_tile():
     step = get_step("two_adders")
     for head_dim, places in ((64, (1, 2)), (128, (1, 2)), (256, (5, 2))):  # where a block counts itself
         code = [get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("sections_in_turn", "two_adders")]
-        assert tuple(text.count("atom.global.gpu.release.add") for text in code) == places
+        assert tuple(text.count("red.global.gpu.release.add") for text in code) == places
     with pytest.raises(ValueError, match="two_adders takes adder"):
         replace(step, adder=False)
 

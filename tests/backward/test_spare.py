@@ -148,7 +148,7 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
     assert compiled.ptx.count("cp.async.bulk.wait_group 2") == variant.by_tma  # one part has two stores behind dQ
     assert compiled.ptx.count("fence.proxy.async.global") == 2  # the producer awaits its rows, and one warp all sums
     assert get_step("even_banks").compile(shape).ptx.count("fence.proxy.async.global") == 0
-    *before, _ = compiled.ptx.split("atom.global.gpu.release.add.u32")
+    *before, _ = compiled.ptx.split("red.global.gpu.release.add.u32")
     assert len(before) == 3  # the warps that prepare count, and both warp groups, when all their threads are done
     for text in before:
         assert text.rindex("bar.sync") > max(text.rfind("st.global"), text.rfind("cp.async.bulk.wait_group "))

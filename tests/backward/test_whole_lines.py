@@ -80,7 +80,7 @@ def test_zeros_are_written_before_they_are_counted(head_dim, monkeypatch):
     variant, compiled = step.variant(shape), step.compile(shape)
     assert variant.clears and variant.workers == [4, 1, 1] and compiled.threads == 32 * 12
     assert compiled.ptx.count("fence.proxy.async.global") == 1  # the producer awaits the zeros
-    [before] = compiled.ptx.split("atom.global.gpu.release.add.u32")[:-1]
+    [before] = compiled.ptx.split("red.global.gpu.release.add.u32")[:-1]
     waits = re.findall(r"cp\.async\.bulk\.(?:wait_group|commit_group|tensor\.\w+\.global)[^;]*;", before)
     assert waits[-1] == "cp.async.bulk.wait_group 0;"
 
