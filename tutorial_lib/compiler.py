@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tutorial_lib import amdgcn, identity, rewriting
+from tutorial_lib import amdgcn, identity, ptxas, rewriting
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.compiled import AMD_LANES, COMPUTE_WARPS, Compiled, Figures, OnDemand, Remark, Texts, from_fields
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import cuda.tile as ct
     from cuda.tile.compilation import KernelSignature
 
-# What tileiras 13.4 accepts as --gpu-name.
+# What tileiras 13.5 accepts as --gpu-name.
 CUTILE_ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 103, 107, 110, 120, 121))
 
-# What Triton 3.7 makes machine code for: on sm_88 its ptxas stops, on sm_107 LLVM ends the process.
+# What Triton makes machine code for: on sm_88 its ptxas stops; what it makes for sm_107 cannot be read here.
 GLUON_ARCHITECTURES = tuple(arch for arch in CUTILE_ARCHITECTURES if arch not in ("sm_88", "sm_107"))
 
 # AMD's that the steps of part cdna are for; Triton knows more.
@@ -193,10 +193,10 @@ def compile_gluon(
     import triton
 
     source, how = gluon_source(kernel, arguments, num_warps, arch, ctas)
-    compiler = f"Triton {triton.__version__}"
+    compiler = f"Triton {triton.__version__}, ptxas {ptxas.version_for(arch)}"
 
     def make() -> Compiled:
-        with rewriting.written_into_ptx() if rewrite else nullcontext():
+        with ptxas.chosen_for(arch), rewriting.written_into_ptx() if rewrite else nullcontext():
             compiled = _by_triton(source, how, arch)
         with tempfile.TemporaryDirectory() as name:
             cubin = Path(name, "kernel.cubin")

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tutorial_lib import rewriting
+from tutorial_lib import ptxas, rewriting
 from tutorial_lib.compiler import compiled_how
 
 if TYPE_CHECKING:
@@ -202,9 +202,10 @@ def gluon_launcher(
         import torch
 
         from steps.core import driver
+        from tutorial_lib.hardware import architecture_of
 
         with torch.cuda.device(device):
-            with rewriting.written_into_ptx() if rewrite else nullcontext():
+            with ptxas.chosen_for(architecture_of(device)), rewriting.written_into_ptx() if rewrite else nullcontext():
                 compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **compiled_how(ctas))
             run = compiled[blocks]  # loads the code, too
         try:
