@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS ?=
 PY := .venv/bin/python
 
-.PHONY: run test test-all test-gpu check-gpu sanitize learn lab notebooks html report lint clean
+.PHONY: run test test-all test-gpu check-gpu sanitize newest learn lab notebooks html report lint clean
 
 run: .venv/ready
 	$(PY) -m steps.run $(or $(ARGS),--seq-len 4096)
@@ -19,6 +19,10 @@ test: .venv/ready
 
 test-all: .venv/ready
 	$(PY) -m pytest -m "not gpu" -n 3 --dist worksteal --selection all $(ARGS)
+
+# What breaks with the newest versions of everything, in .newest; ARGS=tests/core asks one folder of tests alone.
+newest: .venv/ready
+	$(PY) -m tests.newest $(ARGS)
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready
@@ -109,4 +113,4 @@ lint: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache
+	rm -rf .venv .newest .pytest_cache .ruff_cache
