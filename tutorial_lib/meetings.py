@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,8 +38,9 @@ EVENT = re.compile(
     r"|cp\.|fence|setmaxnreg|bra|brx|call|ret|\{\s*\S).*)"  # in one line in braces: what ``multicast`` has rewritten
 )
 MEETING, WAIT, COMPLETE = "bar.sync", "mbarrier.try_wait", "wgmma.wait_group"
-# What Triton puts a meeting right in front of, each time.
-ARRIVAL, WRITE, STORE = "mbarrier.arrive.shared::cta", "stmatrix", "cp.async.bulk.tensor"
+# What Triton puts a meeting right in front of, each time; and a store by TMA of what was written.
+ARRIVAL, WRITE = "mbarrier.arrive.shared::cta", "stmatrix"
+STORE = re.compile(r"cp\.async\.bulk\.tensor\S*\.global\.shared")
 # Loads and stores that count on no meeting: of other memory, and how Triton tells warps their roles. And what the
 # producer does: an arrival that says how many bytes will come.
 HARMLESS = re.compile(
@@ -81,7 +83,10 @@ def without(ptx: str, instead: str = "") -> str:
                 behind_products.add(n)
         else:
             tile_was_read = event.startswith(COMPLETE) or (tile_was_read and event.startswith(ARRIVAL))
-    loading = _loading([event for _, event in events], copies, may_go=in_front_of_waits | behind_products)
+    may_go = in_front_of_waits | behind_products
+    if not _is_written([event for _, event in events], may_go):
+        return ptx
+    loading = _loading([event for _, event in events], copies, may_go)
     gone = {events[n][0] for n in in_front_of_waits | {n for n in behind_products if not loading[n]}}
     return "".join(instead if n in gone else line for n, line in enumerate(lines))
 
@@ -93,43 +98,67 @@ def _loading(events: list[str], copies: list[list[tuple[str, str]]], may_go: set
     that stays, nor the end of a product that takes these registers, or copies of them. A product is complete only when
     all four warps have begun it, and a warp begins it with what it has loaded. Where no way leads, it may as well.
     """
-    # On their way at an event: (register, batches that the warp has begun since a product took it; None if none has).
+
+    # On their way: (register, batches that the warp has begun since a product took it; None if none has).
+    def after(n: int, coming: frozenset) -> frozenset:
+        event = events[n]
+        if found := LOAD.match(event):
+            coming |= {(register, None) for register in found["registers"].split(", ")}
+        elif (found := PRODUCT.match(event)) and found["registers"]:
+            taken = set(found["registers"].split(","))
+            coming = frozenset((r, 0 if batches is None and r in taken else batches) for r, batches in coming)
+        elif event.startswith(BATCHED):
+            coming = frozenset((r, None if batches is None else min(batches + 1, MOST)) for r, batches in coming)
+        elif found := LEFT.match(event):
+            coming = frozenset((r, batches) for r, batches in coming if batches is None or batches <= int(found[1]))
+        elif event.startswith(MEETING) and n not in may_go:
+            coming = frozenset()
+        for register, copy in copies[n]:
+            coming = frozenset((copy if r == register else r, batches) for r, batches in coming)
+        return coming
+
+    return [coming is None or bool(coming) for coming in _coming(events, after)]
+
+
+def _is_written(events: list[str], may_go: set[int]) -> bool:
+    """Whether what TMA stores is written by then: a meeting that stays is behind what warps write, on every way."""
+
+    def after(n: int, coming: frozenset) -> frozenset:
+        if events[n].startswith(WRITE):
+            return frozenset({WRITE})
+        return frozenset() if events[n].startswith(MEETING) and n not in may_go else coming
+
+    coming = _coming(events, after)
+    return not any(coming[n] for n, event in enumerate(events) if STORE.match(event))
+
+
+def _coming(events: list[str], after: Callable[[int, frozenset], frozenset]) -> list[frozenset | None]:
+    """What is under way when an event begins, on any way through the code; None where no way leads.
+
+    after(n, coming) -> what is under way behind event n.
+    """
     places = {found[1]: n for n, event in enumerate(events) if (found := LABEL.match(event))}
-    coming: list[set | None] = [None] * len(events)  # None: no way leads here yet
+    coming: list[frozenset | None] = [None] * len(events)
     todo = [(0, frozenset())]
     while todo:
         n, under_way = todo.pop()
         if n == len(events) or (coming[n] is not None and under_way <= coming[n]):
             continue
-        coming[n] = (coming[n] or set()) | under_way
-        event, after = events[n], frozenset(coming[n])
-        if found := LOAD.match(event):
-            after |= {(register, None) for register in found["registers"].split(", ")}
-        elif (found := PRODUCT.match(event)) and found["registers"]:
-            taken = set(found["registers"].split(","))
-            after = frozenset((r, 0 if batches is None and r in taken else batches) for r, batches in after)
-        elif event.startswith(BATCHED):
-            after = frozenset((r, None if batches is None else min(batches + 1, MOST)) for r, batches in after)
-        elif found := LEFT.match(event):
-            after = frozenset((r, batches) for r, batches in after if batches is None or batches <= int(found[1]))
-        elif event.startswith(MEETING) and n not in may_go:
-            after = frozenset()
-        for register, copy in copies[n]:
-            after = frozenset((copy if r == register else r, batches) for r, batches in after)
+        coming[n] = (coming[n] or frozenset()) | under_way
+        event, left = events[n], after(n, coming[n])
         if found := JUMP.match(event):
-            todo.append((places[found[1]], after))
+            todo.append((places[found[1]], left))
         elif event.startswith("brx"):
-            todo += [(place, after) for place in places.values()]
+            todo += [(place, left) for place in places.values()]
         if not event.startswith(("bra.uni", "brx", "ret")):
-            todo.append((n + 1, after))
-    return [under_way is None or bool(under_way) for under_way in coming]
+            todo.append((n + 1, left))
+    return coming
 
 
 def _is_known(events: list[str]) -> bool:
     """Whether what needs a meeting has one of its own, and so none that goes can have protected it."""
     for before, event in pairwise(events):
-        guarded = event.startswith((ARRIVAL, WRITE)) or (event.startswith(STORE) and ".global.shared" in event)
-        if guarded:
+        if event.startswith((ARRIVAL, WRITE)):
             more_rows = event.startswith(WRITE) and before.startswith(WRITE)
             if not (before.startswith(MEETING) or more_rows):
                 return False

@@ -12,6 +12,7 @@ from steps.hopper import launching
 from steps.hopper.variant import Stay
 from steps.writing.written import written_out
 from tests.shapes import problem
+from tutorial_lib import meetings
 from tutorial_lib.meetings import ARRIVAL, COMPLETE, EVENT, MEETING, WAIT
 from tutorial_lib.passes import FORWARD
 
@@ -88,6 +89,29 @@ def test_where_a_warp_may_still_load_the_arrival_keeps_its_meeting():
         assert found[wait + 1].startswith(MEETING) and found[wait + 2].startswith(ARRIVAL)
     assert in_front_of(WAIT, found) == 0
     assert in_front_of(ARRIVAL, found) == in_front_of(ARRIVAL, events(STEP, EVEN)) + 2
+
+
+def test_where_tma_stores_later_the_meetings_go_all_the_same():
+    """Step softmax_ahead has TMA store in the next tile of queries, behind a meeting of another purpose."""
+    found = events(get_step("softmax_ahead"), EVEN)
+    stores = [event for event in found if meetings.STORE.match(event)]
+    assert in_front_of("cp.async.bulk.tensor", found) == 2 < len(stores) == 4
+    assert not any(a.startswith(COMPLETE) and b.startswith(MEETING) for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize("between", ["bar.sync 0, 128;", "bra.uni $L__BB0_1;", "fence.proxy.async;"])
+def test_meetings_go_only_where_what_tma_stores_is_written(between):
+    """Written by all warps of the group: by then they must have met, and at a meeting that stays."""
+    ptx = f"""{meetings.MARK}
+    bar.sync 0, 128;
+    stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {{%r2, %r3, %r4, %r5}};
+    {between}
+    $L__BB0_1:
+    cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%rd1, {{%r1, %r1, %r1, %r1}}], [%r2];
+    bar.sync 0, 128;
+    mbarrier.try_wait.parity.shared::cta.b64 complete, [%r6], %r7;
+"""
+    assert (meetings.without(ptx) != ptx) == (between.startswith("bar"))
 
 
 @pytest.mark.parametrize(("name", "rewrite"), [("four_chains", False), ("kv_multicast", True), ("no_meetings", True)])
