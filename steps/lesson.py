@@ -30,10 +30,10 @@ from tutorial_lib.compiler import CompilerError
 from tutorial_lib.display import Html, Page, code, difference, table
 from tutorial_lib.exercises import clean
 from tutorial_lib.files import RESULTS
-from tutorial_lib.hardware import describe_machine, gpu_turn, has_gpu
+from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, of_one_machine, recorded_runs, recorded_traces
+from tutorial_lib.results import Measurement, Run, compilers, of_one_machine, recorded_runs, recorded_traces
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys
@@ -142,7 +142,7 @@ class Lesson:
             timed = [tables.tflops(m), tables.vs_previous(m)] if m and m.tflops else [None, None]
             rows.append([piece.name, piece.change, piece.previous.name, *figures, *timed])
         headers = ["", "what it does", "stands on", "registers", "spilled, bytes", "TFLOPS", "vs what it stands on"]
-        where = f"TFLOPS were recorded: {tables.provenance(self.recorded)}." if self.recorded else ""
+        where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         return Page(table(headers, rows), where)
 
     # --- what to expect ---
@@ -197,7 +197,7 @@ class Lesson:
             why = limits.explain(taken, limit.seconds, before.counters)
             parts.append(
                 f"At least {1000 * limit.seconds:.3g} ms by the model, {1000 * taken:.3g} ms measured "
-                f"({tables.provenance(self.recorded)}): {why}."
+                f"({tables.origin(self.recorded)}): {why}."
             )
         return Page(*parts, f"What the model advises: {limit.advice}.")
 
@@ -340,7 +340,7 @@ class Lesson:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
         now, before = self.run.measurement(self.step.name), self.rival and self.run.measurement(self.rival.name)
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
-        where = f"{told}: {tables.provenance(self.run)}, {len(self.run.rounds)} rounds."
+        where = f"{told}: {tables.origin(self.run)}, {len(self.run.rounds)} rounds."
         if now is None:
             others = ", ".join(f"step {m.label} {tables.tflops(m)} TFLOPS" for m in shown.steps)
             told = f"Nobody has timed step {self.step.label} on {self.problem.describe()} yet."
@@ -389,19 +389,20 @@ class Lesson:
         if len(compared) == 2 and self.compile(self.step).same_code(self.compile(self.previous)):
             same = "**The two steps are the same code, instruction for instruction.**"
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
-        note = f"Rows with ncu were recorded: {tables.provenance(self.recorded)}." if counted else ""
+        note = f"Rows with ncu were recorded: {tables.origin(self.recorded)}." if counted else ""
         folded = _folded(f"{len(rest)} more rows", table(headers, rest)) if rest else ""
         return Page(same, table(headers, shown) if shown else "No figure changed.", folded, note, self._remarks())
 
     def machine_code(self, pattern: str, lines: int = 10) -> Page:
         """Instructions of the kernel around the first that matches ``pattern``, in the hot loop where it is there."""
         try:
-            found = self.compile(self.step).excerpt(pattern, lines)
+            made = self.compile(self.step)
+            found = made.excerpt(pattern, lines)
         except (Unsupported, CompilerError) as error:
             return Page(f"{error}")
         if not found:
             return Page(f"Step {self.step.label} has no instruction `{pattern}` on {self.arch}.")
-        told = f"{len(found)} instructions of step {self.step.label}, for {self.arch}:"
+        told = f"{len(found)} instructions of step {self.step.label}, for {self.arch}, {made.compiler}:"
         return Page(told, "```\n" + "\n".join(found) + "\n```")
 
     def simulated(self, before: bool = True, length: int = SIMULATED_LENGTH) -> Page:
@@ -427,7 +428,7 @@ class Lesson:
         trace = found[0]
         simulated = beside_simulated(self.step, trace)
         headers, cells = tables.trace_table(trace, simulated.shares)
-        told = f"Recorded: {trace.machine['name']}, {trace.the_problem().describe()}, {trace.day}. "
+        told = f"Recorded: {trace.machine['name']}, {trace.the_problem().describe()}, {trace.day}, {trace.compilers}. "
         told += f"{tables.about_trace(trace)} In brackets: on the simulator, with fewer heads on fewer SMs."
         picture = pictures.measured_timeline(trace, end, simulated)
         return Page(picture) if end else Page(told, picture, table(headers, cells))
@@ -478,8 +479,10 @@ class Lesson:
         """As ``order``, of the version of a trial on this step that is something else than the step."""
         trial = get_trial(name)
         version = trial.version(trial.values[-1], self.problem, name=name, previous=self.step)
-        order = " → ".join(f"{count} {what}" for what, count in self.compile(version).hot_order)
-        return Page(f"Trial {name}, of step {self.step.label}: a turn of the hot loop, {self.arch}:", f"`{order}`")
+        made = self.compile(version)
+        order = " → ".join(f"{count} {what}" for what, count in made.hot_order)
+        where = f"a turn of the hot loop, {made.compiler}, {self.arch}:"
+        return Page(f"Trial {name}, of step {self.step.label}: {where}", f"`{order}`")
 
     def _varied(self, changes: dict) -> Step | Page:
         """This step with holes filled otherwise, or why there is none."""
@@ -652,7 +655,12 @@ def machine(recorded: Run | None) -> Page:
         if recorded
         else "no timing of its step on its problem is recorded"
     )
-    return Page(f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**")
+    told = f"**Executed on a machine without a GPU: the kernels ran on the CPU, and were compiled, and {shown}.**"
+    here = compilers(describe_versions())
+    if recorded and recorded.compilers and recorded.compilers != here:
+        told += f" Machine code here is that of {here}. The timed kernels were made by {recorded.compilers}, "
+        told += "and code of one compiler explains no time of another's."
+    return Page(told)
 
 
 def _name(value: object) -> str:

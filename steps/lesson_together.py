@@ -37,10 +37,9 @@ class LessonTogether(Lesson):
         where = "**Executed on a CPU, in several processes."
         if self.recorded is None:
             return Page(f"{where} Not timed. What this chapter says of time is a model's word.**")
-        on = f"{self.recorded.machine['name']}, {self.recorded.day}"
         return Page(
-            f"{where} Timings shown were recorded on {on}. What this chapter says of other numbers of GPUs, and of "
-            "other links, is a model's word.**"
+            f"{where} Timings shown were recorded on {self.recorded.where}. What this chapter says of other "
+            "numbers of GPUs, and of other links, is a model's word.**"
         )
 
     def _kernels(self) -> list[str | Html]:
@@ -115,7 +114,7 @@ class LessonTogether(Lesson):
         shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
         now = run.measurement(self.step.name)
         return Page(
-            f"Recorded, not measured here: {tables.provenance(run)}, {len(run.rounds)} rounds. The ideal is one GPU "
+            f"Recorded, not measured here: {tables.origin(run)}, {len(run.rounds)} rounds. The ideal is one GPU "
             f"alone with the whole sequence, times {run.ranks}:",
             pictures.bars(shares, "% of ideal", form="{:.0f}"),
             table([header for header, _ in columns], tables.rows(timed, columns)),

@@ -68,7 +68,7 @@ def ceilings(run: Run | None) -> Page:
             shown[m.title] = m.tflops
     kernels = ", ".join(f"`{name[:60]}`" for name in run.measurement("sdpa").kernels or ())
     chose = f"SDPA, left to itself, chose {kernels}." if kernels else ""
-    return Page(f"{told}: {tables.provenance(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
+    return Page(f"{told}: {tables.origin(run)}.", pictures.bars(shown, "TFLOPS (median)", form="{:.0f}"), chose)
 
 
 def rounds(run: Run | None, *names: str) -> Page:
@@ -86,7 +86,7 @@ def ladder(problem: Problem) -> Page:
     columns = tables.columns(run, compact=True)
     cells = tables.rows([m for m in [*run.steps, *run.peers] if m.tflops], columns)
     return Page(
-        f"Recorded: {tables.provenance(run)}.",
+        f"Recorded: {tables.origin(run)}.",
         plots.tflops_by_step(run),
         tables.markdown([header for header, _ in columns], cells),
     )
@@ -283,7 +283,7 @@ def trial(name: str) -> Page:
     runs = recorded_trial(found, RESULTS)
     if not runs:
         return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
-    where = f"Recorded: step {get_step(found.base).label}, {runs[0].machine['name']}, {runs[0].day}."
+    where = f"Recorded: step {get_step(found.base).label}, {runs[0].where}."
     if found.is_switch:
         return Page(f"*{found.question}*", where, _switched(runs, name))
     return Page(f"*{found.question}*", where, plots.trial(runs, list(found.values), found.axis))
@@ -315,7 +315,7 @@ def counters(problem: Problem, names: Sequence[str], gradients: bool = False, un
         ("million cycles of a call", dict(tables.CLOCKED)["million cycles"]),
         *tables.other_days(counted),
     ]
-    where = f"Recorded: {run.machine['name']}, {problem.describe()}, {run.day}."
+    where = f"Recorded: {tables.origin(run)}."
     return Page(where, table([header for header, _ in columns], [[show(m) for _, show in columns] for m in counted]))
 
 
@@ -338,7 +338,7 @@ def shares(name: str) -> Page:
             if c := m.counters:
                 units = [c[unit] for unit in ("xu_pct", "fma_pct", "issue_active_pct", "tensor_pct")]
                 busy.append([problem, f"{value:g} %", *(f"{unit:.0f} %" for unit in units)])
-    where = f"Recorded: step {get_step(found.base).label}, {runs[0].machine['name']}, {runs[0].day}."
+    where = f"Recorded: step {get_step(found.base).label}, {runs[0].where}."
     headers = ["problem", f"{none}, TFLOPS", *(f"{other} vs {none}" for other in others), "largest error over SDPA's"]
     units = ["problem", "polynomials", "MUFU busy", "multiply-add units busy", "issue slots used", "tensor cores busy"]
     return Page(f"*{found.question}*", where, table(headers, speeds), table(units, busy) if busy else "")
@@ -417,7 +417,7 @@ def cycles(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
     columns += tables.other_days(shown)
     cells = tables.markdown([header for header, _ in columns], tables.rows(shown, columns))
     picture = [] if names else [pictures.cycles_and_clock(run)]
-    return Page(f"Recorded: {tables.provenance(run)}.", *picture, cells)
+    return Page(f"Recorded: {tables.origin(run)}.", *picture, cells)
 
 
 def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
@@ -428,7 +428,7 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
     run = next((run for run in _runs_of(problem) if run.sustained), None)
     if run is None:
         return Page(f"No load that goes on is recorded of {problem.describe()}.")
-    told = f"Recorded: {tables.provenance(run)}."
+    told = f"Recorded: {tables.origin(run)}."
     if run.ceiling and (ceiling := run.ceiling.sustained):
         told += f" The matrix product reaches {ceiling.tflops:.0f} TFLOPS at {ceiling.clock_ghz:.2f} GHz there."
     return Page(told, tables.markdown(*tables.sustained(run, names)), "\n\n".join(run.notes))
@@ -476,9 +476,7 @@ def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
             cells.append([step.label, *row])
     if not cells:
         return Page("No run is recorded with the SMs' clock.")
-    told = (
-        f"Million cycles, simulated : measured. Measured: {tables.provenance(runs[max(runs)])}, and at other lengths."
-    )
+    told = f"Million cycles, simulated : measured. Measured: {tables.origin(runs[max(runs)])}, and at other lengths."
     return Page(told, table(["step", *(f"S={length}" for length in runs)], cells))
 
 

@@ -27,6 +27,14 @@ NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begi
 Status = Literal["measured", "checked", "compiled", "skipped", "failed"]
 
 
+COMPILERS = {"triton": "Triton", "nvidia-cuda-tileiras": "tileiras"}  # packages that make machine code, and their names
+
+
+def compilers(versions: dict[str, str]) -> str:
+    """Such as "Triton 3.9.0, tileiras 13.5.37": by what the kernels of these versions were made."""
+    return ", ".join(f"{name} {versions[package]}" for package, name in COMPILERS.items() if package in versions)
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -351,6 +359,15 @@ class Run(_Record):
         return self.date[:10]
 
     @property
+    def compilers(self) -> str:
+        return compilers(self.versions)
+
+    @property
+    def where(self) -> str:
+        """The machine, the day and the compilers: what must stand beside recorded numbers on a page that shows code."""
+        return ", ".join(filter(None, [self.machine["name"], self.day, self.compilers]))
+
+    @property
     def timed(self) -> bool:
         return any(m.status == "measured" for m in self.steps)
 
@@ -606,6 +623,10 @@ class Trace(_Record):
     @property
     def day(self) -> str:
         return self.date[:10]
+
+    @property
+    def compilers(self) -> str:
+        return compilers(self.versions)
 
 
 class Difference(_Record):

@@ -499,15 +499,14 @@ Lengths = tuple[int, int]  # of queries and keys
 def by_problem(cells: Sequence[tuple[Run, str]]) -> str:
     """Markdown: for each machine tables with a row for each family of problems and a column for each length.
 
-    Families share a table where the lengths of one are among those of another.
+    Families share a table where the lengths of one are among those of another. No table mixes compilers.
     """
-    machines: dict[str, list[tuple[Run, str]]] = {}
+    machines: dict[tuple[str, str], list[tuple[Run, str]]] = {}
     for run, cell in sorted(cells, key=lambda item: item[0].the_problem().order):
-        machines.setdefault(run.machine["name"], []).append((run, cell))
+        machines.setdefault((run.machine["name"], run.compilers), []).append((run, cell))
     made = []
-    for machine, found in machines.items():
-        days = sorted({run.day for run, _ in found})
-        made.append(f"{machine}, {' to '.join(dict.fromkeys((days[0], days[-1])))}:")
+    for (machine, compilers), found in machines.items():
+        made.append(f"{', '.join(filter(None, [machine, days([run for run, _ in found]), compilers]))}:")
         families: dict[str, tuple[Problem, dict[Lengths, str]]] = {}
         for run, cell in found:
             problem = run.the_problem()
@@ -563,3 +562,8 @@ def days(runs: Sequence[Run]) -> str:
 def provenance(run: Run) -> str:
     """Where and when, in one line: what must stand beside every recorded number."""
     return f"{run.machine['name']}, {run.the_problem().describe()}, {run.day}"
+
+
+def origin(run: Run) -> str:
+    """As ``provenance``, and which compilers the code is of: where code may stand beside that others have made."""
+    return ", ".join(filter(None, [provenance(run), run.compilers]))

@@ -29,7 +29,7 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
         marked = mine + [replace(c, header=f"recorded\n{c.header}") for c in wanted if c.whose == "timing"]
     if both and room is not None and columns.width(marked, there) > room:
         left_out = _show(console, run, [c for c in wanted if c.whose == "run"], room, asked)
-        console.print(f"\nRecorded, not measured here: {tables.provenance(recorded)}", style="bold")
+        console.print(f"\nRecorded, not measured here: {tables.origin(recorded)}", style="bold")
         left_out += _show(
             console, run, [c for c in wanted if c.rank == 0 or c.whose == "timing"], room, asked, recorded
         )
@@ -50,9 +50,7 @@ def show_run(console, run: Run, recorded: Run | None, asked: Sequence[str] = ())
         words = "regs, spills: a thread's registers, instructions that spill them. hot loop: instructions a K/V tile."
         console.print(words, soft_wrap=room is None)
     if recorded:
-        console.print(
-            f"Recorded timings were measured elsewhere: {tables.provenance(recorded)}.", soft_wrap=room is None
-        )
+        console.print(f"Recorded timings were measured elsewhere: {tables.origin(recorded)}.", soft_wrap=room is None)
     elif not run.timed:
         console.print("Nothing was timed here, and no timing of this problem is recorded.", soft_wrap=room is None)
     console.print(learned(run, recorded), style="bold", soft_wrap=room is None)

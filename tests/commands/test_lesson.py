@@ -12,12 +12,13 @@ from steps.core.problems import few_heads
 from steps.core.recorded import find_recorded
 from steps.core.tiles import Tile
 from steps.hopper.variant import Overlap, Roles
-from steps.lesson import Lesson
+from steps.lesson import Lesson, machine
 from steps.measuring.measure import Settings, measure
 from steps.trials import get_trial, recorded_trial
 from tutorial_lib import tables
 from tutorial_lib.display import Html, difference
 from tutorial_lib.files import RESULTS
+from tutorial_lib.hardware import describe_versions
 from tutorial_lib.problem import Problem
 
 
@@ -73,6 +74,18 @@ def test_without_one_it_shows_what_is_recorded_and_says_so():
     m = lesson.recorded.measurement("exp2")
     assert f"{m.speedup_vs_previous.median:.2f}×" in told and f"{m.speedup_vs_baseline.median:.2f}×" in told
     assert "take a GPU" in words(lesson.vary(tile=Tile(64, 64)))
+
+
+def test_a_page_names_the_compilers_of_its_code_and_of_its_times(monkeypatch):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: False)
+    lesson = Lesson("exp2")
+    assert lesson.recorded.compilers in words(lesson.time()) and lesson.recorded.compilers in words(lesson.why())
+    assert lesson.recorded.compilers in words(lesson.evidence()).partition("Rows with ncu were recorded")[2]
+    here = lesson.recorded.model_copy(update={"versions": describe_versions()})
+    others = here.model_copy(update={"versions": here.versions | {"triton": "3.0"}})
+    assert "explains no time" not in words(machine(here))
+    told = words(machine(others))
+    assert f"Machine code here is that of {here.compilers}. The timed kernels were made by Triton 3.0, " in told
 
 
 def test_a_prediction_starts_empty_and_both_are_scored_against_the_measurement():
@@ -172,6 +185,7 @@ def test_evidence_shows_what_changed_most_and_folds_the_rest():
 def test_instructions_that_a_claim_is_about_are_shown():
     told = words(Lesson("exp2").machine_code(r"MUFU\.EX2", lines=10))
     assert told.startswith("10 instructions of step 3 exp2") and "MUFU.EX2" in told
+    assert ", tileiras " in told.splitlines()[0]
     assert "has no instruction `UTCMMA`" in words(Lesson("exp2").machine_code("UTCMMA"))
 
 
