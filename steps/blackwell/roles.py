@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from steps.blackwell.columns import issue_output, issue_scores, rescale, weights_of
-from steps.blackwell.softmax import add_up, hide, next_maxima, weigh
+from steps.blackwell.softmax import hide, next_maxima, weigh
 from steps.blackwell.together import (
     fetch_keys,
     fetch_part,
