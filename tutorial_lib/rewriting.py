@@ -1,21 +1,27 @@
-"""What Triton has no words for: written into the PTX that it makes (``multicast``), or taken out (``meetings``)."""
+"""What Triton has no words for: written into the PTX that it makes (``multicast``), or taken out (``meetings``).
+
+And what ptxas makes better code of when it stands elsewhere (``descriptors``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tutorial_lib import meetings, multicast
+from tutorial_lib import descriptors, meetings, multicast
 
-VERSION = f"{multicast.VERSION}, meetings {meetings.VERSION}"  # part of the name under which a compiled kernel is kept
+# Part of the name under which a compiled kernel is kept.
+VERSION = f"{multicast.VERSION}, meetings {meetings.VERSION}, descriptors {descriptors.VERSION}"
 
 
 def rewritten(ptx: str, warps: int) -> str:
-    """The PTX of a kernel as its comments ask for it. warps: with which a block begins.
+    """The PTX of a kernel as its comments ask for it, and descriptors where they are used.
+
+    warps: with which a block begins.
 
     Raises ValueError where the PTX of a pair of blocks is not as known.
     """
-    return meetings.without(multicast.rewritten(ptx, warps))
+    return descriptors.where_used(meetings.without(multicast.rewritten(ptx, warps)))
 
 
 @contextmanager

@@ -294,8 +294,9 @@ class HopperGradients(GradientStep, FusedStep):
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
         multiplying = _launcher(
-            kernel, blocks, passed, more, variant.warps, device, 8, kept, early=variant.early, overtaken=variant.early
-        )
+            kernel, blocks, passed, more, variant.warps, device, 8, kept,
+            early=variant.early, overtaken=variant.early, rewrite=True,
+        )  # fmt: skip
 
         def scaled_launcher(blocks, summed, x, scale, *of, last: bool):
             """Of ``scaled``. last: of the call's kernels."""
@@ -354,6 +355,7 @@ class HopperGradients(GradientStep, FusedStep):
             arch,
             variant.tile.scores,
             compute_warps=WARPS,
+            rewrite=True,
         )
         blocks = math.prod(own_blocks(problem, variant))
         again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
@@ -376,11 +378,11 @@ def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
 
 
 def _launcher(
-    kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = (), **in_a_row: bool
+    kernel, blocks, passed: tuple, more: tuple, warps: int, device, moving: int, kept: tuple = (), **asked: bool
 ):
     """As ``gluon_launcher``; the first ``moving`` arguments are tensors, and so are ``more``, before ``kept``."""
     moving = (*range(moving), *range(len(passed), len(passed) + len(more)))
-    return gluon_launcher(kernel, blocks, (*passed, *more, *kept), warps, device, moving, **in_a_row)
+    return gluon_launcher(kernel, blocks, (*passed, *more, *kept), warps, device, moving, **asked)
 
 
 def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int, variant: Variant) -> tuple:

@@ -292,8 +292,8 @@ class Variant:
 
     @property
     def rewrite(self) -> bool:
-        """Whether the kernel asks for its PTX to be rewritten (``tutorial_lib.rewriting``)."""
-        return self.neighbours > 1 or self.no_meetings
+        """Whether the kernel asks for its PTX to be rewritten (``tutorial_lib.rewriting``): for wgmma's descriptors."""
+        return True
 
     @property
     def ctas(self) -> int:
