@@ -318,7 +318,7 @@ def test_a_table_by_problem_has_a_cell_for_each_run_and_a_dash_for_none():
     runs += [like(kv_heads=8, seq_len_q=17, seq_len_kv=17, window=9)]
     runs += [run.model_copy(update={"versions": run.versions | {"triton": "99"}})]  # what other compilers made
     shown = tables.by_problem([(r, f"cell {n}") for n, r in enumerate(runs)]).split("\n\n")
-    where, first, short, newer, third, other, second = shown
+    where, first, short, other, second, newer, third = shown
     assert where == f"{run.where}:" and other == f"Another, {run.day}, {run.compilers}:"
     assert where.endswith(f", {run.compilers}:") and f"Triton {run.versions['triton']}" in where
     assert newer.startswith(f"{run.machine['name']}, {run.day}, Triton 99") and third.endswith("| cell 6 |")
