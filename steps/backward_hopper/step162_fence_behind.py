@@ -9,9 +9,9 @@ But these products need nothing of what was stored. dQ is of the turn before, an
 warp group asks for both before the fence. While it waits at the fence, the tensor cores have work.
 It also passes on its turn at the weights (step 57) before the fence.
 
-This depends on the compiler: Triton 3.6.0, of which the records are, leaves the order as it is. Triton 3.7.1 adds a
-fence of its own before dQ's product. To ask for dQ before dS is stored keeps it from that, and was slower: chapter 162
-has what was tried.
+This depends on the compiler: Triton 3.6.0, of which the records are, leaves the order as it is. Triton 3.7.1 and 3.9.0
+add a fence of their own before dQ's product. To ask for dQ before dS is stored kept 3.7.1 from that, and was slower:
+chapter 162 has what was tried.
 
 At head_dim 256 one warp group has all of dS, and asks for dK before the fence already. Nothing changes.
 

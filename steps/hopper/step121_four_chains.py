@@ -6,6 +6,9 @@ An SM needs a few clocks from one comparison of a chain to the next. Meanwhile i
 There are those of the other row. At head_dim 128, and at 64 without a mask, ptxas puts the two rows' comparisons in
 turn. Elsewhere it does one row after the other.
 
+So it was with Triton 3.6.0, of which the records are. Triton 3.9 compares the scores of a row in pairs, and then their
+maxima: it has several chains a row by itself, and leaves less to gain.
+
 Here a lane has four chains for each row: for each half of its columns, and in each pair of neighbours for the left and
 the right. Three more comparisons put them together. The number of comparisons stays the same.
 

@@ -1,8 +1,8 @@
 """Step 123: the warps of a group do not meet where nothing needs it.
 
-Triton lets the four warps of a group meet before one of them arrives at an mbarrier, and before the group waits for
-one behind that. A meeting is a barrier, which holds up each warp until the last has come: four of them for every tile
-of keys. The product that has read a tile is one operation of all four warps. Once it is complete none of them needs the
+Triton lets the four warps of a group meet before one of them arrives at an mbarrier. A meeting is a barrier, which
+holds up each warp until the last has come. Triton 3.6.0, of which the records are, let them meet in front of waits,
+too: four times for every tile of keys. Triton 3.9 leaves out those two by itself. The product that has read a tile is one operation of all four warps. Once it is complete none of them needs the
 tile any more, and one warp can say so without a meeting. In front of a wait there is nothing to protect either. Gluon
 has no word for a meeting that is not wanted, so they are taken out of the PTX (``tutorial_lib.meetings``).
 
