@@ -99,21 +99,6 @@ def test_where_tma_stores_later_the_meetings_go_all_the_same():
     assert not any(a.startswith(COMPLETE) and b.startswith(MEETING) for a, b in pairwise(found))
 
 
-@pytest.mark.parametrize("between", ["bar.sync 0, 128;", "bra.uni $L__BB0_1;", "fence.proxy.async;"])
-def test_meetings_go_only_where_what_tma_stores_is_written(between):
-    """Written by all warps of the group: by then they must have met, and at a meeting that stays."""
-    ptx = f"""{meetings.MARK}
-    bar.sync 0, 128;
-    stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {{%r2, %r3, %r4, %r5}};
-    {between}
-    $L__BB0_1:
-    cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%rd1, {{%r1, %r1, %r1, %r1}}], [%r2];
-    bar.sync 0, 128;
-    mbarrier.try_wait.parity.shared::cta.b64 complete, [%r6], %r7;
-"""
-    assert (meetings.without(ptx) != ptx) == (between.startswith("bar"))
-
-
 @pytest.mark.parametrize("name", ["four_chains", "kv_multicast", "no_meetings"])
 def test_a_launch_asks_for_its_ptx_to_be_rewritten(name, monkeypatch):
     asked = []
