@@ -2,9 +2,11 @@
 
 Triton lets the four warps of a group meet before one of them arrives at an mbarrier. A meeting is a barrier, which
 holds up each warp until the last has come. Triton 3.6.0, of which the records are, let them meet in front of waits,
-too: four times for every tile of keys. Triton 3.9 leaves out those two by itself. The product that has read a tile is one operation of all four warps. Once it is complete none of them needs the
-tile any more, and one warp can say so without a meeting. In front of a wait there is nothing to protect either. Gluon
-has no word for a meeting that is not wanted, so they are taken out of the PTX (``tutorial_lib.meetings``).
+too: four times for every tile of keys. Triton 3.9 leaves out those two by itself.
+
+The product that has read a tile is one operation of all four warps. Once it is complete none of them needs the tile any
+more, and one warp can say so without a meeting. In front of a wait there is nothing to protect either. Gluon has no
+word for a meeting that is not wanted, so they are taken out of the PTX (``tutorial_lib.meetings``).
 
 Then a warp may run ahead of the others. Step 39 waits for a tile of values a second time, to keep instructions in their
 places. A warp that comes late to this wait could find that another one has already given the place of the values back,
