@@ -1,9 +1,11 @@
 """Blocks in pairs, written into the PTX that Triton makes.
 
 Two blocks of a cluster, its CTAs, run on neighbouring SMs and reach each other's shared memory. Gluon knows clusters
-only as one program for both CTAs, and with warps that have roles Triton 3.7 compiles that wrongly. So a kernel is
-compiled as for blocks that are alone, and launched in clusters of ``PAIR`` (``steps.core.driver``). Between the
-comments ``BEGIN`` and ``END``, which the kernel puts into its PTX, two instructions are rewritten:
+only as one program for both CTAs. Up to 3.7 Triton compiled that wrongly with warps that have roles: of them, the
+first role's alone arrived at the cluster's barrier. In the code of Triton 3.9 all of them do; nobody has made this
+kernel so. Here a kernel is compiled as for blocks that are alone, and launched in clusters of ``PAIR``
+(``steps.core.driver``). Between the comments ``BEGIN`` and ``END``, which the kernel puts into its PTX, two
+instructions are rewritten:
 
 - a copy by TMA brings its tile to the same place in both CTAs, and reports to the same mbarrier of both (PTX ISA,
   "cp.async.bulk.tensor", ``.multicast::cluster``);

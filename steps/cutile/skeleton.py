@@ -23,7 +23,7 @@ from steps.cutile.variant import Latency, MaskLoop, Variant
 from tutorial_lib.identity import use_relative_paths
 from tutorial_lib.problem import Problem, positive
 
-# Where tileiras 13.4 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
+# Where tileiras 13.5 lets the blocks of a cluster fetch for each other; elsewhere a cluster's tile is one block's.
 CLUSTERS = ("sm_90", "sm_100", "sm_103", "sm_107", "sm_110")
 
 
@@ -173,7 +173,7 @@ class CuTileStep(FusedStep):
         """This step; in place of one loop over all tiles of a block, a loop for each tile of queries.
 
         With one loop the kernel that also stores the log-sum-exp had not ended on an H100 after two minutes (tileiras
-        13.4.92), and why is not known. On the CPU, and without the log-sum-exp, it ends.
+        13.4.92; nobody has tried 13.5), and why is not known. On the CPU, and without the log-sum-exp, it ends.
         """
         if not self.order.one_loop:
             return self

@@ -26,7 +26,7 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem, positive
 
 KEY_BYTES = 16 * 2**10  # of a tile of keys: with a ring of them for K and V each, two blocks share an SM
 MOST_KEYS = 128
-# tileiras 13.4 multiplies tiles of 64 rows by wgmma, with buffers that leave no room for a second block on an SM; the
+# tileiras 13.5 multiplies tiles of 64 rows by wgmma, with buffers that leave no room for a second block on an SM; the
 # registers of tiles of 128 rows spill in the loop.
 MOST_ROWS = 64
 START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
@@ -43,7 +43,7 @@ class DecodeStep(FusedStep):
     but those of ``MOST_ROWS`` rows.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
     last_merges: in place of that kernel, the block of a group that comes last merges.
-    least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.4 multiplies without the tensor cores.
+    least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.5 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them, or ``MOST_KEYS``.
     """
 

@@ -16,7 +16,7 @@ from steps.everyday.variant import DecodeVariant
 from tutorial_lib.problem import Problem
 
 PAGES_A_TILE = 4  # that a tile is put together from, at most
-# Of tiles of MOST_ROWS rows at head_dim 128: with 8, tileiras 13.4 makes buffers that are larger than an SM's shared
+# Of tiles of MOST_ROWS rows at head_dim 128: with 8, tileiras 13.5 makes buffers that are larger than an SM's shared
 # memory. At other head_dims they fit, and with 6 registers spill.
 LATENCY_THAT_FITS = Latency(key=6, value=6)
 
