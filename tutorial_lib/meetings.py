@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ASKED = "// no meetings that nothing needs"
-# Triton 3.6 keeps compiled kernels by their source, and MARK is part of that: so it changes with what is taken out.
+# Triton keeps compiled kernels by their source, and MARK is part of that: so it changes with what is taken out.
 VERSION = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
 MARK = f"{ASKED} ({VERSION})"
 
