@@ -142,10 +142,9 @@ def fmha(
                     row_sum = row_sum * correction + gl.sum(weights, 1)
                     weights = gl.convert_layout(weights.to(dtype), variant.left)
                     accumulator = rescale(accumulator, correction, variant)
-                    # For the next turn's tile. A wait between stages makes Triton 3.7 give up the stages without a
-                    # word; inside of one it must hide behind a condition, which always holds.
-                    if j >= 0:
-                        async_copy.wait_group(AHEAD - 1)
+
+                # For the next turn's tile. All waves meet once, for this wait and for the end of the stage.
+                async_copy.wait_group(AHEAD - 1)
 
                 with amd.warp_pipeline_stage("output", priority=variant.stages.products):
                     accumulator = cdna3.mfma(weights, read(values.index(j % TILES), variant), accumulator)

@@ -47,9 +47,9 @@ def fetch(place, pointer, stride, tile_index, limit, variant: gl.constexpr):
 def read(place, variant: gl.constexpr):
     """A tile in LDS, as the second factor of a product.
 
-    Of what was copied there directly, the compiler does not know when it has come. In front of an ordinary read it
-    waits for all copies, those for later tiles, too. The relaxed read says that the kernel has waited. The price: the
-    compiler no longer sees to it that nobody overwrites what is read.
+    Of what was copied there directly, the relaxed read says that the kernel has waited for it. Triton 3.9 makes the
+    same code of an ordinary read. Before, the compiler waited in front of an ordinary read for all copies, those for
+    later tiles, too, and of a relaxed one it took no note: nobody saw to it that what is read is not overwritten.
     """
     if variant.direct:
         return async_copy.load_shared_relaxed(place, variant.right)

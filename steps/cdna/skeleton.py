@@ -23,6 +23,11 @@ WAVES = 4  # of a block: one for each SIMD of a compute unit
 DIRECT = "gfx950"  # alone copies 16 bytes a lane straight into LDS; gfx942 can copy 4, which these kernels do not
 
 
+def triton_is_new() -> bool:
+    """Whether this is Triton 3.9 or newer, by a module that came with it."""
+    return hasattr(amd, "cdna5")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AmdStep(PointerStep):
     """A fused kernel for AMD's CDNA GPUs, in Triton or Gluon."""
@@ -35,8 +40,8 @@ class AmdStep(PointerStep):
             return reason
         if target not in (*MFMA, "cpu"):
             return f"made for AMD's CDNA GPUs, {' and '.join(MFMA)}, not for {target}"
-        if target != "cpu" and not hasattr(amd, "warp_pipeline_stage"):
-            return "needs Triton 3.7 or newer, whose Gluon has what these kernels are made of"
+        if target != "cpu" and not triton_is_new():
+            return "needs Triton 3.9 or newer, whose stages of waves may have a wait between them"
         return None
 
     def compiled(self, kernel, passed: tuple, warps: int, arch: str, scores: int) -> compiler.Compiled:

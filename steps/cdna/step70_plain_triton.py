@@ -8,8 +8,9 @@ rest, for NVIDIA's and AMD's GPUs alike: which matrix instruction multiplies (MF
 goes through LDS, AMD's name for shared memory, and when a tile is loaded. ``python -m steps.inspect plain_triton
 --arch gfx950,gfx942`` shows what it decided. The steps after it take these decisions back, one at a time.
 
-What to expect: the compiler keeps K and V in LDS, swizzled, and loads the next tile into registers while this one is
-used. Those registers are missing elsewhere, which gfx942 may show as fewer waves.
+What to expect: the compiler brings the next tile while this one is used, and it does so in two ways. For gfx942 it
+loads it into registers, and LDS holds one tile, swizzled. Those registers are missing elsewhere. For gfx950 Triton 3.9
+copies it straight into LDS, which holds two tiles, padded. Before, it did for gfx950 as for gfx942.
 """
 
 from steps.cdna.plain import TritonStep

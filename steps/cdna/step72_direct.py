@@ -9,10 +9,10 @@ compiler sees to that. The lanes of one copy must fill 1024 bytes in a row, as t
 the whole wave. Padding could only stand behind these; a swizzle that stays within a row goes with them: chunks of 16
 bytes change places, and the lanes exchange their addresses in memory instead. With 64 banks of 4 bytes, 16 lanes that
 read 16 bytes of different rows of K find them in different banks. Reads of V, which are transposed, meet four rows that
-follow each other, and find them in the same banks still (``tutorial_lib.layouts``, a model). And the compiler waits for
-all copies in front of every ordinary read of LDS, as it does not know which copy fills what. ``load_shared_relaxed``
-says that the wait was ours; then it is also up to us that all waves have read a tile before the next copy overwrites
-it.
+follow each other, and find them in the same banks still (``tutorial_lib.layouts``, a model). And the kernel says
+itself when it has waited, by ``load_shared_relaxed``, and when all waves have read a tile, by a barrier, before the
+next copy overwrites it. Triton 3.9 would see to both: with ordinary reads and without that barrier it makes the same
+code. Before, it waited for all copies in front of every ordinary read of LDS.
 
 What to expect: memory's latency is hidden behind a turn of the loop, and no register holds what only passes through.
 """

@@ -11,12 +11,12 @@ softmax. All meet at the end of every stage, which keeps the distance. The stage
 which the second half begins late. What it does not see is that a place in LDS may still be read by the half that is
 behind: LDS holds three tiles of K and of V, and the one that is filled is the one that both halves have left. And the
 half that is ahead may read a tile only when the other half has waited for its copies, too; the wait stands two barriers
-in front of the read.
+in front of the read. It stands between two stages, so that all waves meet once for it and for the end of the stage.
 
-What to expect: the products of one half hide the softmax of the other. The compiled loop keeps that only in part: the
-compiler sets a fourth barrier, behind the wait for copies, and with four barriers a turn only one of the two softmaxes
-has a product beside it. The price is LDS for three tiles, 256 queries a block, and those barriers. With eight waves a
-lane has at most 256 registers, so that head_dim 256 takes half as many keys a turn.
+What to expect: the products of one half hide the softmax of the other. The price is LDS for three tiles, 256 queries a
+block, and three barriers a turn. With eight waves a lane has at most 256 registers, so that head_dim 256 takes half as
+many keys a turn. There Triton 3.9 sets half of these registers aside for sums (AGPRs), and moves some of the rest to
+memory and back. Before, all fitted.
 """
 
 from steps.cdna import step73_scaled_query

@@ -68,6 +68,26 @@ def in_stages(Source, Target, early: gl.constexpr):
 
 
 @gluon.jit
+def wait_between_stages(Source, Target, late: gl.constexpr):
+    """The wait is the barrier between two stages, and the read comes behind one more. late: the wait is that one."""
+    at = places()
+    place = gl.allocate_shared_memory(gl.float16, [64, 64], LDS)
+    async_copy.buffer_load_to_shared(place, Source, at)
+    async_copy.commit_group()
+    for _ in range(1):
+        with amd.warp_pipeline_stage("first", priority=0):
+            pass
+        if not late:
+            async_copy.wait_group(0)
+        with amd.warp_pipeline_stage("second", priority=1):
+            pass
+        if late:
+            async_copy.wait_group(0)
+        with amd.warp_pipeline_stage("third", priority=0):
+            cdna3.buffer_store(async_copy.load_shared_relaxed(place, COPY), Target, at)
+
+
+@gluon.jit
 def read_without_a_stage_between(Source, Target):
     """As ``in_stages``, and read right behind the wait: the other half has not waited yet."""
     at = places()

@@ -1,5 +1,7 @@
 """Every synchronisation of the CDNA kernels is taken out or loosened, and the simulator finds what it was for."""
 
+from collections import Counter
+
 import pytest
 
 from steps import get_step
@@ -19,6 +21,8 @@ SHAPES = [  # more tiles of keys than LDS holds, and a single one
 ]
 SCHEDULED = [SHAPES[0], problem(batch=1, heads=1, seq_len_q=130, seq_len_kv=270, head_dim=128, causal=False)]
 
+# Since Triton 3.9 the compiler sets this barrier by itself, if the kernel does not: test_steps.py compares the code.
+COMPILERS_OWN = Counter({("without", "gl.barrier()"): 1})
 
 CASES = distinct(CDNA, SCHEDULED)
 
@@ -36,7 +40,7 @@ def test_no_schedule_has_a_race(step, shape, pytestconfig):
 def test_every_synchronisation_is_missed(name, pytestconfig):
     whole = write_step(get_step(name), SHAPES[0])
     assert len(list(broken(whole.text))) >= 7
-    check_that_all_is_missed(whole, SHAPES, lambda there: {}, pytestconfig)
+    check_that_all_is_missed(whole, SHAPES, lambda there: there & COMPILERS_OWN, pytestconfig)
 
 
 @pytest.mark.parametrize("name", ["plain_triton", "mfma"])

@@ -87,6 +87,6 @@ def test_a_simulated_step_tells_its_votes(capsys, tmp_path):
 
 
 def test_a_race_is_told_with_both_lines(capsys):
-    assert simulate.main(["direct", "--seq-len", "200", "--head-dim", "64", "--without", "gl.barrier()"]) == 1
+    assert simulate.main(["direct", "--seq-len", "200", "--head-dim", "64", "--without", "wait_group(TILES"]) == 1
     out = capsys.readouterr().out
-    assert "race on keys" in out and "copy into LDS by all warps" in out and "after: read by other waves" in out
+    assert "race on keys" in out and "read by all warps" in out and "after: copy into LDS by all warps" in out

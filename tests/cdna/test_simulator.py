@@ -53,6 +53,10 @@ def test_a_half_that_is_ahead_knows_of_the_other_two_barriers_later():
     assert not run(kernels.in_stages, source, target, False).found
     [told] = run(kernels.read_without_a_stage_between, source, target).found.values()
     assert "after: copy into LDS by other waves of all warps" in told
+    # A wait between two stages is no barrier more: what it waited for is known to the other half at the next one.
+    assert not run(kernels.wait_between_stages, source, target, False).found
+    [told] = run(kernels.wait_between_stages, source, target, True).found.values()
+    assert "after: copy into LDS by other waves of all warps" in told
     # Four waves are one half: a barrier behind the wait is enough, and the compiler sets it.
     assert not run(kernels.read_without_a_stage_between, source, target, warps=4).found
 

@@ -32,7 +32,10 @@ CDNA = [step for step in STEPS if 70 <= step.number < 80]
 DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.direct and not step.choose]
 TARGETS = ("gfx942", "gfx950")
 
-SPILLS = {"plain_triton"}  # at head_dim 256, where the compiler's choice of what to load ahead takes too many registers
+# At head_dim 256. On gfx942 the compiler's choice of what to load ahead takes too many registers. On gfx950 it does not
+# since Triton 3.9, which copies ahead, into LDS. But stages, of which a lane has 256 registers, spill since then: half
+# of them are set aside for sums.
+SPILLS = {("plain_triton", "gfx942"), ("priorities", "gfx950"), ("heads_first", "gfx950")}
 
 
 def big(head_dim=128, causal=True):
@@ -55,7 +58,7 @@ def test_a_step_compiles_without_spills_and_fits(step, arch, head_dim):
         assert step in DIRECT and arch == "gfx942" and "straight into LDS, which gfx950 alone can" in reason
         return
     compiled, variant = step.compile(shape, arch), step.variant(shape, arch)
-    assert (compiled.spilled_bytes > 0) == (head_dim == 256 and step.name in SPILLS)
+    assert (compiled.spilled_bytes > 0) == (head_dim == 256 and (step.name, arch) in SPILLS)
     assert compiled.threads == 64 * variant.waves
     assert compiled.shared_bytes <= ARCHITECTURES[arch].shared_bytes and compiled.occupancy[0] >= 1
     if step.backend == "cdna":
@@ -64,7 +67,9 @@ def test_a_step_compiles_without_spills_and_fits(step, arch, head_dim):
     assert compiled.hot_loop["MFMA"] == 2 * variant.tile.scores * head_dim / (32 * 32 * depth) / variant.waves
     exponentials = variant.tile.scores / compiled.threads
     assert exponentials < compiled.hot_loop["transcendental"] <= exponentials + 2
-    assert (compiled.kinds["direct to LDS"] > 0) == (step in DIRECT or (step.name == "by_shape" and arch == "gfx950"))
+    # Of plain Triton's copies, Triton 3.9 makes direct ones where gfx950 can.
+    others = arch == "gfx950" and step.name in ("plain_triton", "by_shape")
+    assert (compiled.kinds["direct to LDS"] > 0) == (step in DIRECT or others)
 
 
 @sampled(core=lambda step: step is CDNA[-1])
@@ -108,11 +113,17 @@ def test_what_does_not_fit_is_refused_by_the_step_and_by_the_compiler():
 # --- what the compiler adds by itself, and what it needs to be told ---
 
 
-def test_an_ordinary_read_waits_for_every_copy():
-    """Which is why the kernel reads with ``load_shared_relaxed``: then a turn waits for its own tile alone."""
+def test_the_compiler_says_of_an_ordinary_read_what_the_kernel_says_of_a_relaxed_one():
+    """A turn waits for its own tile alone, and all waves meet before it is overwritten.
+
+    Before Triton 3.9 an ordinary read waited for all copies, and of a relaxed one nobody saw to it that it is in time.
+    """
     whole = write_step(get_step("direct"), big(causal=False))
-    ordinary = edited(whole, ("async_copy.load_shared_relaxed(place, RIGHT)", "place.load(RIGHT)"))
-    assert waits(whole) == [8] and 0 in waits(ordinary)  # of 16 copies that a lane has under way
+    unsaid = edited(whole, ("        gl.barrier()\n", ""))
+    ordinary = edited(unsaid, ("async_copy.load_shared_relaxed(place, RIGHT)", "place.load(RIGHT)"))
+    loops = [[one.text for one in step.compile(step.written_for).hot_body] for step in (whole, unsaid, ordinary)]
+    assert loops[0] == loops[1] == loops[2] and loops[0].count("s_barrier") == 2
+    assert waits(whole) == [8]  # of 16 copies that a lane has under way
 
 
 def waits(step) -> list[int]:
@@ -121,11 +132,16 @@ def waits(step) -> list[int]:
     return [int(found[1]) for i in body if (found := re.search(r"vmcnt\((\d+)\)", i.text))]
 
 
-def test_the_compiler_loads_the_next_tile_into_registers():
-    """What the module of plain_triton expects: an LDS that is swizzled, and fewer waves for what is loaded ahead."""
-    plain, by_hand = (get_step(name).compile(big(), "gfx950") for name in ("plain_triton", "mfma"))
-    assert re.search(r"swizzled_shared<\{vec = 8, perPhase = 1, maxPhase = 16", plain.tile_ir)
-    assert plain.amd.occupancy < by_hand.amd.occupancy
+def test_the_compiler_brings_the_next_tile_ahead():
+    """What the module of plain_triton expects: through registers, or, since Triton 3.9, straight into LDS on gfx950."""
+    older, newer = (get_step("plain_triton").compile(big(), arch) for arch in TARGETS)
+    a_tile = get_step("mfma").compile(big(), "gfx950").shared_bytes  # of keys and values
+    assert older.shared_bytes == a_tile and "ttg.swizzled_shared<{vec = 4, perPhase = 1, maxPhase = 16" in older.tile_ir
+    kinds = [one.kind for one in older.hot_body]
+    written = next(n for n, one in enumerate(older.hot_body) if one.opcode.startswith("ds_write"))
+    assert "direct to LDS" not in kinds and kinds.index("vector memory") < kinds.index("MFMA") < written
+    assert newer.hot_loop["direct to LDS"] > newer.hot_loop["vector memory"] == 0
+    assert newer.shared_bytes > 2 * a_tile and "ttg.padded_shared<[512:+8]" in newer.tile_ir
 
 
 def test_gfx950_reads_values_transposed_and_gfx942_has_the_weights_where_it_wants_them():
@@ -161,23 +177,29 @@ def test_q_scaled_once_saves_arithmetic():
 def test_a_vote_costs_moves_between_registers():
     """More than the multiplications that are saved, as its module says."""
     before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("scaled_query", "vote"))
-    assert after["packed VALU"] == 0 < before["packed VALU"]
-    assert after["register move"] - before["register move"] > before["packed VALU"]
+    saved = before["packed VALU"] - after["packed VALU"]  # Triton 3.9 packs other arithmetic, too, in either step
+    assert 0 < saved < after["register move"] - before["register move"]
 
 
 LATE = re.compile(r"\ts_and_saveexec_b64[^\n]*\n\ts_cbranch_execz[^\n]*\n[^\n]*\n\ts_barrier\n")  # for some waves alone
 
 
-def test_stages_have_priorities_unless_a_wait_stands_between_them():
+def test_stages_have_priorities_and_a_wait_between_them_is_no_barrier_more():
+    """Before Triton 3.9 such a wait made the compiler drop the stages; inside of one, under a condition, it is one."""
     shape = big(causal=False)
     whole = write_step(get_step("priorities"), shape)
     compiled = whole.compile(shape)
-    assert compiled.hot_loop["priority"] == 3 and compiled.hot_loop["barrier"] == 4
+    assert compiled.hot_loop["priority"] == 3 and compiled.hot_loop["barrier"] == 3
     assert LATE.search(compiled.assembly)  # the second half alone, in front of the loop: it begins one barrier later
     assert not LATE.search(get_step("scaled_query").compile(shape).assembly)
-    hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n"
-    between = edited(whole, (hidden, "        async_copy.wait_group(AHEAD - 1)\n"))
-    assert between.compile(shape).kinds["priority"] == 0
+    texts = [one.text for one in compiled.hot_body]
+    copies = next(n for n, text in enumerate(texts) if "vmcnt" in text)
+    assert waits(whole) == [4] and texts[copies + 1] == "s_barrier"  # first the wait, so that the others know of it
+    between = "        async_copy.wait_group(AHEAD - 1)\n\n        with"
+    hidden = "            if j >= 0:\n                async_copy.wait_group(AHEAD - 1)\n\n        with"
+    assert edited(whole, (between, hidden)).compile(shape).hot_loop["barrier"] == 4
+    with pytest.raises(CompilerError):
+        edited(whole, (between, hidden.replace("if j >= 0:", "if True:"))).compile(shape)
 
 
 # --- which blocks, and which kernel ---
@@ -295,12 +317,10 @@ def test_a_kernel_for_amd_is_left_to_tritons_launcher():
 
 
 def test_an_older_triton_is_refused_in_one_sentence(monkeypatch):
-    """3.6 has no stages, and no ``gl.barrier``; the simulator needs neither."""
-    from triton.experimental.gluon.language import amd
-
-    monkeypatch.delattr(amd, "warp_pipeline_stage")
+    """Between whose stages no wait may stand; to the simulator all are the same."""
+    monkeypatch.setattr("steps.cdna.skeleton.triton_is_new", lambda: False)
     for name in ("plain_triton", "mfma", "priorities"):
-        assert "needs Triton 3.7" in get_step(name).unsupported(standard(), "gfx950")
+        assert "needs Triton 3.9" in get_step(name).unsupported(standard(), "gfx950")
         assert get_step(name).unsupported(standard(), "cpu") is None
 
 

@@ -53,6 +53,7 @@ def commit_group():
 @operation(("async_copy", "wait_group"))
 def wait_group(num_outstanding=0):
     me = state.role()
+    me.owes = False  # of CDNA's stages: all meet once for the stage's end and for the wait
     target = me.copies.begun - num_outstanding
     me.wait(lambda: me.copies.ended >= target, "copies", lambda: f"its copies up to group {target}")
     me.learn(me.copies, target)

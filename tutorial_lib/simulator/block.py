@@ -120,6 +120,7 @@ class Role:
         # role is then the first half, and learns at a barrier what the second had done at the barrier before.
         self.staggered = False
         self.second_half: Clock = {}
+        self.owes = False  # a barrier at the end of a stage; a wait for copies that stands there has the same one
         self.read: set[Buffer] = set()  # since then
         self.written: set[Buffer] = set()
         self.wgmma, self.copies, self.stores = Pipe("wgmma", self), Pipe("cp.async", self), Pipe("TMA store", self)
@@ -172,6 +173,9 @@ class Role:
 
     def point(self) -> None:
         """Whoever is earlier goes first."""
+        if self.owes:
+            self.owes = False
+            self.meet()
         if self.block.processor.anyone_before(self):
             self.pause()
 

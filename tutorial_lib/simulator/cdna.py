@@ -106,7 +106,8 @@ SEQUENCES[r"v_cmp_neq_f32 vcc, 1\.0, \$(\d+)\s+s_cbranch_vccz (\d)f\s+(?:v_mul_f
 class Stage:
     """A stage of the waves: all meet at its end. Of more than four, the second half is one barrier behind the first.
 
-    Priorities decide who goes first, which changes no number here.
+    A wait for copies between two stages comes in front of that barrier, and sets no other one (a test looks at the
+    machine code). Priorities decide who goes first, which changes no number here.
     """
 
     def __init__(self, label=None, *, priority=None):
@@ -114,6 +115,7 @@ class Stage:
 
     def __enter__(self):
         self.role = me = state.role()
+        me.point()
         if not me.staggered:
             me.meet()
             me.staggered = me.warps > FIRST_HALF
@@ -122,6 +124,6 @@ class Stage:
 
     def __exit__(self, kind, error, trace):
         if kind is None:
-            self.role.meet()
+            self.role.owes = True
             self.role.block.draw("stages", self.kind, self.label, self.began, self.role.time)
         return False
