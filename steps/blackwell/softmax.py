@@ -53,6 +53,19 @@ def weigh(scores, row_max, scale, variant: gl.constexpr):
 
 
 @gluon.jit
+def add_up(row_sum, correction, weights, variant: gl.constexpr):
+    """The sums [query] so far, and those of one more tile of weights [query, key].
+
+    Columns that lie side by side are added first, a few at a time. Of a whole row at once, Triton 3.9 first adds all
+    its pairs (add.f32x2), for which all of its weights and their sums would be in registers together.
+    """
+    AT_ONCE: gl.constexpr = 16
+    some = gl.reshape(weights, [variant.rows, variant.tile.key // AT_ONCE, AT_ONCE])
+    total = gl.sum(gl.sum(some, 2), 1)
+    return row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
+
+
+@gluon.jit
 def exp2_by_polynomial(x):
     """2^x for x from -125 to 126, by additions and multiplications; for a smaller x, 2^-125.
 

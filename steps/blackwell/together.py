@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from steps.blackwell.columns import issue_output, issue_scores, rescale, to_panels, to_shared_memory, weights_of
-from steps.blackwell.softmax import hide, next_maxima, weigh
+from steps.blackwell.softmax import add_up, hide, next_maxima, weigh
 from steps.gluon.softmax import store_lse, tiles_to_visit
 from steps.hopper.pipeline import Place, await_tile, fetch, numbered, position
 
@@ -146,7 +146,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             # --- online softmax ---
             row_max, correction = next_maxima(scores, row_max, scale, variant)
             weights = weigh(scores, row_max, scale, variant)
-            row_sum = row_sum * correction + gl.sum(weights, 1)
+            row_sum = add_up(row_sum, correction, weights, variant)
             weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
             if j > 0:
                 rescale(output_at, correction, variant)

@@ -26,7 +26,7 @@ AT_ONCE = 64  # columns of the output that a warp group holds in registers at on
 # Registers of a thread. All threads of a block share 65536, and those of a warp group have the same number. The two
 # warps that begin products and ask for tiles are in a warp group of their own. What is left is the first part's.
 SOFTMAX_ALONE, SOFTMAX, CORRECTION, SINGLE_WARPS = 232, 192, 96, 32  # alone: no warp group rescales
-WIDE_CORRECTION, WIDE_SINGLE_WARPS = 160, 96  # where one warp group does the softmax, there are enough
+WIDE_CORRECTION, WIDE_SINGLE_WARPS = 176, 80  # where one warp group does the softmax, there are enough
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from tutorial_lib.simulator import state
-from tutorial_lib.simulator.block import KernelError, at
+from tutorial_lib.simulator.block import KernelError, Unknown, at
 from tutorial_lib.simulator.cluster import alone, halved, own_part, whole
 from tutorial_lib.simulator.integers import BINARY, Int
 
@@ -74,7 +74,11 @@ class Tensor:
 
     def reshape(self, *shape) -> Tensor:
         shape = _unpacked(shape)
-        return Tensor(plain(self).reshape(shape), infer("reshape", self, shape))
+        layout = infer("reshape", self, shape)
+        before, after = halved(self.layout), halved(layout)
+        if before is not None and list(self.shape)[before:][:1] != list(shape)[after:][:1]:
+            raise Unknown(at("the simulator has no reshape of the axis that the CTAs of a cluster halve"))
+        return Tensor(plain(self).reshape(own_part(shape, layout)), layout)
 
     def permute(self, *order) -> Tensor:
         order = _unpacked(order)
@@ -303,14 +307,15 @@ def argument(value):
 
 def infer(what: str, tile: Tensor, how) -> object:
     """The layout of a tile after a reshape, permute or split; None where the compiler has none."""
-    alone(what)
+    if what != "reshape":
+        alone(what)
     if tile.layout is None:
         return None
-    return _infer(what, tile.layout, tuple(tile.shape), state.role().warps, tuple(how))
+    return _infer(what, tile.layout, tuple(tile.shape), state.role().warps, state.run.ctas, tuple(how))
 
 
 @cache
-def _infer(what: str, layout, shape: tuple, warps: int, how: tuple):
+def _infer(what: str, layout, shape: tuple, warps: int, ctas: int, how: tuple):
     from triton._C.libtriton import gluon_ir, ir, nvidia
     from triton.experimental.gluon.language._semantic import GluonSemantic
 
@@ -320,7 +325,7 @@ def _infer(what: str, layout, shape: tuple, warps: int, how: tuple):
     builder = gluon_ir.GluonOpBuilder(context)
     module = builder.create_module()
     module.set_attr("ttg.target", builder.get_string_attr("cuda:90"))
-    for name, value in (("num-warps", warps), ("num-ctas", 1), ("threads-per-warp", 32)):
+    for name, value in (("num-warps", warps), ("num-ctas", ctas), ("threads-per-warp", 32)):
         module.set_attr(f"ttg.{name}", builder.get_int32_attr(value))
     function = builder.get_or_insert_function(module, "f", builder.get_function_ty([], []), "public", False)
     module.push_back(function)
