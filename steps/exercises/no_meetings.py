@@ -40,7 +40,7 @@ def words(ptx: str) -> list[str]:
 
 
 def _word(event: str) -> str:
-    if event.startswith(meetings.STORE) and ".global.shared" in event:
+    if meetings.STORE.match(event):
         return "copy"
     return next((word for start, word in WORDS if event.startswith(start)), "other")
 
@@ -207,5 +207,5 @@ def may_go(before, after):
         ),
     ),
     debrief="In the PTX of step four_chains at head_dim 128 these are the meetings that step no_meetings takes out: "
-    "the four of the loop over tiles of keys, and some of the others.",
+    "those of the loop over tiles of keys, and some of the others.",
 )
