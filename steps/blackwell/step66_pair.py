@@ -12,8 +12,9 @@ in its shared memory. Both CTAs are told that a product has ended. Before a PV p
 weights, rescaled their outputs and read their scores: there they meet at the cluster's barrier.
 
 All warps do the same here, as in step tensor_memory and not as in step lasting_blocks: with roles, one CTA's softmax
-would have to arrive at a barrier of the other one, and all warps at the cluster's barrier. Triton 3.7 compiles neither
-(``tests/blackwell/test_clusters.py`` shows its code).
+would have to arrive at a barrier of the other one, and all warps at the cluster's barrier. Before Triton 3.9 neither
+was compiled as it must be (``tests/blackwell/test_clusters.py`` looks at the code of both), and nobody has written it
+since.
 
 To expect, as a hypothesis: two blocks wait for the slower of them at every tile, and nothing else runs meanwhile. What
 shared memory gains pays only where reading the second factor, or room for it, holds a kernel up.

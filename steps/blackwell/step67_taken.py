@@ -9,7 +9,8 @@ roles the number through shared memory, and two mbarriers say when the number is
 Launches that run at the same time must not share a counter. Calls of one kind do, so they belong in one stream.
 
 Newer hardware has this built in: on Blackwell, ``clusterlaunchcontrol.try_cancel`` gives a block the index of another
-that has not begun, which then never begins (PTX ISA, "clusterlaunchcontrol"). Gluon of Triton 3.7 does not have it.
+that has not begun, which then never begins (PTX ISA, "clusterlaunchcontrol"). Gluon has it since Triton 3.9
+(``blackwell.clc``), and this step was written before.
 
 To expect, as a hypothesis: where the estimate is good, nothing but the cost of the counter. Where SMs differ, or
 another kernel holds some of them for a while, blocks end together that would not have. On Hopper the same was measured

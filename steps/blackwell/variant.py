@@ -162,7 +162,7 @@ class Variant:
 
     @property
     def output_columns(self) -> int:
-        """Columns of the output that TMA stores at once: in a cluster Triton 3.7 slices no shared memory."""
+        """Columns of the output that TMA stores at once: before 3.9 Triton sliced no shared memory of a cluster."""
         return self.head_dim if self.ctas == 1 else self.at_once
 
     @property

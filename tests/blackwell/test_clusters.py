@@ -107,6 +107,7 @@ def test_a_launch_asks_for_clusters(monkeypatch):
             asked.update(options)
             raise Stopped
 
+    monkeypatch.setattr("tutorial_lib.hardware.architecture_of", lambda device: "sm_100")
     monkeypatch.setattr("torch.cuda.device", lambda device: __import__("contextlib").nullcontext())
     device = dataclasses.make_dataclass("Device", ["type"])("cuda")
     for ctas, told in ((2, 2), (1, None)):

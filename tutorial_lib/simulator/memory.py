@@ -45,7 +45,7 @@ class Memory:
         return self._view(self.data[int(number)])
 
     def slice(self, start, length, dim: int = 0) -> Memory:
-        if state.run.ctas > 1:  # and neither does Triton 3.7
+        if state.run.ctas > 1:  # as Triton before 3.9
             raise Unknown(at("the simulator slices no shared memory of a cluster"))
         return self._view(self.data.narrow(dim, int(start), int(length)))
 
