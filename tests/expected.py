@@ -79,6 +79,13 @@ def _lines(name: str) -> tuple[str, int]:
     return name, len(written_out(step, step.default_problem).splitlines())
 
 
+def stands(test: str) -> bool:
+    """Whether a test of this name is still there."""
+    file, _, function = test.partition("::")
+    text = (selection.ROOT / file).read_text(encoding="utf-8") if (selection.ROOT / file).exists() else ""
+    return f"def {function.partition('[')[0]}(" in text
+
+
 def is_written(step) -> bool:
     """Whether ``steps.show`` writes its kernel out as a program that compiles."""
     return step.direction == "forward"
@@ -96,7 +103,7 @@ def main(names: list[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     now = lock.read()
-    asking = tests if names else now["asking"]
+    asking = tests if names else list(filter(stands, now["asking"]))
     if not names:
         now |= {"digests": {}, "lines": {}, "compiled": {}}
     now["compilers"] = lock.installed()
