@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     allocate_tensor_memory,
+    clc,
     tcgen05_commit,
     tcgen05_mma,
     tensor_memory_descriptor_type,
@@ -165,3 +166,79 @@ def waits_for_another(left, right, target):
     mbarrier.wait(done, 0)
     mbarrier.wait(done, 1)
     write(target, sums.load(SUMS))
+
+
+@gluon.jit
+def take_blocks(target, waits: gl.constexpr, again: gl.constexpr):
+    """Every block of the grid counts itself in ``target`` [z, y, x], and then those that it takes.
+
+    waits: for the answer to its request. again: it asks once more when there is none left.
+    """
+    answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ready = barrier()
+    fence_async_shared()
+    x = gl.program_id(0)
+    y = gl.program_id(1)
+    z = gl.program_id(2)
+    phase = 0
+    more = True
+    while more:
+        gl.atomic_add(target + (z * gl.num_programs(1) + y) * gl.num_programs(0) + x, 1)
+        mbarrier.expect(ready, 16)
+        clc.try_cancel(answer, ready)
+        if waits:
+            mbarrier.wait(ready, phase)
+        phase ^= 1
+        found = clc.load_result(answer)
+        more = found.is_canceled()
+        x = found.program_id(0)
+        y = found.program_id(1)
+        z = found.program_id(2)
+    if not waits:
+        mbarrier.wait(ready, 0)
+    if again:
+        mbarrier.expect(ready, 16)
+        clc.try_cancel(answer, ready)
+
+
+@gluon.jit
+def hand_on(answer, ready, heard, target, keeps: gl.constexpr):
+    """A role that asks for blocks until there is none. keeps: an answer until the other role has read it."""
+    turn = 0
+    more = True
+    while more:
+        if keeps:
+            mbarrier.wait(heard, turn & 1 ^ 1)
+        mbarrier.expect(ready, 16)
+        clc.try_cancel(answer, ready)
+        mbarrier.wait(ready, turn & 1)
+        more = clc.load_result(answer).is_canceled()
+        turn += 1
+
+
+@gluon.jit
+def count_blocks(answer, ready, heard, target, keeps: gl.constexpr):
+    """A role that counts the block it is in, and those that it hears of."""
+    x = gl.program_id(0)
+    turn = 0
+    more = True
+    while more:
+        gl.atomic_add(target + x, 1)
+        mbarrier.wait(ready, turn & 1)
+        found = clc.load_result(answer)
+        more = found.is_canceled()
+        x = found.program_id(0)
+        if keeps:
+            mbarrier.arrive(heard, count=1)
+        turn += 1
+
+
+@gluon.jit
+def take_blocks_for_another(target, keeps: gl.constexpr):
+    """One role takes blocks, and the other counts them."""
+    answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ready = barrier()
+    heard = barrier()
+    fence_async_shared()
+    passed = answer, ready, heard, target, keeps
+    gl.warp_specialize([(count_blocks, passed), (hand_on, passed)], [1], [24])

@@ -1,11 +1,14 @@
 """The simulator's Blackwell: what tensor memory and tcgen05 compute, and what is told of a kernel out of order."""
 
+import re
+
 import pytest
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tests.blackwell import kernels
+from tutorial_lib.compiler import compile_gluon
 from tutorial_lib.simulator.block import Deadlock, KernelError
 from tutorial_lib.simulator.machine import B200, H100
 from tutorial_lib.simulator.run import launch
@@ -113,3 +116,53 @@ def test_a_phase_that_no_product_completes_is_a_deadlock(tiles):
     left, right, _, target = tiles
     with pytest.raises(Deadlock, match="done"):
         launch(kernels.waits_for_another, (1,), (left, right, target), 4, machine=B200)
+
+
+# --- cluster launch control ---
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_every_block_is_computed_once_by_itself_or_by_who_took_it(at_once):
+    target = torch.zeros(2, 3, 5, dtype=torch.int32)
+    for seed in SEEDS:
+        target.zero_()
+        how = {"machine": B200, "seed": seed, "at_once": at_once}
+        run = launch(kernels.take_blocks, (5, 3, 2), (target, True, False), 4, **how)
+        assert not run.found and (target == 1).all()
+        assert len(run.clocks) < target.numel()  # blocks that were taken have not begun
+
+
+def test_an_answer_that_was_not_waited_for_is_a_race():
+    target = torch.zeros(4, dtype=torch.int32)
+    run = launch(kernels.take_blocks, (4,), (target, False, False), 4, machine=B200)
+    told = next(iter(run.found.values()))
+    assert told.startswith("race on answer") and "read by all warps" in told and "after: answer to a request" in told
+
+
+def test_who_was_told_that_there_is_no_block_must_not_ask_again():
+    with pytest.raises(KernelError, match="asked for a block again, after it was told that there is none"):
+        launch(kernels.take_blocks, (4,), (torch.zeros(4, dtype=torch.int32), True, True), 4, machine=B200)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_answer_is_kept_until_all_roles_have_read_it(keeps):
+    target, found = torch.zeros(9, dtype=torch.int32), {}
+    for seed in SEEDS:
+        target.zero_()
+        try:
+            found |= launch(kernels.take_blocks_for_another, (9,), (target, keeps), 4, machine=B200, seed=seed).found
+        except (Deadlock, KernelError):
+            assert not keeps
+        assert not keeps or (target == 1).all()
+    assert bool(found) != keeps
+    assert keeps or any(told.startswith("race on answer") for told in found.values())
+
+
+@pytest.mark.parametrize("arch", ["sm_100", "sm_103"])
+def test_requests_are_compiled_with_their_fence_and_one_thread_asks(arch):
+    ptx = compile_gluon(kernels.take_blocks, (torch.zeros(4, dtype=torch.int32), True, False), 4, arch, 1).ptx
+    order = re.findall(r"expect_tx\.shared::cta\S* _, \[\S+\], 16|fence\.proxy\.async|try_cancel|try_wait", ptx)
+    asked = order.index("try_cancel")
+    assert order[asked - 2 : asked + 2] == [order[asked - 2], "fence.proxy.async", "try_cancel", "try_wait"]
+    assert "expect_tx" in order[asked - 2]
+    assert re.search(r"@%p\d+ clusterlaunchcontrol\.try_cancel\.async", ptx)

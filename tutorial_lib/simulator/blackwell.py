@@ -10,6 +10,10 @@ In a cluster two CTAs may compute a product together (``.cta_group::2``). Each h
 the sum, and half of the second factor's columns, which the tensor cores of both read. The first CTA begins it, and its
 commits arrive in both. Products of one CTA may arrive in both, too: then the second factor came to both by multicast.
 
+Cluster launch control (PTX ISA, "clusterlaunchcontrol"): a block asks for one that has not begun, which then never
+begins, and gets its place in the grid. The answer comes to shared memory some time later, and an mbarrier counts its
+bytes. Triton sets the fence in front of the request (a test looks at its PTX).
+
 mbarriers, TMA and the fence between the proxies are Hopper's: see ``hopper``.
 """
 
@@ -22,8 +26,9 @@ import torch
 from tutorial_lib.simulator import state
 from tutorial_lib.simulator.ampere import operations, product, rate
 from tutorial_lib.simulator.block import GROUP_WARPS, KernelError, Pipe, Role, Unknown, at, line_of, place
-from tutorial_lib.simulator.cluster import halved, must_stay, own_part
+from tutorial_lib.simulator.cluster import alone, halved, must_stay, own_part
 from tutorial_lib.simulator.hopper import barrier_at, is_joint, reported_to
+from tutorial_lib.simulator.integers import Int
 from tutorial_lib.simulator.memory import Memory
 from tutorial_lib.simulator.order import Buffer
 from tutorial_lib.simulator.translate import operation
@@ -260,3 +265,63 @@ def tcgen05_commit(barrier, pred=True, descs=()):
             reported_to(bar, "tcgen05.commit reports to a barrier")
         block.later(at_end, lambda time, bar=bar: bar.arrive(1, known, time))
     me.time += block.machine.issue
+
+
+# --- cluster launch control ---
+
+ANSWER_BYTES = 16
+
+
+@operation(("clc", "try_cancel"))
+def try_cancel(result: Memory, barrier) -> None:
+    """Ask for a block that has not begun. The barrier must expect the bytes of the answer."""
+    alone("cluster launch control")
+    me = state.role()
+    me.point()
+    block, full = me.block, barrier_at(barrier)
+    if result.data.dtype != torch.int64 or tuple(result.shape) != (2,):
+        raise KernelError(at(f"the answer takes two numbers of int64, not {result.shape} of {result.data.dtype}"))
+    if block.none_left:
+        raise KernelError(at("asked for a block again, after it was told that there is none"))
+    taken = next(block.processor.to_begin, None)
+    full.copies += 1
+    agent, count = ("answer", full), full.copies
+    me.uses(writes=(result.buffer, full.buffer))
+    block.touch(result, True, agent, count, "async", f"answer to a request of {me}")
+    result.data.fill_(UNKNOWN)
+    known = {**me.known, agent: count}, dict(me.fenced)
+    me.known[me] += 1
+    x, y, z = taken[0].index if taken else (NONE, NONE, NONE)
+
+    def finish(time: float) -> None:
+        result.data.copy_(torch.tensor([x, NONE if taken is None else y << 16 | z]))
+        full.fill(ANSWER_BYTES, known, time)
+
+    block.later(me.time + block.machine.memory_latency, finish)
+    me.time += block.machine.issue
+
+
+UNKNOWN, NONE = -2, -1  # in the place of an answer: not come yet; and that all blocks have begun
+
+
+@operation(("clc", "load_result"))
+def load_result(src: Memory) -> Answer:
+    """Read an answer. Who was told that there is no block must not ask again."""
+    first, others = src.load().data.tolist()
+    if first == NONE:
+        state.block().none_left = True
+    return Answer(first, others)
+
+
+class Answer:
+    """What was answered: whether a block was taken, and which."""
+
+    def __init__(self, first: int, others: int):
+        self.taken, self.index = first >= 0, (first, others >> 16, others & 0xFFFF)
+
+    def is_canceled(self) -> bool:
+        return self.taken
+
+    def program_id(self, dim: int) -> Int:
+        """Of a block that was taken; else nobody promises which number comes."""
+        return Int(self.index[dim] if self.taken else -1)

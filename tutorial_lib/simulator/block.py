@@ -274,6 +274,7 @@ class Block:
         self.run, self.processor, self.index, self.grid = run, processor, index, grid
         self.kernel, self.warps, self.cluster, self.rank = kernel, warps, cluster, rank
         self.key = index if cluster is None else (*index, rank)  # among all blocks of a launch
+        self.none_left = False  # whether it was told, by cluster launch control, that all blocks have begun
         self.machine: Machine = run.machine
         self.units, self.later = processor.units[rank], processor.later
         self.roles: list[Role] = []

@@ -22,6 +22,7 @@ class Processor:
         self.roles: list[Role] = []  # of all blocks that it holds
         self.current: Role | None = None
         self.time = 0.0
+        self.to_begin: Iterator[Group] = iter(())  # blocks that have not begun; who takes one sees to its work
         self._order = itertools.count()
 
     def later(self, time: float, action: Callable[[float], None]) -> None:
@@ -36,6 +37,7 @@ class Processor:
     def execute(self, groups: Iterator[Group], at_once: int) -> None:
         """Run blocks in order, as many groups at once as given: the next begins when one has ended. Raises Deadlock."""
         groups_of: dict[Block, Group] = {}
+        self.to_begin = groups
 
         def begin(group: Group, time: float) -> None:
             for block in group:
