@@ -41,6 +41,16 @@ def rows_added(source, target, layout: gl.constexpr):
 
 
 @gluon.jit
+def rows_added_in_groups(source, target, layout: gl.constexpr):
+    """As ``rows_added``, but a row's sum is that of its groups of 16."""
+    tile = gl.load(places(source, 32, 64, layout))
+    total = gl.sum(gl.sum(gl.reshape(tile, [32, 4, 16]), 2), 1)
+    row = gl.arange(0, 32, gl.SliceLayout(1, layout))
+    total = gl.convert_layout(total, gl.SliceLayout(1, layout))
+    gl.store(places(target, 32, 64, layout), tile + (row + total)[:, None])
+
+
+@gluon.jit
 def own_barrier(count: gl.constexpr):
     made = gl.allocate_shared_memory(gl.int64, [2], mbarrier.MBarrierLayout([[1]]))
     mbarrier.init(made, count=count)
@@ -127,6 +137,11 @@ def arrives_jointly():
 @gluon.jit
 def sum_of_columns():
     gl.sum(gl.full([32, 64], 1.0, gl.float32, HALVES), 0)
+
+
+@gluon.jit
+def halved_otherwise():
+    gl.reshape(gl.full([32, 64], 1.0, gl.float32, HALVES), [2, 16, 64])
 
 
 @gluon.jit

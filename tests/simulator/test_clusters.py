@@ -45,6 +45,13 @@ def test_each_cta_computes_its_part_of_a_tile(layout):
     assert work == 2 if layout == kernels.BOTH.value else 1 <= work < 2
 
 
+@pytest.mark.parametrize("layout", [kernels.HALVES.value, kernels.BOTH.value])
+def test_each_cta_reshapes_its_part_of_a_tile(layout):
+    source, target = torch.randn(32, 64), torch.zeros(32, 64)
+    assert not run(kernels.rows_added_in_groups, source, target, layout).found
+    torch.testing.assert_close(target, source + torch.arange(32)[:, None] + source.sum(1, keepdim=True))
+
+
 def test_one_copy_brings_a_tile_to_both():
     source, target = torch.randn(64, 64).half(), torch.zeros(32, 64).half()
     tile = described(source, 32, 64, [0, 0])
@@ -104,6 +111,7 @@ def test_both_arrive_at_a_joint_barrier():
     ("kernel", "kind", "told"),
     [
         (kernels.sum_of_columns, Unknown, "no reduction over the CTAs"),
+        (kernels.halved_otherwise, Unknown, "no reshape of the axis that the CTAs of a cluster halve"),
         (kernels.to_all, Unknown, "no exchange of tiles between CTAs"),
         (kernels.of_one_cta, KernelError, "a layout for 1 CTAs in a cluster of 2"),
         (kernels.with_roles, Unknown, "no warp_specialize in a cluster"),
