@@ -162,8 +162,12 @@ def sdpa(q, k, v, causal: bool, scale: float):
     """PyTorch's own attention, its choice of backend; scale must not be negative."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **_grouped(q, k))
+
+
+def _grouped(q, k) -> dict[str, bool]:
+    """As an argument, and not as a condition, which torch.compile would keep as one."""
+    return {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
 
 
 def visible(seq_len_q: int, seq_len_kv: int, window: int, device) -> torch.Tensor:
@@ -197,8 +201,8 @@ def sdpa_masked(
         return cat([sdpa_masked(*one, causal, scale, window, None, mask_of) for one in each], dim=2)
     if window is None:
         return sdpa(q, k, v, causal, scale)
-    mask, grouped = mask_of(q.shape[2], k.shape[2], window, q.device), q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    mask = mask_of(q.shape[2], k.shape[2], window, q.device)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **_grouped(q, k))
 
 
 def unfused(q, k, v, causal: bool, scale: float, window: int | None = None, softcap: float | None = None, packing=None):
@@ -265,7 +269,5 @@ def sdpa_of_last(q, k, v, causal: bool, scale: float | None) -> torch.Tensor:
 
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
     mask = last_mask(q.shape[2], k.shape[2], q.device) if causal else None
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(
-        q if sign == 1 else q * sign, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped
-    )
+    q = q if sign == 1 else q * sign
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **_grouped(q, k))

@@ -56,6 +56,7 @@ class CuTileGradients(GradientStep, FusedStep):
     queries: BlockShape | None = hole(default=None)
 
     backend: ClassVar[str] = "cutile"
+    takes_long_strides: ClassVar[bool] = False  # cuTile holds them in 32 bits
     shown: ClassVar[str] = "The kernel whose blocks own keys (steps/backward_cutile/kernel.py has the others)"
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
     pads_head_dim: ClassVar[bool] = True

@@ -11,16 +11,21 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from steps.core.choice import best
 from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
-from steps.core.step import Step, target_of
+from steps.core.step import PIECE, Step, target_of
+from steps.core.tensors import has_long_strides, has_own_dispatch, is_capturing, is_plain, plain
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem, check_window, positive
 from tutorial_lib.results import recorded_runs
+
+modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
+MOST_HEAD_DIM = 256  # of a kernel with gradients
 
 _launches = Launches()
 _trainings = Launches()
@@ -33,29 +38,94 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     window: int | None = None,
+    **of_sdpa,
 ) -> torch.Tensor:
     """Attention, ``softmax(scale * q @ k^T, masked) @ v``, by the step that ``steps.best`` names; differentiable.
 
     q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float16 or bfloat16, any strides, on one device. ``causal``
     hides key j from query i where j > i, ``scale`` None means 1 / sqrt(D). ``window`` hides, under a causal mask, keys
-    j <= i - window, too (a sliding window; its gradients are PyTorch's). Returns o ``[B, Hq, Sq, D]``, contiguous.
+    j <= i - window, too (a sliding window; its gradients are PyTorch's). Returns o ``[B, Hq, Sq, D]``, contiguous, in
+    q's dtype, under autocast as well.
     The choice is made once for every kind of call. Where no step is recorded to be as fast as PyTorch's own attention,
-    on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step.
+    on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step. Under
+    ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same bits every time, or from
+    PyTorch.
 
-    Raises ValueError naming the argument, what it must be and what came. Gradients have no gradients of their own.
+    Raises ValueError naming the argument, what it must be and what came; of_sdpa: arguments that
+    ``scaled_dot_product_attention`` has, and this has not. Gradients have no gradients of their own, and there are no
+    derivatives in forward mode.
     """
+    if of_sdpa or type(causal) is not bool:
+        _refuse(causal, **of_sdpa)
     causal, scale = bool(causal), None if scale is None else float(scale)
     if window is not None:
         check_window(window, causal)  # here, as torch.compile traces past what is checked further on
-    if torch.is_grad_enabled() and _wants_gradients(q, k, v):
-        return _differentiable(q, k, v, causal, scale, window)
     if torch.compiler.is_compiling():
-        return operator(q, k, v, causal, scale, window)
+        return _in_graph(q, k, v, causal, scale, window)
+    if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
+        return _watched(q, k, v, causal, scale, window)
+    if torch.is_grad_enabled() and _wants_gradients(q, k, v):
+        q, k, v = plain(q=q, k=k, v=v)
+        Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
+        return _differentiable(q, k, v, causal, scale, window)
     try:
         kind = kind_of(q, k, v, causal, scale, None), window
-    except (AttributeError, TypeError, RuntimeError):  # no tensors, which is told, or without memory: of a tracer, say
-        Problem.of(q, k, v, causal, scale, window=window)
+    except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
+        return _unusual(q, k, v, causal, scale, window)
+    if (launch := _launches.find(kind)) is None:
+        if not (is_plain(q) and is_plain(k) and is_plain(v)):
+            return _unusual(q, k, v, causal, scale, window)
+        launch = _made_ready(kind, q, k, v, causal, scale, window)
+    return launch(q, k, v, None)
+
+
+INSTEAD = {
+    "attn_mask": "no mask but causal=True and window=N is known here, and packed sequences to a step's cu_seqlens_q",
+    "dropout_p": "no weights are dropped here",
+    "is_causal": "say causal=True",
+    "enable_gqa": "k and v may have fewer heads without it",
+}
+
+
+def _refuse(causal, **of_sdpa) -> None:
+    """Raises ValueError for what a caller of ``scaled_dot_product_attention`` passes by habit, or TypeError."""
+    if isinstance(causal, torch.Tensor):
+        raise ValueError(f"causal must be True or False, got a tensor: {INSTEAD['attn_mask']}")
+    for name, value in of_sdpa.items():
+        if name not in INSTEAD:
+            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
+        is_mask = isinstance(value, torch.Tensor)
+        if is_mask or name == "is_causal" or value not in (None, 0, False):
+            came = "a tensor" if is_mask else repr(value)
+            raise ValueError(f"{name} is an argument of scaled_dot_product_attention, got {came}: {INSTEAD[name]}")
+
+
+def _watched(q, k, v, causal: bool, scale: float | None, window: int | None):
+    """By the operators, which whoever watches sees; raises ValueError for derivatives in forward mode."""
+    tensors = {"q": q, "k": k, "v": v} if forward_ad._current_level >= 0 else {}
+    for name, x in tensors.items():
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise ValueError(
+                f"{name} must have no derivative in forward mode (torch.func.jvp), as the kernels have none, "
+                "got a tensor with one: take gradients (torch.func.grad or vjp)"
+            )
+    return _in_graph(q, k, v, causal, scale, window)
+
+
+def _in_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
+    if torch.is_grad_enabled() and _wants_gradients(q, k, v):
+        return _differentiable(q, k, v, causal, scale, window)
+    return operator(q, k, v, causal, scale, window)
+
+
+def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
+    """Tensors that are not their memory: written out, given to PyTorch's dispatcher, or refused by name."""
+    tensors = {"q": q, "k": k, "v": v}
+    if any(isinstance(x, torch.Tensor) and has_own_dispatch(x) for x in tensors.values()):
         return operator(q, k, v, causal, scale, window)
+    q, k, v = plain(**tensors)
+    Problem.of(q, k, v, causal, scale, window=window)
+    kind = kind_of(q, k, v, causal, scale, None), window
     return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
 
 
@@ -69,13 +139,41 @@ def operator(
     window: int | None = None,
 ) -> torch.Tensor:
     """``attention`` as PyTorch's dispatcher calls it."""
+    q, k, v = plain(q=q, k=k, v=v)
     kind = kind_of(q, k, v, causal, scale, None), window
     return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
 
 
 @operator.register_fake
 def _(q, k, v, causal=False, scale=None, window=None):
+    _check_sizes(q, k, v, causal, scale, window)
     return q.new_empty(q.shape)
+
+
+def _check_sizes(q, k, v, causal: bool, scale: float | None, window: int | None = None) -> None:
+    """What ``Problem.of`` tells, where sizes are numbers and not names."""
+    if all(type(length) is int for x in (q, k, v) for length in x.shape):
+        Problem.of(q, k, v, causal, scale, window=window)
+
+
+def _by_batches(number: int):
+    """A rule for torch.vmap: what it maps over goes into the batch of the first ``number`` arguments, tensors."""
+
+    def rule(op):
+        def mapped(info, in_dims, *arguments):
+            tensors = [
+                x.movedim(axis, 0) if axis is not None else x.expand(info.batch_size, *x.shape)
+                for x, axis in zip(arguments[:number], in_dims)
+            ]
+            found = op(*(x.flatten(0, 1) for x in tensors), *arguments[number:])
+            batches = (info.batch_size, -1)
+            if isinstance(found, torch.Tensor):
+                return found.unflatten(0, batches), 0
+            return tuple(x.unflatten(0, batches) for x in found), (0,) * len(found)
+
+        return mapped
+
+    return rule
 
 
 # --- with gradients ---
@@ -89,31 +187,52 @@ class Training(NamedTuple):
 
 
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
-    if not torch.compiler.is_compiling():
-        Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
-    if window is None and trains(int(q.shape[3]), str(q.dtype), q.device, causal):
-        return attention_with_lse(q, k, v, causal, scale)[0]
+    if window is None and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
+        inside = not torch.compiler.is_compiling() and transformed()
+        return (_Transformed.apply if inside else attention_with_lse)(q, k, v, causal, scale)[0]
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
+
+
+def _a_number(head_dim: int) -> int:
+    """A head_dim that torch.compile may take for a variable, as a number; what it makes is then for that alone."""
+    for known in range(PIECE, MOST_HEAD_DIM + 1, PIECE):
+        if head_dim == known:
+            return known
+    return 0  # one that no kernel with gradients takes
+
+
+def _must_repeat() -> bool:
+    """Whether the same call must give the same bits."""
+    return torch.are_deterministic_algorithms_enabled()
 
 
 @torch.compiler.assume_constant_result
-def trains(head_dim: int, dtype: str, device: torch.device, causal: bool) -> bool:
+def trains(head_dim: int, dtype: str, device: torch.device, causal: bool, repeats: bool = False) -> bool:
     """Whether both passes have a step that is recorded to be as fast as PyTorch's own; if not, that computes both.
 
-    Lengths do not decide this, so that what torch.compile makes serves all of them.
+    repeats: of steps whose gradients are the same bits every time. Lengths do not decide this, so that what
+    torch.compile makes serves all of them.
     """
+    if not head_dim:
+        return False
     problem = replace(standard(causal=causal), head_dim=head_dim, dtype=dtype.removeprefix("torch."))
-    return _trains(problem, target_of(device))
+    return _trains(problem, target_of(device), repeats)
 
 
 @cache
-def _trains(problem: Problem, target: str) -> bool:
+def _trains(problem: Problem, target: str, repeats: bool = False) -> bool:
     try:
-        choices = [best(problem, target, _recorded(direction), direction) for direction in ("forward", "backward")]
+        choices = [_best(problem, target, direction, repeats) for direction in ("forward", "backward")]
     except ValueError:
         return False
     return all(choice.beats_sdpa(target) for choice in choices)
+
+
+def _best(problem: Problem, target: str, direction: str, repeats: bool):
+    among = (lambda step: step.deterministic) if repeats and direction == "backward" else None
+    return best(problem, target, _recorded(direction), direction, among)
 
 
 @torch.library.custom_op("fmha_tutorial::attention_with_lse", mutates_args=())
@@ -121,12 +240,14 @@ def attention_with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, lse) for a backward pass, by the fastest recorded step."""
-    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device)).forward
+    q, k, v = (x.detach() for x in plain(q=q, k=k, v=v))
+    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), _must_repeat()).forward
     return step.attention(q, k, v, causal, scale, return_lse=True)
 
 
 @attention_with_lse.register_fake
 def _(q, k, v, causal=False, scale=None):
+    _check_sizes(q, k, v, causal, scale)
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
@@ -142,7 +263,7 @@ def gradients(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv), contiguous, by the step that goes with ``attention_with_lse``."""
-    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device)).backward
+    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), _must_repeat()).backward
     return step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale)
 
 
@@ -167,12 +288,33 @@ def _backward(ctx, do, _):
 attention_with_lse.register_autograd(_backward, setup_context=_keep)
 
 
-def training(problem: Problem, target: str) -> Training:
-    """The fastest recorded steps for both passes of a problem on "sm_90" and the like; raises Unsupported."""
-    if (known := _trainings.find((problem, target))) is None:
-        steps = [best(problem, target, _recorded(direction), direction).step for direction in ("forward", "backward")]
-        known = Training(*steps)
-        _trainings.keep((problem, target), known)
+class _Transformed(torch.autograd.Function):
+    """``attention_with_lse`` for torch.func, which does not take gradients that are registered with an operator."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @torch.no_grad
+    def forward(q, k, v, causal, scale):
+        return attention_with_lse(q, k, v, causal, scale)
+
+    setup_context, backward = staticmethod(_keep), staticmethod(torch.no_grad(_backward))
+
+
+operator.register_vmap(_by_batches(3)(operator))
+attention_with_lse.register_vmap(_by_batches(3)(attention_with_lse))
+gradients.register_vmap(_by_batches(6)(gradients))
+
+
+def training(problem: Problem, target: str, repeats: bool = False) -> Training:
+    """The fastest recorded steps for both passes of a problem on "sm_90" and the like; raises Unsupported.
+
+    repeats: of those whose gradients are the same bits every time.
+    """
+    asked = problem, target, repeats
+    if (known := _trainings.find(asked)) is None:
+        known = Training(*(_best(problem, target, direction, repeats).step for direction in ("forward", "backward")))
+        _trainings.keep(asked, known)
     return known
 
 
@@ -195,13 +337,21 @@ def _recorded(direction: str) -> tuple:
 
 def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None) -> Launch:
     step = chosen(Problem.of(q, k, v, causal, scale, window=window), target_of(q.device))
+    far = has_long_strides(q, k, v)  # which not every step takes
+    if far:
+        q, k, v = (x.contiguous() for x in (q, k, v))
     ready = step.ready(q, k, v, causal, scale, window=window)
+
+    def from_contiguous(q, k, v, out):
+        return ready(q.contiguous(), k.contiguous(), v.contiguous(), out)
 
     def contiguous(q, k, v, out):
         return ready(q, k, v, out).contiguous()
 
     launch = contiguous if step.backend == "torch" else ready  # PyTorch's output may lie otherwise
-    _launches.keep(kind, launch)
+    launch = from_contiguous if far else launch
+    if not is_capturing(q.device):
+        _launches.keep(kind, launch)
     return launch
 
 

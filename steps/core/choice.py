@@ -37,14 +37,20 @@ class Choice:
         return self.record.machine["arch"] == arch and faster is not None and faster.median >= 1
 
 
-def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS, direction: str = "forward") -> Choice:
+def best(
+    problem: Problem,
+    device: str,
+    results: Path | Sequence[Run] = RESULTS,
+    direction: str = "forward",
+    among: Callable[[Step], bool] | None = None,
+) -> Choice:
     """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
 
     Of several that the rounds do not tell from the fastest, the earliest that no step before it beats
     (``earliest_within_noise``): the answer does not flip between kernels whose code is the same.
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
-    direction: "backward" for the fastest backward step.
+    direction: "backward" for the fastest backward step. among: which steps may be named (None: all).
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
     window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
     key/value head, and the number of heads in all sequences. Records in which a kind of kernel is missing may not know
@@ -62,9 +68,12 @@ def best(problem: Problem, device: str, results: Path | Sequence[Run] = RESULTS,
     runs = sorted(runs, key=lambda run: (id(run) in of_most, run.date), reverse=True)
     whole = {id(run): _has_every_kind(run) for run in runs}
 
+    def may(step: Step) -> bool:
+        return step.unsupported(problem, arch) is None and (among is None or among(step))
+
     def of_the_nearest(knows: Callable[[Run], bool], but: str | None = None) -> Choice:
         for run in sorted(runs, key=lambda run: _distance(problem, arch, run, whole[id(run)], knows(run))):
-            able = [m for m in run.by_speed() if get_step(m.name).unsupported(problem, arch) is None and m.part != but]
+            able = [m for m in run.by_speed() if may(get_step(m.name)) and m.part != but]
             if able:
                 chosen = earliest_within_noise(run, able)
                 tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)

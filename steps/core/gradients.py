@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.core.launch import ALIGNED
 from steps.core.step import Step, Unsupported, no_scratch
+from steps.core.tensors import check_out, check_strides, kind, plain
 from steps.core.tiles import Tile
 from tutorial_lib.problem import Problem
 
@@ -53,22 +53,24 @@ class GradientStep(Step):
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
-        return self.ready(q, k, v, o, lse, do, causal, scale, out)(q, k, v, o, lse, do, out)
+        tensors = plain(q=q, k=k, v=v, o=o, lse=lse, do=do)
+        return self.ready(*tensors, causal, scale, out)(*tensors, out)
 
     def ready(self, q, k, v, o, lse, do, causal: bool = False, scale: float | None = None, out=None):
         """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above."""
         causal, scale = bool(causal), None if scale is None else float(scale)
         tensors = (q, k, v, o, lse, do)
         try:
-            kind = (*map(_kind, tensors), causal, scale, None if out is None else tuple(map(_kind, out)))
+            what = (*map(kind, tensors), causal, scale, None if out is None else tuple(map(kind, out)))
         except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
-            kind = None
-        return self.launches.find(kind) or self._gradients_ready(kind, tensors, causal, scale, out)
+            what = None
+        return self.launches.find(what) or self._gradients_ready(what, tensors, causal, scale, out)
 
-    def _gradients_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
+    def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
         import torch
 
         q, k, v, o, lse, do = tensors
+        plain(q=q, k=k, v=v, o=o, lse=lse, do=do)  # tells what holds no numbers
         problem = Problem.of(q, k, v, causal, scale)
         _check("o", o, q.shape, q.dtype, q.device)
         _check("do", do, q.shape, q.dtype, q.device)
@@ -78,8 +80,10 @@ class GradientStep(Step):
                 came = len(out) if isinstance(out, tuple | list) else type(out).__name__
                 raise ValueError(f"out must be three tensors (dq, dk, dv), got {came}")
             for name, given, like in zip(GRADIENTS, out, (q, k, v), strict=True):
-                _check(f"out's {name}", given, like.shape, like.dtype, like.device)
-        return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, tensors, out))
+                check_out(f"out's {name}", given, like)
+        if not self.takes_long_strides:
+            check_strides(q=q, k=k, v=v, o=o, lse=lse, do=do, **dict(zip(GRADIENTS, out or ())))
+        return self.kept(what, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out: tuple | None):
         """``launch(q, k, v, o, lse, do, out)`` for tensors of the kind of these; returns (dq, dk, dv)."""
@@ -114,11 +118,6 @@ def tiles_visited(problem: Problem, tile: Tile) -> int:
     columns = range(-(-problem.seq_len_kv // tile.key))
     seen = sum(rows - (min(rows, j * tile.key // tile.query) if problem.causal else 0) for j in columns)
     return problem.batch * problem.heads * seen
-
-
-def _kind(x) -> tuple:
-    """All that a launch may depend on but a tensor's contents and address; of that, how it is aligned."""
-    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
 
 
 def _check(name: str, x, shape, dtype, device) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from steps.core.tensors import ALIGNED
 from tutorial_lib import ptxas, rewriting
 from tutorial_lib.compiler import compiled_how
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Launch = Callable[..., "torch.Tensor"]  # (q, k, v, out) -> o, for calls of one kind
 KEPT = 256  # kinds of calls that a step remembers; a program with more lengths than that begins anew
-ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
 
 MAKING_READY = threading.RLock()  # one at a time: compilers and their caches are not made for several threads
 
@@ -33,6 +33,7 @@ MAKING_READY = threading.RLock()  # one at a time: compilers and their caches ar
 def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
     """All that a launch may depend on but the tensors' contents and addresses; of those, how they are aligned.
 
+    A kind that was kept is one of ``plain`` tensors (``steps.core.tensors``), and those that are not are of others.
     Raises AttributeError, TypeError or RuntimeError for what is not a tensor with memory of its own.
     """
     return (
@@ -40,20 +41,25 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
         q.stride(),
         q.dtype,
         q.device,
-        q.data_ptr() % ALIGNED,
+        (q.data_ptr() or 1) % ALIGNED,
+        q.is_neg(),
         k.shape,
         k.stride(),
         k.dtype,
         k.device,
-        k.data_ptr() % ALIGNED,
+        (k.data_ptr() or 1) % ALIGNED,
+        k.is_neg(),
         v.shape,
         v.stride(),
         v.dtype,
         v.device,
-        v.data_ptr() % ALIGNED,
+        (v.data_ptr() or 1) % ALIGNED,
+        v.is_neg(),
         causal,
         scale,
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % ALIGNED),
+        None
+        if out is None
+        else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % ALIGNED, out.is_neg()),
     )
 
 
@@ -113,11 +119,22 @@ CAPTURED: set[Launch] = set()  # in CUDA graphs, which may be replayed at any ti
 
 
 def on_its_device(launch: Launch, device: torch.device) -> Launch:
-    """The launch with the tensors' device as the current one, as kernels go to the current device's stream."""
+    """The launch with the tensors' device as the current one, as kernels go to the current device's stream.
+
+    Autocast does not reach inside: a kernel's arithmetic, in the simulator as well, is its own.
+    """
     import torch
 
+    autocast = torch._C._is_any_autocast_enabled
     if device.type == "cpu":
-        return launch
+
+        def here(*tensors):
+            if autocast():
+                with torch.autocast("cpu", enabled=False):
+                    return launch(*tensors)
+            return launch(*tensors)
+
+        return here
     alone, current, capturing = (
         torch.cuda.device_count() == 1,
         torch.cuda.current_device,
@@ -127,6 +144,9 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
     def there(*tensors):
         if capturing():
             CAPTURED.add(launch)
+        if autocast() and torch.is_autocast_enabled("cuda"):
+            with torch.autocast("cuda", enabled=False):
+                return there(*tensors)
         if alone or current() == device.index:
             return launch(*tensors)
         with torch.cuda.device(device):

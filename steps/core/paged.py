@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.core.launch import ALIGNED, Launch
+from steps.core.launch import Launch
 from steps.core.step import Step, Unsupported, no_scratch
+from steps.core.tensors import check_out, check_strides, kind, plain
 from tutorial_lib.problem import Problem, positive
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class PagedStep(Step):
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
-        tensors = (q, k_pages, v_pages, page_table, lengths)
+        tensors = plain(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
+        self._refuse_graph(q=q, k_pages=k_pages, v_pages=v_pages)
         return self.ready(*tensors, causal, scale, out)(*tensors, out)
 
     def ready(self, q, k_pages, v_pages, page_table, lengths, causal=False, scale: float | None = None, out=None):
@@ -59,17 +61,21 @@ class PagedStep(Step):
         causal, scale = bool(causal), None if scale is None else float(scale)
         tensors = (q, k_pages, v_pages, page_table, lengths)
         try:
-            kind = (*map(_kind, tensors), causal, scale, None if out is None else _kind(out))
+            what = (*map(kind, tensors), causal, scale, None if out is None else kind(out))
         except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
-            kind = None
-        return self.launches.find(kind) or self._paged_ready(kind, tensors, causal, scale, out)
+            what = None
+        return self.launches.find(what) or self._paged_ready(what, tensors, causal, scale, out)
 
-    def _paged_ready(self, kind: tuple | None, tensors: tuple, causal: bool, scale: float | None, out) -> Launch:
+    def _paged_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out) -> Launch:
+        named = dict(zip(("q", "k_pages", "v_pages", "page_table", "lengths"), tensors))
+        plain(**named)  # tells what holds no numbers
         problem = problem_of(*tensors, causal, scale)
+        if not self.takes_long_strides:
+            check_strides(**named, out=out)
         q = tensors[0]
         if out is not None:
-            _check("out", out, tuple(q.shape), q.dtype, q.device)
-        return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, tensors, out))
+            check_out("out", out, q)
+        return self.kept(what, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out):
         """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for tensors of the kind of these; returns o."""
@@ -133,11 +139,6 @@ def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: fl
         scale=scale,
         page_size=page_size,
     )
-
-
-def _kind(x) -> tuple:
-    """All that a launch may depend on but a tensor's contents and address; of that, how it is aligned."""
-    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
 
 
 def _check(name: str, x, shape: tuple, dtype, device) -> None:

@@ -10,10 +10,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
+from steps.core.tensors import check_out, check_strides, is_capturing, plain, undisturbed
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.packing import Packing
-from tutorial_lib.problem import FEATURES, Problem, masks
+from tutorial_lib.problem import FEATURES, Problem, masks, positive
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,7 @@ class Step:
     reads_lengths: ClassVar[bool] = False  # True: what it makes ready for packed sequences depends on their lengths
     head_dims: ClassVar[tuple[int, ...] | None] = None  # None: any
     pads_head_dim: ClassVar[bool] = False  # True: others, too, in tiles of the next of head_dims (``in_tiles``)
+    takes_long_strides: ClassVar[bool] = True  # False: all must be below 2^31
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
     counted: ClassVar[str] = "fmha"  # a regular expression: kernels of such names have their hardware counters read
     several: ClassVar[bool] = False  # True: it computes on several ranks at once, each with its part of the sequence
@@ -93,8 +95,9 @@ class Step:
         q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float16 or bfloat16, any strides, on a CUDA device (runs
         the kernel) or on the CPU (PyTorch, or the interpreter for a kernel). ``causal`` hides key j from query i
         where j > i, as ``scaled_dot_product_attention`` does; ``scale`` None means 1 / sqrt(D). Returns o
-        ``[B, Hq, Sq, D]``, written to ``out`` when that is given; with ``return_lse`` (o, lse), and lse ``[B, Hq, Sq]``
-        is the natural logarithm, in float32, of the sum of exp(scaled scores) over the keys that a query sees.
+        ``[B, Hq, Sq, D]`` in q's dtype, under autocast as well, written to ``out`` when that is given, which must not
+        overlap the inputs; with ``return_lse`` (o, lse), and lse ``[B, Hq, Sq]`` is the natural logarithm, in float32,
+        of the sum of exp(scaled scores) over the keys that a query sees. A step with a kernel computes no gradients.
 
         ``window`` and ``softcap`` are as in ``Problem``; a step computes what it ``takes``.
         With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
@@ -105,6 +108,8 @@ class Step:
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
+        q, k, v = plain(q=q, k=k, v=v)
+        self._refuse_graph(q=q, k=k, v=v)
         if cu_seqlens_q is None and cu_seqlens_k is None:
             return self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
         begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
@@ -122,9 +127,8 @@ class Step:
             packing.check(name, cu, q.device)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        elif not isinstance(out, torch.Tensor) or out.shape != q.shape:
-            came = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else type(out).__name__
-            raise ValueError(f"out must be a tensor of q's shape {tuple(q.shape)}, got {came}")
+        else:
+            check_out("out", out, q)
         tensors, place = [packing.as_batch(x) for x in (q, k, v)], packing.as_batch(out)
         made = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins)(*tensors, place, *begins)
         return (out, made[1].squeeze(0)) if return_lse else out
@@ -185,24 +189,41 @@ class Step:
         self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out, return_lse: bool, features: dict
     ) -> Launch:
         """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
+        if any(x is not given for x, given in zip(plain(q=q, k=k, v=v), (q, k, v))):
+            kind = None  # for tensors of this kind alone: a launch reads what lies in memory
         problem = Problem.of(q, k, v, causal, scale, **features)
-        if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.device != q.device):
-            raise ValueError(
-                f"out must have q's shape, dtype and device ({tuple(q.shape)}, {q.dtype}, {q.device}), "
-                f"got ({tuple(out.shape)}, {out.dtype}, {out.device})"
-            )
+        if out is not None:
+            check_out("out", out, q)
+        if not self.takes_long_strides:
+            check_strides(q=q, k=k, v=v, out=out)
         more = {"return_lse": True} if return_lse else {}
         return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, q, k, v, out, **more))
 
     def kept(self, kind: tuple | None, problem: Problem, device: torch.device, make: Callable[[], Launch]) -> Launch:
-        """What ``make`` makes ready for ``problem``, kept for all calls of ``kind``; raises Unsupported."""
+        """What ``make`` makes ready for ``problem``, kept for all calls of ``kind``; raises Unsupported.
+
+        While a CUDA graph is captured it is not kept: what is allocated then belongs to that graph.
+        """
         target = target_of(device)
         self.refuse(problem, target)
-        with MAKING_READY:
+        with MAKING_READY, undisturbed():
             launch = on_its_device(told(make(), problem, target, self.choices(problem, target)), device)
-        if kind is not None:
+        if kind is not None and not is_capturing(device):
             self.launches.keep(kind, launch)
         return launch
+
+    def _refuse_graph(self, **tensors) -> None:
+        """Raises ValueError for a tensor whose gradients autograd would ask this step's kernel for."""
+        import torch
+
+        if self.backend in ("torch", "peer") or not torch.is_grad_enabled():
+            return
+        for name, x in tensors.items():
+            if getattr(x, "requires_grad", False):
+                raise ValueError(
+                    f"{name} must require no gradients, as a step computes one pass alone, got a tensor that does: "
+                    f"take steps.attention, which is differentiable, or call it under torch.no_grad()"
+                )
 
     def refuse(self, problem: Problem, target: str) -> None:
         """Raises Unsupported for a problem that this step cannot compute on ``target``."""
@@ -299,7 +320,7 @@ def no_scratch(problem: Problem) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchStep(Step):
-    """A step made of PyTorch calls: ``function(q, k, v, causal, scale)`` returns o.
+    """A step made of PyTorch calls: ``function(q, k, v, causal, scale)``, whose scale is above zero, returns o.
 
     takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing. None:
     ``function`` does. keeps_mask: whether that takes ``mask_of``, of which a launch has one that keeps the last mask.
@@ -320,12 +341,14 @@ class TorchStep(Step):
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         from tutorial_lib.reference import log_sum_exp, visible
 
-        causal, scale, features = problem.causal, problem.effective_scale, masks(problem)
+        causal, features = problem.causal, masks(problem)
+        sign, scale = positive(problem.effective_scale)
         function = self.masked if self.masked and problem.features else self.function
         kept = {"mask_of": lru_cache(maxsize=1)(visible)} if self.keeps_mask and problem.window else {}
 
         def launch(q, k, v, out, *begins):
             more = {**features, "packing": Packing(*begins, problem.pairs_of_lengths)} if begins else features
+            q = q if sign == 1 else q * sign
             o = function(q, k, v, causal, scale, **more, **kept)
             if out is not None:
                 o = out.copy_(o)  # PyTorch's functions take no output: a timed call makes no copy

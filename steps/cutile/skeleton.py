@@ -64,6 +64,7 @@ class CuTileStep(FusedStep):
     pack_groups: bool = hole(told=False, default=False)
 
     backend: ClassVar[str] = "cutile"
+    takes_long_strides: ClassVar[bool] = False  # cuTile holds them in 32 bits
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
     pads_head_dim: ClassVar[bool] = True
 

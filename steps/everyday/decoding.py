@@ -59,6 +59,7 @@ class DecodeStep(FusedStep):
     tile_key: int | None = hole(default=None)
 
     backend: ClassVar[str] = "cutile"
+    takes_long_strides: ClassVar[bool] = False  # cuTile holds them in 32 bits
     shown: ClassVar[str] = (
         "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"
     )

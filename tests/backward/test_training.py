@@ -20,8 +20,8 @@ def pair(request, monkeypatch):
     """The steps that the front door uses for both passes."""
     chosen = front.Training(*(name and get_step(name) for name in request.param))
     monkeypatch.setattr(front, "_launches", launch.Launches())
-    monkeypatch.setattr(front, "_trains", lambda problem, target: chosen.forward is not None)
-    monkeypatch.setattr(front, "training", lambda problem, target: chosen)
+    monkeypatch.setattr(front, "_trains", lambda *_: chosen.forward is not None)
+    monkeypatch.setattr(front, "training", lambda *_: chosen)
     return chosen
 
 
@@ -109,7 +109,7 @@ def test_the_ladder_trains_where_both_passes_are_recorded_to_be_as_fast(monkeypa
     fast = {"forward": True, "backward": True}
     asked = []
 
-    def best(problem, target, runs, direction):
+    def best(problem, target, runs, direction, among):
         asked.append(problem)
         return type("Choice", (), {"beats_sdpa": lambda self, target: fast[direction]})()
 

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_told_again_and_again():
             step.attention(q, k, v[:, :, :5])
         with pytest.raises(ValueError, match=r"k must be a torch\.Tensor, got list"):
             step.attention(q, [1], v)
-        with pytest.raises(ValueError, match="out must have q's shape"):
+        with pytest.raises(ValueError, match="out must be a tensor with shape"):
             step.attention(q, k, v, out=q[:, :, :5])
         with pytest.raises(ValueError, match="scale must be a finite number"):
             step.attention(q, k, v, scale=float("nan"))

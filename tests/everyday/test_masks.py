@@ -322,8 +322,8 @@ def test_who_never_writes_may_have_lengths_remembered():
 
 def test_a_bad_out_of_packed_sequences_is_named():
     q, begins = torch.randn(100, 2, 64).half(), packing.cu_seqlens((40, 60))
-    for out, came in ((torch.empty(3), r"shape \(3,\)"), ([1], "list")):
-        with pytest.raises(ValueError, match=rf"out must be a tensor of q's shape \(100, 2, 64\), got {came}"):
+    for out, came in ((torch.empty(3), r"\(3,\)"), ([1], "list")):
+        with pytest.raises(ValueError, match=rf"out must be a tensor with shape \(100, 2, 64\), .*got {came}"):
             get_step("varlen").attention(q, q, q, causal=True, cu_seqlens_q=begins, out=out)
 
 
@@ -400,6 +400,7 @@ def test_gradients_under_a_window_are_pytorchs():
 def test_flex_attention_is_told_the_mask(shape, monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
 
+    torch.compiler.reset()  # it compiles itself, and a soft cap behind another one as a variable, which then fails
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)
     [peer] = [peer for peer in peers.PEERS if peer.name == "flex"]
     monkeypatch.setattr(type(peer), "unsupported", lambda *_: None)  # it is timed on a GPU only

@@ -182,7 +182,7 @@ def test_a_tile_with_as_many_rows_as_it_may_have_fits_on_an_sm(head_dim, page_si
         ({"page_table": lambda x: x[0]}, r"page_table must have shape \(3, pages\)"),
         ({"lengths": lambda x: x[:2]}, r"lengths must have shape \(3\)"),
         ({"lengths": lambda x: 5}, "lengths must have shape .* got int"),
-        ({"out": lambda x: torch.empty(3)}, "out must have shape"),
+        ({"out": lambda x: torch.empty(3)}, "out must be a tensor with shape"),
     ],
 )
 @pytest.mark.parametrize("step", PAGED, ids=lambda s: s.name)

@@ -35,11 +35,11 @@ def test_a_step_gives_the_log_sum_exp(step, shape):
 
 @pytest.fixture(params=["groups_apart", "two_streams", "from_row_sums", "short_turns"])
 def pair(monkeypatch, request):
-    monkeypatch.setattr(front, "_trains", lambda problem, target: True)
+    monkeypatch.setattr(front, "_trains", lambda *_: True)
     monkeypatch.setattr(halves, "LEAST", 1)
     backward = dataclasses.replace(get_step(request.param))  # without launches that were made ready before
     chosen = front.Training(get_step("at_maxima"), backward)
-    monkeypatch.setattr(front, "training", lambda problem, target: chosen)
+    monkeypatch.setattr(front, "training", lambda *_: chosen)
 
 
 def gradients(inputs, do):

@@ -1,0 +1,152 @@
+"""What kernels read of a tensor: its memory, as shape and strides say it lies there.
+
+PyTorch has tensors that are not that. Some are written out here (``plain``), such as one that PyTorch negates only when
+it reads it. The others are refused, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+
+ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
+LONG = 2**31  # elements: cuTile holds strides in 32 bits
+
+PLAIN: set[type] = set()  # PyTorch's own kinds of tensors; filled at the first call, as importing PyTorch takes long
+
+
+def _plain_types() -> set[type]:
+    import torch
+
+    PLAIN.update((torch.Tensor, torch.nn.Parameter))
+    return PLAIN
+
+
+def is_plain(x) -> bool:
+    """Whether ``x`` is a tensor whose memory holds its numbers. Raises RuntimeError for a tensor of a tracer."""
+    return type(x) in (PLAIN or _plain_types()) and not x.is_neg() and not x.is_nested and x.data_ptr() != 0
+
+
+def kind(x) -> tuple:
+    """All that a launch may depend on but a tensor's contents and address; of that, how it is aligned.
+
+    Raises TypeError, or PyTorch's RuntimeError, for what is not ``plain``.
+    """
+    if not is_plain(x):
+        raise TypeError
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
+
+
+def plain(**tensors) -> list:
+    """These tensors with their numbers in memory; what is no tensor stays as it is, and is told elsewhere.
+
+    Raises ValueError naming the tensor that cannot be had so.
+    """
+    try:
+        if all(map(is_plain, tensors.values())):
+            return list(tensors.values())
+    except RuntimeError:  # it has no memory: told below
+        pass
+    return [_written_out(name, x) for name, x in tensors.items()]
+
+
+def _written_out(name: str, x):
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        return x
+    if x.is_nested or x.layout is not torch.strided:
+        came = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise ValueError(f"{name} must be a dense tensor, got {came} (sequences of several lengths: cu_seqlens_q)")
+    if torch._C._functorch.is_functorch_wrapped_tensor(x) or has_own_dispatch(x):
+        came = "one of torch.func" if type(x) in PLAIN else f"a {type(x).__name__}"
+        raise ValueError(f"{name} must be a tensor with memory of its own, got {came} (steps.attention is an operator)")
+    if x.device.type == "meta":
+        raise ValueError(f"{name} must be on a CUDA device or the CPU, got a tensor on meta, which holds no numbers")
+    if type(x) not in PLAIN:
+        x = x.as_subclass(torch.Tensor)
+    if x._is_zerotensor():
+        x = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    return x.resolve_conj().resolve_neg()
+
+
+def has_own_dispatch(x) -> bool:
+    """Whether a tensor's class has operators go its own way: fake, distributed, functional tensors."""
+    import torch
+
+    return not x.is_nested and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def check_out(name: str, out, like) -> None:
+    """Raises ValueError unless ``out`` is a place for what is shaped as ``like``, with memory for each number."""
+    import torch
+
+    wanted = f"{name} must be a tensor with shape {tuple(like.shape)}, {like.dtype} on {like.device}"
+    if not isinstance(out, torch.Tensor):
+        raise ValueError(f"{wanted}, got {type(out).__name__}")
+    if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
+        raise ValueError(f"{wanted}, got {tuple(out.shape)}, {out.dtype} on {out.device}")
+    try:
+        if is_plain(out) and not _overlaps_itself(out):
+            return
+    except RuntimeError:  # no memory
+        pass
+    raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
+
+
+def _overlaps_itself(x) -> bool:
+    """Whether two elements may lie in one place: an axis begins again before those inside it have ended."""
+    inside = 0
+    for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
+        if stride <= inside:
+            return True
+        inside += stride * (length - 1)
+    return False
+
+
+def check_strides(**tensors) -> None:
+    """Raises ValueError for a tensor whose strides do not fit into 32 bits."""
+    for name, x in tensors.items():
+        if x is not None and has_long_strides(x):
+            came = f"got {tuple(x.stride())} (pass a contiguous tensor)"
+            raise ValueError(f"{name} must have strides below 2^31, which cuTile holds in 32 bits, {came}")
+
+
+def has_long_strides(*tensors) -> bool:
+    return any(max(x.stride()) >= LONG for x in tensors)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, tensors are real and ordinary ones, whatever mode the caller is in: what is made here serves others."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def is_capturing(device) -> bool:
+    """Whether what the current stream is asked for goes into a CUDA graph."""
+    import torch
+
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def kept_on_device(maxsize: int) -> Callable:
+    """``lru_cache`` for a function whose last argument is a device, and whose results are tensors there.
+
+    What is made while a CUDA graph is captured belongs to that graph, and is not kept for others.
+    """
+
+    def decorate(function):
+        kept = lru_cache(maxsize)(function)
+
+        @wraps(function)
+        def find(*arguments):
+            return function(*arguments) if is_capturing(arguments[-1]) else kept(*arguments)
+
+        return find
+
+    return decorate

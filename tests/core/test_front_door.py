@@ -1,0 +1,374 @@
+"""What callers bring: tensors of every kind, modes, transformations. Right as float64 has it, or refused by name.
+
+A case says how the inputs come, and what must become of them: None where the output must be right, else words of the
+ValueError. Every case goes in by every way (``WAYS``).
+"""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import steps
+from steps import get_step
+from steps.core import attention as front
+from steps.core import launch, tensors
+from tutorial_lib import reference
+
+SHAPE = (1, 2, 40, 64)
+
+
+def random(dtype=torch.float16, shape=SHAPE):
+    return torch.randn(shape, dtype=dtype)
+
+
+def negated(x):
+    return torch._neg_view(-x)
+
+
+def imaginary(x):
+    return torch.complex(x.float(), -x.float()).to(torch.complex32).conj().imag
+
+
+class Named(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+def with_long_strides(x):
+    """Along an axis of one, where no step is ever taken."""
+    return x.contiguous().as_strided(x.shape, (2**31, *x.stride()[1:]))
+
+
+def by_step(name):
+    return lambda q, k, v, **asked: get_step(name).attention(q, k, v, **asked)
+
+
+def packed(q, k, v, **asked):
+    begins = torch.tensor([0, q.shape[2]], dtype=torch.int32)
+    o = get_step("sdpa").attention(*(x[0].transpose(0, 1) for x in (q, k, v)), cu_seqlens_q=begins, **asked)
+    return o.transpose(0, 1)[None]
+
+
+def compiled(q, k, v, **asked):
+    torch.compiler.reset()
+    return torch.compile(lambda q, k, v: steps.attention(q, k, v, **asked), backend="eager")(q, k, v)
+
+
+WAYS = {
+    "the front door": steps.attention,
+    "the operator": lambda q, k, v, causal=False, scale=None: front.operator(q, k, v, causal, scale),
+    "compiled": compiled,
+    "sdpa": by_step("sdpa"),
+    "naive": by_step("naive"),
+    "packed": packed,
+    "a step in cuTile": by_step("exp2"),
+    "a step in Gluon": by_step("swizzle"),
+    "a step for Hopper": by_step("wgmma"),
+}
+
+SCALES = [-0.3, 0.0, -0.0, 1e-30, 3.0]
+
+
+def assert_right(o, q, k, v, causal=False, scale=None):
+    """By the steps' rule: at most twice the error of PyTorch's own attention, and one step of rounding."""
+    q, k, v = (x.as_subclass(torch.Tensor).resolve_neg() for x in (q, k, v))
+    exact = reference.attention_float64(q, k, v, causal, scale)
+    own = reference.sdpa_error((q, k, v), exact, causal, scale)
+    assert o.dtype == q.dtype and o.shape == q.shape
+    rounding = torch.finfo(q.dtype).eps * exact.abs().max().item()
+    assert (o.double() - exact).abs().max().item() <= 2 * own + rounding
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_any_finite_scale(way, causal, scale):
+    q, k, v = random(), random(), random()
+    assert_right(WAYS[way](q, k, v, causal=causal, scale=scale), q, k, v, causal, scale)
+
+
+WRITTEN_OUT = {
+    "negated": lambda q, k, v: (negated(q), k, v),
+    "keys and values negated": lambda q, k, v: (q, negated(k), negated(v)),
+    "an imaginary part": lambda q, k, v: (imaginary(q), k, imaginary(v)),
+    "a subclass": lambda q, k, v: (q.as_subclass(Named), k.as_subclass(Named), v),
+    "a parameter": lambda q, k, v: (torch.nn.Parameter(q, requires_grad=False), k, v),
+    "zeros that are nowhere": lambda q, k, v: (q, torch._efficientzerotensor(k.shape, dtype=k.dtype), v),
+    "long strides of one": lambda q, k, v: (with_long_strides(q), k, v),
+    "one value for all": lambda q, k, v: (q, k, v[:, :, :1].expand(v.shape)),
+    "turned": lambda q, k, v: (q.transpose(1, 2).contiguous().transpose(1, 2), k.flip(2), v),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OUT)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "compiled"])
+def test_numbers_that_are_not_in_memory_as_they_are(way, kind):
+    q, k, v = WRITTEN_OUT[kind](random(), random(), random())
+    if kind == "long strides of one" and way == "a step in cuTile":
+        with pytest.raises(ValueError, match="q must have strides below 2"):
+            WAYS[way](q, k, v)
+        return
+    assert_right(WAYS[way](q, k, v, causal=True), q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("name", ["formulas", "relaxed", "on_its_side"])
+def test_gradients_of_numbers_that_are_not_in_memory_as_they_are(name):
+    q, k, v, do = random(), random(), random(), random()
+    o, lse = reference.attention_and_lse_float64(q, k, v)
+    given = (q, k, v, o.half(), lse.float(), do)
+    expected = get_step(name).gradients(*given)
+    for n in (0, 2, 3, 5):
+        there = [negated(x) if m == n else x for m, x in enumerate(given)]
+        assert all(map(torch.equal, get_step(name).gradients(*there), expected))
+
+
+REFUSED = {
+    "meta": (lambda x: x.to("meta"), "q must be on a CUDA device or the CPU, got a tensor on meta"),
+    "sparse": (lambda x: x.to_sparse(), "q must be a dense tensor, got layout torch.sparse_coo"),
+    "nested": (lambda x: torch.nested.nested_tensor([x[0], x[0]]), "q must be a dense tensor, got a nested tensor"),
+    "float32": (lambda x: x.float(), "q must be float16 or bfloat16, got torch.float32"),
+    "three axes": (lambda x: x[0], r"q must (have 4 dimensions|be a tensor)"),
+    "nothing": (lambda x: None, "q must be a torch.Tensor, got NoneType"),
+    "no queries": (lambda x: x[:, :, :0], "seq_len_q must be a whole number of at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("way", ["the front door", "sdpa", "a step in cuTile", "a step for Hopper"])
+def test_what_cannot_be_taken_is_refused_by_name(way, kind):
+    make, words = REFUSED[kind]
+    for _ in range(2):  # nothing is kept of the first call
+        with pytest.raises(ValueError, match=words):
+            WAYS[way](make(random()), random(), random())
+
+
+def overlapping(q):
+    return q[:, :, :1].expand(q.shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda q: [1.0], "out must be a tensor with shape .* got list"),
+        (lambda q: q[:, :1].contiguous(), "out must be a tensor with shape"),
+        (lambda q: q.to("meta"), "out must be a tensor with shape .* on meta"),
+        (overlapping, "each number in memory of its own"),
+        (lambda q: torch.randn(1, 2, 103, dtype=q.dtype).unfold(2, 64, 1), "each number in memory of its own"),
+        (lambda q: negated(q), "each number in memory of its own"),
+    ],
+)
+@pytest.mark.parametrize("name", ["sdpa", "exp2", "wgmma"])
+def test_a_place_for_the_output_that_is_none(name, make, words):
+    q, k, v = random(), random(), random()
+    with pytest.raises(ValueError, match=words):
+        get_step(name).attention(q, k, v, out=make(torch.empty_like(q)))
+
+
+OF_SDPA = [
+    ({"attn_mask": torch.ones(40, 40, dtype=torch.bool)}, "attn_mask is an argument of scaled_dot_product_attention"),
+    ({"dropout_p": 0.1}, "no weights are dropped here"),
+    ({"is_causal": True}, "say causal=True"),
+    ({"enable_gqa": True}, "k and v may have fewer heads without it"),
+    ({"causal": torch.ones(40, 40, dtype=torch.bool)}, "causal must be True or False, got a tensor"),
+]
+
+
+@pytest.mark.parametrize(("asked", "words"), OF_SDPA)
+def test_what_sdpa_has_and_this_has_not_is_told(asked, words):
+    with pytest.raises(ValueError, match=words):
+        steps.attention(random(), random(), random(), **asked)
+
+
+def test_what_sdpa_has_by_default_does_no_harm():
+    q, k, v = random(), random(), random()
+    assert torch.equal(
+        steps.attention(q, k, v, attn_mask=None, dropout_p=0.0, enable_gqa=False), steps.attention(q, k, v)
+    )
+    with pytest.raises(TypeError, match="dropout"):
+        steps.attention(q, k, v, dropout=0.0)
+
+
+@pytest.mark.parametrize("way", ["the front door", "sdpa", "a step in cuTile", "a step in Gluon", "a step for Hopper"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_changes_nothing(way, dtype):
+    q, k, v = (random(dtype) for _ in range(3))
+    expected = WAYS[way](q, k, v, causal=True)
+    for other in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=other):
+            assert torch.equal(WAYS[way](q, k, v, causal=True), expected)
+
+
+@pytest.mark.parametrize("name", ["formulas", "relaxed", "on_its_side"])
+def test_autocast_changes_no_gradients(name):
+    q, k, v, do = random(), random(), random(), random()
+    o, lse = reference.attention_and_lse_float64(q, k, v)
+    given = (q, k, v, o.half(), lse.float(), do)
+    expected = get_step(name).gradients(*given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(map(torch.equal, get_step(name).gradients(*given), expected))
+
+
+# --- derivatives ---
+
+
+@pytest.fixture(params=[("at_maxima", "groups_apart"), ("counted", "longest_first"), None], ids=str)
+def pair(request, monkeypatch):
+    """The steps that the front door trains by; None: PyTorch."""
+    found = request.param and front.Training(*map(get_step, request.param))
+    monkeypatch.setattr(front, "_launches", launch.Launches())
+    monkeypatch.setattr(front, "_trains", lambda *_: found is not None)
+    monkeypatch.setattr(front, "training", lambda *_: found)
+
+
+def test_derivatives_in_forward_mode_are_refused_by_name(pair):
+    q, k, v = random(), random(), random()
+    with pytest.raises(ValueError, match="k must have no derivative in forward mode"):
+        torch.func.jvp(lambda k: steps.attention(q, k, v), (k,), (k,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v, v)
+        with pytest.raises(ValueError, match="v must have no derivative in forward mode"):
+            steps.attention(q, k, dual)
+        steps.attention(q, k, v)
+
+
+@pytest.mark.parametrize("name", ["exp2", "swizzle", "wgmma"])
+def test_a_kernel_by_itself_says_that_it_has_no_graph(name):
+    q, k, v = random(), random().requires_grad_(), random()
+    with pytest.raises(ValueError, match=r"k must require no gradients.*steps\.attention"):
+        get_step(name).attention(q, k, v)
+    with torch.no_grad():
+        assert not get_step(name).attention(q, k, v).requires_grad
+
+
+def test_gradients_by_torch_func_are_those_of_autograd(pair):
+    q, k, v = random(), random(), random()
+    leaf = q.clone().requires_grad_()
+    [expected] = torch.autograd.grad(steps.attention(leaf, k, v, causal=True).float().sum(), leaf)
+    assert torch.equal(torch.func.grad(lambda q: steps.attention(q, k, v, causal=True).float().sum())(q), expected)
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (1, 0, None)])
+def test_vmap_is_a_larger_batch(axes):
+    shape = (3, *SHAPE)
+    given = [random(shape=shape).movedim(0, axis) if axis is not None else random() for axis in axes]
+    mapped = torch.vmap(lambda q, k, v: steps.attention(q, k, v, causal=True), in_dims=axes)(*given)
+    for n in range(3):
+        each = [x.select(axis, n) if axis is not None else x for x, axis in zip(given, axes)]
+        torch.testing.assert_close(mapped[n], steps.attention(*each, causal=True), rtol=2e-3, atol=2e-3)
+
+
+def test_where_bits_must_repeat_the_gradients_step_is_one_that_repeats(monkeypatch):
+    asked = []
+    runs = front._recorded
+    monkeypatch.setattr(front, "_recorded", lambda direction: asked.append(direction) or runs(direction))
+    shape = steps.core.problems.HEADLINE
+    front._trainings = launch.Launches()
+    assert not front.training(shape, "sm_90").backward.deterministic
+    assert front.training(shape, "sm_90", repeats=True).backward.deterministic
+    with contextlib.ExitStack() as stack:
+        torch.use_deterministic_algorithms(True)
+        stack.callback(torch.use_deterministic_algorithms, False)
+        assert front._must_repeat()
+    assert not front._must_repeat() and set(asked) == {"forward", "backward"}
+
+
+# --- who looks on ---
+
+
+def test_fake_tensors_first_and_real_ones_after(monkeypatch):
+    monkeypatch.setattr(front, "_launches", launch.Launches())
+    q, k, v = random(), random(), random()
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in (q, k, v)]
+        o = steps.attention(*fake, causal=True)
+        assert isinstance(o, torch._subclasses.FakeTensor) and o.shape == q.shape
+        for name in ("exp2", "wgmma"):
+            with pytest.raises(ValueError, match="q must be a tensor with memory of its own, got a FakeTensor"):
+                get_step(name).attention(*fake)
+    assert_right(steps.attention(q, k, v, causal=True), q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_a_tracer_sees_one_operator(mode):
+    q, k, v = random(), random(), random()
+    graph = make_fx(lambda q, k, v: steps.attention(q, k, v, causal=True), tracing_mode=mode)(q, k, v)
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert called.count("fmha_tutorial.attention.default") == 1
+    assert_right(graph(q, k, v), q, k, v, causal=True)
+
+
+def test_export_takes_it_whole():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return steps.attention(q, k, v, causal=True)
+
+    q, k, v = random(), random(), random()
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Model(), (q, k, v), dynamic_shapes={name: {2: length} for name in "qkv"})
+    longer = [random(shape=(1, 2, 55, 64)) for _ in range(3)]
+    assert_right(program.module()(*longer), *longer, causal=True)
+
+
+def test_one_graph_serves_all_lengths_batches_and_heads(pair):
+    """And head_dim may have a graph of its own."""
+    torch.compiler.reset()
+    seen = []
+
+    def backend(graph, _):
+        seen.append(graph)
+        return graph
+
+    compiled = torch.compile(
+        lambda q, k, v: steps.attention(2 * q, k, v, causal=True), fullgraph=True, dynamic=True, backend=backend
+    )
+    for shape in ((2, 4, 40, 64), (2, 4, 33, 64), (3, 6, 50, 64)):
+        q, k, v = (random(shape=shape).requires_grad_() for _ in range(3))
+        o = compiled(q, k, v)
+        assert_right(o.detach(), 2 * q.detach(), k.detach(), v.detach(), causal=True)
+        o.float().sum().backward()
+        assert q.grad is not None and q.grad.isfinite().all()
+    assert len(seen) == 1
+    q, k, v = (random(shape=(2, 4, 40, 128)).requires_grad_() for _ in range(3))
+    compiled(q, k, v).float().sum().backward()
+    assert len(seen) == 2
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["counted", "at_maxima", "sdpa"])
+def test_what_one_mode_made_ready_serves_the_others(name, mode):
+    """What a step keeps (lists of tiles, counts) was made in the mode of its first call."""
+    step = steps.get_step(name).evolve(name=f"{name} once more")
+    q, k, v = random(), random(), random()
+    with MODES[mode]():
+        first = step.attention(q, k, v, True)
+    for kept in step.launches._by_kind.values():
+        assert kept is not None
+    assert torch.equal(step.attention(q, k, v, True), first)
+
+
+def test_what_a_captured_graph_was_made_ready_for_is_not_kept(monkeypatch):
+    """A graph's memory is its own."""
+    capturing = SimpleNamespace(now=True)
+    monkeypatch.setattr(tensors, "is_capturing", lambda device: capturing.now)
+    monkeypatch.setattr("steps.core.step.is_capturing", lambda device: capturing.now)
+    made = []
+    kept = tensors.kept_on_device(maxsize=4)(lambda n, device: made.append(n) or torch.zeros(n))
+    step = get_step("exp2").evolve(name="captured")
+    q, k, v = random(), random(), random()
+    for now, wanted in ((True, 0), (True, 0), (False, 1)):
+        capturing.now = now
+        kept(3, torch.device("cpu"))
+        step.attention(q, k, v)
+        assert len(step.launches) == wanted
+    kept(3, torch.device("cpu"))
+    assert made == [3, 3, 3]
