@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Print the table; raises BadRequest for a revision without a lock."""
     place = f"{options.revision}:{lock.PATH.relative_to(selection.ROOT).as_posix()}"
-    shown = subprocess.run(["git", "show", place], cwd=selection.ROOT, capture_output=True, text=True)
+    shown = subprocess.run(["git", "show", place], cwd=selection.ROOT, capture_output=True, encoding="utf-8")
     if shown.returncode:
         raise BadRequest(f"REVISION must be a commit with {place.partition(':')[2]}, got {options.revision!r}")
     before, now = json.loads(shown.stdout), lock.read()

@@ -169,9 +169,9 @@ def test_simulated_clocks_count_no_time_for_kernels_before(monkeypatch):
 def test_early_kernels_are_launched_so_and_the_first_is_not(monkeypatch):
     launched, real = [], skeleton.gluon_launcher
 
-    def noted(kernel, *rest, early=False, overtaken=False):
+    def noted(kernel, *rest, early=False, overtaken=False, **asked):
         launched.append((kernel.fn.__name__, early, overtaken))
-        return real(kernel, *rest, early=early, overtaken=overtaken)
+        return real(kernel, *rest, early=early, overtaken=overtaken, **asked)
 
     monkeypatch.setattr(skeleton, "gluon_launcher", noted)
     always_apart(monkeypatch)

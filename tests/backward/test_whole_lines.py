@@ -108,7 +108,7 @@ def test_as_much_of_k_is_kept_as_costs_few_spills(head_dim, causal, kept, monkey
     shape = standard(4096, head_dim, causal)
     assert step.variant(shape).kept == kept
     assert (step.compile(shape).code != before.compile(shape).code) == (kept > 0)
-    assert step.compile(shape).spilled_bytes <= before.compile(shape).spilled_bytes + 64
+    assert step.compile(shape).spilled_bytes <= before.compile(shape).spilled_bytes + 72
 
 
 def test_whole_lines_touch_half_as_many():

