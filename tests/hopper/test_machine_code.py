@@ -67,7 +67,7 @@ def test_without_a_mask_at_head_dim_256_there_are_no_four_chains():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_group_meets_in_the_loop_where_nothing_needs_it(causal):
-    """Step no_meetings: two meetings a tile of keys are gone (before Triton 3.9, four); the second wait is where it was."""
+    """Step no_meetings: two meetings a tile of keys are gone (before Triton 3.9 four). The second wait is in place."""
     shape = dataclasses.replace(EVEN, head_dim=128, causal=causal)
     before, after = (get_step(name).compile(shape) for name in ("chains_in_pairs", "no_meetings"))
     meetings = [sum(i.opcode == "BAR" for i in compiled.hot_body) for compiled in (before, after)]
