@@ -291,6 +291,11 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         if others := [name for name, there in given.items() if there]:
             raise BadRequest(f"argument --lengths: goes without {others[0]}, which it decides itself")
 
+    heads = options.heads or GPU_DEFAULTS["heads"]
+    if options.kv_heads and heads % options.kv_heads:
+        unless = "" if options.heads else ", unless given"
+        raise BadRequest(f"argument --kv-heads: must divide --heads ({heads}{unless}), got {options.kv_heads}")
+
     causal = options.causal
     if causal is None:  # a mask that begins at the first key hides all but that from one query
         causal = options.seq_len_q is None or options.page_size is not None

@@ -181,7 +181,7 @@ class Problem:
             head_dim=head_dim,
             dtype=str(q.dtype).removeprefix("torch."),
             causal=bool(causal),
-            scale=None if scale is None else float(scale),
+            scale=None if scale is None else number("scale", scale),
             **features,
         )
 
@@ -306,6 +306,14 @@ class Problem:
         """The fields, as results.json holds them: without those that plain attention does not have."""
         plain = ("scale",)  # may be None, and always stood there
         return {name: value for name, value in asdict(self).items() if value is not None or name in plain}
+
+
+def number(name: str, value) -> float:
+    """The value as a float; raises ValueError for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
 
 
 def check_window(window: int, causal: bool) -> None:

@@ -21,7 +21,7 @@ from steps.core.step import PIECE, Step, target_of
 from steps.core.tensors import has_long_strides, has_own_dispatch, is_capturing, is_plain, plain
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
-from tutorial_lib.problem import Problem, check_window, positive
+from tutorial_lib.problem import Problem, check_window, number, positive
 from tutorial_lib.results import recorded_runs
 
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
@@ -57,7 +57,7 @@ def attention(
     """
     if of_sdpa or type(causal) is not bool:
         _refuse(causal, **of_sdpa)
-    causal, scale = bool(causal), None if scale is None else float(scale)
+    causal, scale = bool(causal), None if scale is None else number("scale", scale)
     if window is not None:
         check_window(window, causal)  # here, as torch.compile traces past what is checked further on
     if torch.compiler.is_compiling():
@@ -91,6 +91,8 @@ def _refuse(causal, **of_sdpa) -> None:
     """Raises ValueError for what a caller of ``scaled_dot_product_attention`` passes by habit, or TypeError."""
     if isinstance(causal, torch.Tensor):
         raise ValueError(f"causal must be True or False, got a tensor: {INSTEAD['attn_mask']}")
+    if isinstance(causal, str):
+        raise ValueError(f"causal must be True or False, got {causal!r}")
     for name, value in of_sdpa.items():
         if name not in INSTEAD:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}")

@@ -14,7 +14,7 @@ from steps.core.tensors import check_out, check_strides, is_capturing, plain, un
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.packing import Packing
-from tutorial_lib.problem import FEATURES, Problem, masks, positive
+from tutorial_lib.problem import FEATURES, Problem, masks, number, positive
 
 if TYPE_CHECKING:
     import torch
@@ -155,9 +155,9 @@ class Step:
         if type(causal) is not bool:
             causal = bool(causal)
         if scale is not None and type(scale) is not float:
-            scale = float(scale)
+            scale = number("scale", scale)
         if softcap is not None and type(softcap) is not float:
-            softcap = float(softcap)
+            softcap = number("softcap", softcap)
         features: dict = {"window": window, "softcap": softcap}
         lengths = _lengths(begins, q, k) if begins and self.reads_lengths else None
         try:

@@ -173,11 +173,14 @@ OF_SDPA = [
     ({"is_causal": True}, "say causal=True"),
     ({"enable_gqa": True}, "k and v may have fewer heads without it"),
     ({"causal": torch.ones(40, 40, dtype=torch.bool)}, "causal must be True or False, got a tensor"),
+    ({"causal": "no"}, "causal must be True or False, got 'no'"),
+    ({"scale": "a half"}, "scale must be a number, got 'a half'"),
+    ({"scale": float("nan")}, "scale must be a finite number, got nan"),
 ]
 
 
 @pytest.mark.parametrize(("asked", "words"), OF_SDPA)
-def test_what_sdpa_has_and_this_has_not_is_told(asked, words):
+def test_what_is_no_argument_is_told(asked, words):
     with pytest.raises(ValueError, match=words):
         steps.attention(random(), random(), random(), **asked)
 
