@@ -239,7 +239,8 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
             found[step.label][arch] = str(error)
             failed = True
     made_by = {c["compiler"] for made in found.values() for c in made.values() if isinstance(c, dict)}
-    compilers = ", ".join(sorted(made_by)) or compiler_version()
+    parts = dict.fromkeys(part for made in sorted(made_by) for part in made.split(", "))
+    compilers = ", ".join(parts) or compiler_version()
     record = Survey(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         compiler=compilers,

@@ -460,7 +460,7 @@ def heat_table(survey):
         for axes, (title, steps, labels, groups) in zip(all_axes, panels):
             _heat(axes, steps, labels, groups)
             axes.set_title(title, fontsize=8)
-        figure.suptitle(f"{Problem(**survey.problem).describe()}, {survey.compiler}, {survey.date[:10]}", fontsize=9)
+        figure.suptitle(f"{Problem(**survey.problem).describe()}\n{survey.compiler}, {survey.date[:10]}", fontsize=9)
     return figure
 
 
