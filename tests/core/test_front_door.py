@@ -1,7 +1,7 @@
 """What callers bring: tensors of every kind, modes, transformations. Right as float64 has it, or refused by name.
 
 A case says how the inputs come, and what must become of them: None where the output must be right, else words of the
-ValueError. Every case goes in by every way (``WAYS``).
+ValueError. Every case goes in by every way (``WAYS``), on the CPU and, by ``make test-gpu``, on a GPU.
 """
 
 import contextlib
@@ -21,8 +21,14 @@ from tutorial_lib import reference
 SHAPE = (1, 2, 40, 64)
 
 
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    monkeypatch.setattr(random, "device", request.param, raising=False)
+    return request.param
+
+
 def random(dtype=torch.float16, shape=SHAPE):
-    return torch.randn(shape, dtype=dtype)
+    return torch.randn(shape, dtype=dtype, device=random.device)
 
 
 def negated(x):
@@ -47,7 +53,7 @@ def by_step(name):
 
 
 def packed(q, k, v, **asked):
-    begins = torch.tensor([0, q.shape[2]], dtype=torch.int32)
+    begins = torch.tensor([0, q.shape[2]], dtype=torch.int32, device=q.device)
     o = get_step("sdpa").attention(*(x[0].transpose(0, 1) for x in (q, k, v)), cu_seqlens_q=begins, **asked)
     return o.transpose(0, 1)[None]
 
@@ -96,7 +102,11 @@ WRITTEN_OUT = {
     "an imaginary part": lambda q, k, v: (imaginary(q), k, imaginary(v)),
     "a subclass": lambda q, k, v: (q.as_subclass(Named), k.as_subclass(Named), v),
     "a parameter": lambda q, k, v: (torch.nn.Parameter(q, requires_grad=False), k, v),
-    "zeros that are nowhere": lambda q, k, v: (q, torch._efficientzerotensor(k.shape, dtype=k.dtype), v),
+    "zeros that are nowhere": lambda q, k, v: (
+        q,
+        torch._efficientzerotensor(k.shape, dtype=k.dtype, device=k.device),
+        v,
+    ),
     "long strides of one": lambda q, k, v: (with_long_strides(q), k, v),
     "one value for all": lambda q, k, v: (q, k, v[:, :, :1].expand(v.shape)),
     "turned": lambda q, k, v: (q.transpose(1, 2).contiguous().transpose(1, 2), k.flip(2), v),
@@ -173,7 +183,7 @@ def overlapping(q):
         (lambda q: q[:, :1].contiguous(), "out must be a tensor with shape"),
         (lambda q: q.to("meta"), "out must be a tensor with shape .* on meta"),
         (overlapping, "each number in memory of its own"),
-        (lambda q: torch.randn(1, 2, 103, dtype=q.dtype).unfold(2, 64, 1), "each number in memory of its own"),
+        (lambda q: random(shape=(1, 2, 103)).unfold(2, 64, 1), "each number in memory of its own"),
         (lambda q: negated(q), "each number in memory of its own"),
     ],
 )
@@ -213,21 +223,21 @@ def test_what_sdpa_has_by_default_does_no_harm():
 
 @pytest.mark.parametrize("way", ["the front door", "sdpa", "a step in cuTile", "a step in Gluon", "a step for Hopper"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_changes_nothing(way, dtype):
+def test_autocast_changes_nothing(way, dtype, device):
     q, k, v = (random(dtype) for _ in range(3))
     expected = WAYS[way](q, k, v, causal=True)
     for other in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=other):
+        with torch.autocast(device, dtype=other):
             assert torch.equal(WAYS[way](q, k, v, causal=True), expected)
 
 
 @pytest.mark.parametrize("name", ["formulas", "relaxed", "on_its_side"])
-def test_autocast_changes_no_gradients(name):
+def test_autocast_changes_no_gradients(name, device):
     q, k, v, do = random(), random(), random(), random()
     o, lse = reference.attention_and_lse_float64(q, k, v)
     given = (q, k, v, o.half(), lse.float(), do)
     expected = get_step(name).gradients(*given)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device, dtype=torch.bfloat16):
         assert all(map(torch.equal, get_step(name).gradients(*given), expected))
 
 
@@ -357,19 +367,19 @@ def test_one_graph_serves_all_lengths_batches_and_heads(pair):
 
 
 MODES = {
-    "inference": torch.inference_mode,
-    "no gradients": torch.no_grad,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference": lambda device: torch.inference_mode(),
+    "no gradients": lambda device: torch.no_grad(),
+    "autocast": lambda device: torch.autocast(device, dtype=torch.bfloat16),
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["counted", "at_maxima", "sdpa"])
-def test_what_one_mode_made_ready_serves_the_others(name, mode):
+def test_what_one_mode_made_ready_serves_the_others(name, mode, device):
     """What a step keeps (lists of tiles, counts) was made in the mode of its first call."""
     step = steps.get_step(name).evolve(name=f"{name} once more")
     q, k, v = random(), random(), random()
-    with MODES[mode]():
+    with MODES[mode](device):
         first = step.attention(q, k, v, True)
     assert len(step.launches) == 1
     assert torch.equal(step.attention(q, k, v, True), first)
