@@ -21,8 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from steps.blackwell.columns import allocate_columns
 from steps.blackwell.roles import attend, copy, correct, multiply
+from steps.blackwell.taking import room_for_answer
 from steps.blackwell.together import cluster_ring, work_together
-from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring, room_for_number
+from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring
 
 
 class Barriers(NamedTuple):
@@ -67,7 +68,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     BUDGETS: gl.constexpr = variant.budgets
     ARRIVALS: gl.constexpr = variant.weights_arrivals
     arrays = Arrays(Q, K, V, Out)
-    taken = room_for_number(variant) if variant.taken else None
+    taken = room_for_answer(variant) if variant.taken else None
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     if variant.ctas == 1:
         query_ready = barrier_ring(PARTS, 1)

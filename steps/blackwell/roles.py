@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from steps.blackwell.columns import issue_output, issue_scores, rescale, weights_of
 from steps.blackwell.softmax import hide, next_maxima, weigh
+from steps.blackwell.taking import hear_next, own_tiles, take_next
 from steps.blackwell.together import (
     fetch_keys,
     fetch_part,
@@ -23,7 +24,7 @@ from steps.blackwell.together import (
     store_sums,
 )
 from steps.gluon.softmax import tiles_to_visit
-from steps.hopper.pipeline import await_tile, hear_next, own_tiles, take_next
+from steps.hopper.pipeline import await_tile
 
 
 @gluon.jit
@@ -92,7 +93,7 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
             if j + 1 < end:
                 blackwell.tcgen05_commit(barriers.key_free.index((turn + 1) % STAGES))
             turn += 1
-        n = hear_next(n, query_turn, work, variant)
+        n = hear_next(n, last, query_turn, work, variant)
         query_turn += 1
 
 
@@ -165,7 +166,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
             hand_over(factors, barriers, factor, turn - 1, part)
         else:
             finish(arrays, tiles, columns, barriers, place, head, factor, turn - 1, part, variant)
-        n = hear_next(n, query_turn, work, variant)
+        n = hear_next(n, last, query_turn, work, variant)
         query_turn += 1
 
 
@@ -195,5 +196,5 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
             factor = take_over(factors, barriers, turn, part, variant)
             finish(arrays, tiles, columns, barriers, place, head, factor, turn, part, variant)
         turn += 1
-        n = hear_next(n, query_turn, work, variant)
+        n = hear_next(n, last, query_turn, work, variant)
         query_turn += 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from steps.blackwell.kernel import fmha
 from steps.blackwell.variant import GROUP_WARPS, HEAD_DIMS, Cluster, Emulated, Roles, Variant, make_variant, stays
-from steps.core.fused import hole
-from steps.core.order import DEALT, NATURAL, TAKEN, Order
+from steps.core.fused import grid, hole
+from steps.core.order import DEALT, NATURAL, SECTION_BYTES, Order
+from steps.core.tiles import Tile
 from steps.hopper.launching import TmaStep
 from tutorial_lib.architectures import ARCHITECTURES, TENSOR_COLUMNS
 from tutorial_lib.compiler import CompilerError
@@ -17,6 +19,19 @@ from tutorial_lib.problem import Problem
 TARGETS = ("sm_100", "sm_103")
 LIMITS = ARCHITECTURES[TARGETS[0]]
 MOST_SHARED, MOST_COLUMNS = LIMITS.shared_bytes - LIMITS.reserved_bytes, TENSOR_COLUMNS  # of a block
+
+
+class Launched(Order):
+    """A block for every tile, in their order: one that stays takes the tiles of blocks that have not begun."""
+
+    def __str__(self) -> str:
+        return "taken by blocks that stay"
+
+    def places(self, problem: Problem, tile: Tile, places: int) -> int:
+        return math.prod(grid(problem, tile))
+
+
+LAUNCHED = Launched(persistent=True, section_bytes=SECTION_BYTES)
 
 
 def triton_is_new() -> bool:
@@ -59,7 +74,7 @@ class BlackwellStep(TmaStep):
     def order(self) -> Order:
         if not stays(self.roles):
             return NATURAL
-        return TAKEN if self.roles.stay == "taken" else DEALT
+        return LAUNCHED if self.roles.stay == "taken" else DEALT
 
     def kernel(self, problem: Problem):
         return fmha

@@ -54,7 +54,7 @@ class Roles(Choices):
 
     correction: who rescales the output, a warp group for it or the one that does the softmax. stay: a block computes
     one tile of queries, or one block an SM stays. It computes a list of tiles that was "dealt" to it before the launch,
-    or takes the next tile that no other has "taken" when it is ready for one.
+    or the tiles of blocks that have not begun are "taken", each when it is ready for one.
     """
 
     correction: Correction | Literal["by the softmax"] = "by the softmax"
@@ -107,7 +107,7 @@ class Variant:
     roles: bool
     correction: bool
     persistent: bool  # a block computes several tiles of queries
-    taken: bool  # and takes one after the other, and has no list of them
+    taken: bool  # and takes one after the other from blocks that have not begun, and has no list of them
     computed: ClassVar[bool] = False  # for what it shares with Hopper's
     registers: tuple[int, ...]  # of a thread of every role but the first part's
     threshold: float
@@ -188,7 +188,7 @@ class Variant:
 
     @property
     def listeners(self) -> int:
-        """Roles that the one which asks for tiles tells which tile of queries is next."""
+        """Roles that read which tile of queries is next, beside the one that asks for it."""
         return len(self.workers)
 
     @property

@@ -9,6 +9,7 @@ from steps import STEPS, Unsupported, get_step
 from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
 from steps.blackwell.variant import Correction, Emulated
 from steps.core.ladder import select
+from steps.core.order import deal
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.core.step import target_of
 from steps.inspect import main as inspect
@@ -65,7 +66,7 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
     assert compiled.hot_loop["tensor core"] == variant.parts * (shape.head_dim + variant.tile.key) / 16
     # A few numbers that roles begin with may be kept in local memory. A loop fetches none of them, or one at 256. With
     # a polynomial, too, one or two: since Triton 3.9, which needs a few registers more there.
-    assert compiled.spilled_bytes <= (64 if variant.taken else 48 if variant.remainder else 40 if variant.roles else 0)
+    assert compiled.spilled_bytes <= (56 if variant.taken else 48 if variant.remainder else 40 if variant.roles else 0)
     assert compiled.hot_loop["spill"] <= (4 if shape.head_dim == 256 else 2 if variant.remainder else 0)
 
 
@@ -121,16 +122,19 @@ def test_choices_that_make_no_sense_are_refused(make, message):
 
 
 def test_blocks_that_run_at_once_take_every_tile_once():
-    """Launched again, they find the counter where it began."""
+    """Three begin, and compute what the others would have, the longest tiles first."""
     shape = problem(batch=1, heads=2, seq_len_q=900, seq_len_kv=900)
-    inputs = FORWARD.inputs(shape, 0)
+    inputs, step = FORWARD.inputs(shape, 0), get_step("taken")
     expected = get_step("lasting_blocks").attention(*inputs, shape.causal)
-    launch = get_step("taken").make_ready(shape, *inputs, torch.empty_like(expected))
+    tile = step.variant(shape).tile
+    blocks, (order, starts, _) = step.order.blocks(shape, tile, expected.device)
+    assert order.tolist() == deal(shape, tile, 1)[0] and starts.tolist() == list(range(blocks + 1))
     for seed in SCHEDULES:
-        out = torch.full_like(expected, float("nan"))
         with watched(seed, at_once=3) as watch:
-            launch(*inputs, out)
-        assert torch.equal(out, expected) and not watch.runs[0].found
+            out = step.attention(*inputs, shape.causal)
+        [run] = watch.runs
+        assert torch.equal(out, expected) and not run.found
+        assert len(run.clocks) == 3 < blocks == len(order)
 
 
 # --- rescaling ---
