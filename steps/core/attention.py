@@ -18,7 +18,7 @@ from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
 from steps.core.step import PIECE, Step, target_of
-from steps.core.tensors import has_long_strides, has_own_dispatch, is_capturing, is_plain, plain
+from steps.core.tensors import has_long_strides, has_own_dispatch, is_plain, plain
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem, check_window, number, positive
@@ -352,8 +352,7 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window:
 
     launch = contiguous if step.backend == "torch" else ready  # PyTorch's output may lie otherwise
     launch = from_contiguous if far else launch
-    if not is_capturing(q.device):
-        _launches.keep(kind, launch)
+    _launches.keep(kind, launch)
     return launch
 
 

@@ -11,6 +11,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PACKS = 64  # of parameters that a launch remembers: by the addresses of its tensors, which an allocator hands out again
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NO_INTERLEAVE, L2_128B, FILL_WITH_ZEROS = 0, 2, 0  # of CUtensorMap, as Triton sets them
 
@@ -104,6 +106,7 @@ def launcher(
             status = launch(stream, packed.addresses)
         check(status, "cuLaunchKernel")
 
+    run.kernel = compiled  # Triton unloads code that nobody holds
     return run
 
 
@@ -242,6 +245,20 @@ def parameter_sizes(ptx: str) -> list[int]:
     entry = re.search(r"\.entry\s+\S+?\(([^)]*)\)", ptx)
     found = re.findall(r"\.param\b.*?\.[a-z](\d+)\b[^,\[]*(?:\[(\d+)\])?", entry[1]) if entry else []
     return [int(bits) // 8 * int(count or 1) for bits, count in found]
+
+
+@contextmanager
+def unsafe_calls_allowed() -> Iterator[None]:
+    """Inside, this thread may allocate, load code and wait while a stream of another name is captured.
+
+    [CUDA Driver API: cuThreadExchangeStreamCaptureMode]
+    """
+    mode = ctypes.c_int(RELAXED)
+    check(cuda().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        cuda().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def check(status: int, function: str) -> None:

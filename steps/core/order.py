@@ -14,10 +14,10 @@ import hashlib
 import heapq
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from steps.core.fused import grid, tiles_seen
-from steps.core.tensors import kept_on_device
 from steps.core.tiles import Tile
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
@@ -261,7 +261,7 @@ def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -
     return max(1, min(problem.batch * problem.heads, int(section_bytes / shared)))
 
 
-@kept_on_device(maxsize=32)
+@lru_cache(maxsize=32)
 def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, even_end: bool, device):
     import torch
 
@@ -282,7 +282,7 @@ def _taken(number: int, device):
     return torch.tensor([0, number], dtype=torch.int32, device=device)
 
 
-@kept_on_device(maxsize=32)
+@lru_cache(maxsize=32)
 def _nothing(device):
     import torch
 

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
-from steps.core.tensors import check_out, check_strides, is_capturing, plain, undisturbed
+from steps.core.tensors import check_out, check_strides, plain, undisturbed
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.packing import Packing
@@ -200,15 +200,12 @@ class Step:
         return self.kept(kind, problem, q.device, lambda: self.make_ready(problem, q, k, v, out, **more))
 
     def kept(self, kind: tuple | None, problem: Problem, device: torch.device, make: Callable[[], Launch]) -> Launch:
-        """What ``make`` makes ready for ``problem``, kept for all calls of ``kind``; raises Unsupported.
-
-        While a CUDA graph is captured it is not kept: what is allocated then belongs to that graph.
-        """
+        """What ``make`` makes ready for ``problem``, kept for all calls of ``kind``; raises Unsupported."""
         target = target_of(device)
         self.refuse(problem, target)
-        with MAKING_READY, undisturbed():
+        with MAKING_READY, undisturbed(device):
             launch = on_its_device(told(make(), problem, target, self.choices(problem, target)), device)
-        if kind is not None and not is_capturing(device):
+        if kind is not None:
             self.launches.keep(kind, launch)
         return launch
 

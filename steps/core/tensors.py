@@ -6,9 +6,8 @@ it reads it. The others are refused, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, wraps
 
 ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
 LONG = 2**31  # elements: cuTile holds strides in 32 bits
@@ -118,13 +117,26 @@ def has_long_strides(*tensors) -> bool:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Inside, tensors are real and ordinary ones, whatever mode the caller is in: what is made here serves others."""
+def undisturbed(device) -> Iterator[None]:
+    """Inside, tensors are real and ordinary ones, whatever mode the caller is in: what is made here serves others.
+
+    Also where a CUDA graph is being captured: this goes past it, in a stream that is not captured, and is done at the
+    end.
+    """
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-        yield
+        if not is_capturing(device):
+            yield
+            return
+        from steps.core.driver import unsafe_calls_allowed
+
+        with unsafe_calls_allowed():
+            stream = torch.cuda.Stream(device)
+            with torch.cuda.stream(stream):
+                yield
+            stream.synchronize()
 
 
 def is_capturing(device) -> bool:
@@ -132,21 +144,3 @@ def is_capturing(device) -> bool:
     import torch
 
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def kept_on_device(maxsize: int) -> Callable:
-    """``lru_cache`` for a function whose last argument is a device, and whose results are tensors there.
-
-    What is made while a CUDA graph is captured belongs to that graph, and is not kept for others.
-    """
-
-    def decorate(function):
-        kept = lru_cache(maxsize)(function)
-
-        @wraps(function)
-        def find(*arguments):
-            return function(*arguments) if is_capturing(arguments[-1]) else kept(*arguments)
-
-        return find
-
-    return decorate

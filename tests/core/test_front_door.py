@@ -5,7 +5,6 @@ ValueError. Every case goes in by every way (``WAYS``), on the CPU and, by ``mak
 """
 
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import steps
 from steps import get_step
 from steps.core import attention as front
-from steps.core import launch, tensors
+from steps.core import launch
 from tutorial_lib import reference
 
 SHAPE = (1, 2, 40, 64)
@@ -80,6 +79,7 @@ SCALES = [-0.3, 0.0, -0.0, 1e-30, 3.0]
 
 def assert_right(o, q, k, v, causal=False, scale=None):
     """By the steps' rule: at most twice the error of PyTorch's own attention, and one step of rounding."""
+    q, k, v = (torch.zeros_like(x) if x._is_zerotensor() else x for x in (q, k, v))  # which cuDNN would read
     q, k, v = (x.as_subclass(torch.Tensor).resolve_neg() for x in (q, k, v))
     exact = reference.attention_float64(q, k, v, causal, scale)
     own = reference.sdpa_error((q, k, v), exact, causal, scale)
@@ -383,21 +383,3 @@ def test_what_one_mode_made_ready_serves_the_others(name, mode, device):
         first = step.attention(q, k, v, True)
     assert len(step.launches) == 1
     assert torch.equal(step.attention(q, k, v, True), first)
-
-
-def test_what_a_captured_graph_was_made_ready_for_is_not_kept(monkeypatch):
-    """A graph's memory is its own."""
-    capturing = SimpleNamespace(now=True)
-    monkeypatch.setattr(tensors, "is_capturing", lambda device: capturing.now)
-    monkeypatch.setattr("steps.core.step.is_capturing", lambda device: capturing.now)
-    made = []
-    kept = tensors.kept_on_device(maxsize=4)(lambda n, device: made.append(n) or torch.zeros(n))
-    step = get_step("exp2").evolve(name="captured")
-    q, k, v = random(), random(), random()
-    for now, wanted in ((True, 0), (True, 0), (False, 1)):
-        capturing.now = now
-        kept(3, torch.device("cpu"))
-        step.attention(q, k, v)
-        assert len(step.launches) == wanted
-    kept(3, torch.device("cpu"))
-    assert made == [3, 3, 3]

@@ -1,5 +1,6 @@
 """On a GPU: launches that are ready answer no other kind of call, and programs of all sorts may call."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -65,6 +66,16 @@ def test_a_gluon_kernel_is_launched_by_the_driver(name, monkeypatch):
     """And not, slower, by Triton, as where the kernel's parameters are not the expected ones."""
     monkeypatch.setattr(launch, "descriptions", lambda like: pytest.fail("launched by Triton"))
     fresh(name).attention(*inputs(), True)
+
+
+@pytest.mark.parametrize("name", ["wide_block", "wgmma", "at_maxima"])
+def test_code_stays_loaded_when_triton_forgets_it(name):
+    step, (q, k, v) = fresh(name), inputs()
+    expected = step.attention(q, k, v, True)
+    step.kernel(problem(head_dim=128)).device_caches.clear()
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.equal(step.attention(q, k, v, True), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
