@@ -67,10 +67,10 @@ def run(options: argparse.Namespace) -> int:
 
     if not has_gpu():
         raise BadRequest("this needs a GPU, and PyTorch finds no CUDA GPU here")
+    from steps.core.recorded import recorded_runs
     from steps.measuring.ahead import compile_ahead
     from steps.measuring.bench import is_missing
     from steps.measuring.recheck import Examiner, examine_all, task_of
-    from tutorial_lib.results import recorded_runs
     from tutorial_lib.worker import Worker
 
     machine, console = describe_machine("cuda"), make_console()

@@ -221,27 +221,28 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from rich.progress import track
     from rich.table import Table
 
+    from steps.core.recorded import labelled
     from steps.core.step import Unsupported
     from tutorial_lib import plots, tables
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole
     from tutorial_lib.results import Survey, as_json
 
-    found: dict[str, dict[str, dict | str]] = {step.label: {} for step in steps}
+    found: dict[str, dict[str, dict | str]] = {step.name: {} for step in steps}
     pairs = [(step, arch) for step in steps for arch in architectures]
     failed = False
     for step, arch in track(pairs, description="compiling", console=console, transient=True):
         try:
-            found[step.label][arch] = step.compile(problem, arch).as_dict()
+            found[step.name][arch] = step.compile(problem, arch).as_dict()
         except Unsupported as error:
-            found[step.label][arch] = str(error)
+            found[step.name][arch] = str(error)
         except CompilerError as error:
-            found[step.label][arch] = str(error)
+            found[step.name][arch] = str(error)
             failed = True
     made_by = {c["compiler"] for made in found.values() for c in made.values() if isinstance(c, dict)}
     parts = dict.fromkeys(part for made in sorted(made_by) for part in made.split(", "))
     compilers = ", ".join(parts) or compiler_version()
-    record = Survey(
+    by_name = Survey(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         compiler=compilers,
         problem=problem.as_dict(),
@@ -249,6 +250,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
         steps=list(found),
         compiled=found,
     )
+    record = labelled(by_name)
     for of in tables.readings(record):
         title = f"{', '.join(of.figures)}: {problem.describe()}, {compilers}"
         table = Table("", *of.architectures, title=title, title_justify="left", show_lines=True)
@@ -256,6 +258,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
             each = [of.values(record, label, arch) for arch in of.architectures]
             table.add_row(label, *("\n".join(map(text, values)) if any(values) else "none" for values in each))
         console.print(table)
+    found = record.compiled
     reasons = [(label, arch, c) for label, made in found.items() for arch, c in made.items() if isinstance(c, str)]
     unread = sorted(
         {
@@ -270,7 +273,7 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     for label, arch, reason in reasons:
         print(f"steps.inspect: {label}, {arch}: {reason}", file=sys.stderr)
     if output:
-        write_whole(output / "survey.json", as_json(record))
+        write_whole(output / "survey.json", as_json(by_name))
         plots.save(plots.heat_table(record), output, "survey")
         console.print(f"Written: {output / 'survey.json'}")
     return 2 if failed else 0

@@ -16,7 +16,7 @@ from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
 from steps.core.ladder import Part, module_file, part_of
 from steps.core.problems import HEADLINE
-from steps.core.recorded import find_recorded, recorded_survey
+from steps.core.recorded import find_recorded, recorded_runs, recorded_survey
 from steps.core.step import Step, Unsupported
 from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
@@ -33,7 +33,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, compilers, of_one_machine, recorded_runs, recorded_traces
+from tutorial_lib.results import Measurement, Run, compilers, of_one_machine, recorded_traces
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys

@@ -9,13 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from steps.core.ladder import select
+from steps.core.recorded import read_run, recorded_runs
 from steps.lesson import Lesson
 from steps.parallel import model
 from tutorial_lib import pictures, tables
 from tutorial_lib.display import Html, Page, code, difference, table
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, read_run, recorded_runs
+from tutorial_lib.results import Measurement, Run
 
 ONE_GPU = "one_gpu"  # the peer that has the whole sequence
 RANKS = 4  # processes of a check

@@ -18,10 +18,11 @@ from steps.core import ladder
 from steps.core.grids import GRIDS
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
+from steps.core.recorded import labelled, read_run
 from tutorial_lib import plots, tables
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
-from tutorial_lib.report import HOW_TIMED, best_by_problem, link, read_all, write_length_plots, write_report
+from tutorial_lib.report import HOW_TIMED, best_by_problem, link, write_length_plots, write_report
 from tutorial_lib.results import (
     Measurement,
     ResultsError,
@@ -52,6 +53,17 @@ def write_all(found: Sequence[tuple[Path, Run]]) -> list[Path]:
     return [folder / "report.md" for folder, _ in found] + write_length_plots(found)
 
 
+def read_all(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
+    """Every run at or under these paths, with its folder; raises ResultsError."""
+    found = []
+    for path in paths:
+        files = sorted(path.rglob("results.json")) if path.is_dir() else [path]
+        if not files:
+            raise ResultsError(f"no results.json under {path}")
+        found += [(file.parent, read_run(file)) for file in files]
+    return found
+
+
 def _write_one(folder: Path, run: Run) -> None:
     write_report(run, folder, linked=run.the_problem() in HEADLINES)
 
@@ -59,7 +71,7 @@ def _write_one(folder: Path, run: Run) -> None:
 def write_survey(path: Path) -> list[Path]:
     """The figure of a survey, beside its file; raises ResultsError."""
     try:
-        survey = Survey.model_validate_json(path.read_bytes())
+        survey = labelled(Survey.model_validate_json(path.read_bytes()))
     except ValueError as error:
         raise ResultsError(f"{path} is not a survey: {str(error).splitlines()[0]}") from None
     return plots.save(plots.heat_table(survey), path.parent, "survey")

@@ -363,8 +363,9 @@ def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
 
 def is_recorded(problem, contenders: Sequence, device: str, output_dir: Path) -> bool:
     """Whether ``output_dir`` holds a record on this machine in which none of these is missing or failed."""
+    from steps.core.recorded import read_run
     from tutorial_lib.hardware import describe_machine
-    from tutorial_lib.results import ResultsError, folder_name, read_run
+    from tutorial_lib.results import ResultsError, folder_name
 
     try:
         name = folder_name(problem.slug, contenders[0].direction)
@@ -409,10 +410,10 @@ def write_results(run, interrupted: bool, output_dir: Path, recorded, log: str, 
     Steps and peers that this run leaves out stay in the record as they were measured before. look: whether nobody asked
     for so many rounds; then a record of more rounds is not replaced, either.
     """
-    from steps.core.recorded import completed_run
+    from steps.core.recorded import completed_run, read_run
     from tutorial_lib.files import write_whole
     from tutorial_lib.report import write_report
-    from tutorial_lib.results import ResultsError, folder_name, read_run, write_run
+    from tutorial_lib.results import ResultsError, folder_name, write_run
 
     name = folder_name(run.the_problem().slug, run.direction) + ("-interrupted" if interrupted else "")
     folder = output_dir / run.machine["slug"] / name
@@ -509,7 +510,6 @@ def measure_all(
     """Measure each of ``chosen`` on its problem; show and write it. ranks: of this process, where several do so."""
     import secrets
 
-    from steps.core.ladder import asked_by_number, renumbered
     from steps.core.launch import PROFILE
     from steps.core.recorded import find_recorded
     from steps.core.step import DEFAULT_ARCH
@@ -544,9 +544,6 @@ def measure_all(
                 f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
-    if options.direction == "forward" and (meaning := renumbered(asked_by_number(options.steps))):
-        now = ", ".join(step.label for step in chosen[0])
-        console.print(f"--steps {options.steps}: {now}. {meaning}", soft_wrap=True)
     threading.Thread(target=make_ready, daemon=True).start()  # while workers measure
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):

@@ -14,7 +14,7 @@ from steps import PARTS, STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE, standard
-from steps.core.recorded import find_recorded, recorded_grid, recorded_search, recorded_survey
+from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
@@ -33,7 +33,6 @@ from tutorial_lib.results import (
     of_one_machine,
     recorded_opinions,
     recorded_physics,
-    recorded_runs,
     recorded_trainings,
 )
 

@@ -1,4 +1,4 @@
-"""Reports, drawn from results.json alone: ``python -m tutorial_lib.report PATH...`` draws them again.
+"""Reports, drawn from what was read of a results.json; ``python -m steps.report PATH...`` draws them again.
 
 For every run: report.md, results.csv, and figures. For several runs that differ in sequence length alone, a line plot
 beside their folders. What is said of the ladder as a whole is in ``steps.report``.
@@ -7,24 +7,20 @@ beside their folders. What is said of the ladder as a whole is in ``steps.report
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from tutorial_lib import plots, tables, timing
-from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import (
     Measurement,
-    ResultsError,
     Run,
     Trace,
     earliest_within_noise,
     folder_name,
     of_every_part,
-    read_run,
     traces_in,
 )
 
@@ -352,34 +348,3 @@ def _is_timed(run: Run, rival: str) -> bool:
     """Whether a run holds timings of SDPA, of the rival and of a step that is right."""
     other = run.measurement(rival)
     return bool(other and other.tflops and any(m.speedup_vs_baseline for m in run.by_speed()))
-
-
-def read_all(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
-    """Every run at or under these paths, with its folder; raises ResultsError."""
-    found = []
-    for path in paths:
-        files = sorted(path.rglob("results.json")) if path.is_dir() else [path]
-        if not files:
-            raise ResultsError(f"no results.json under {path}")
-        found += [(file.parent, read_run(file)) for file in files]
-    return found
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of("tutorial_lib.report", __doc__)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="results.json files, or folders of them")
-
-    def work() -> int:
-        found = read_all(parser.parse_args(arguments).paths)
-        for folder, run in found:
-            write_report(run, folder)
-            print(folder / "report.md")
-        for path in write_length_plots(found):
-            print(path)
-        return 0
-
-    return as_command("tutorial_lib.report", work, wrong=(ValueError, OSError))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
@@ -20,7 +19,8 @@ from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
 
 SCHEMA = 2
-MIGRATE = "python -m steps.migrate DIR"  # the command that writes the records of an older schema anew
+RUNS_SCHEMA = 3  # of results.json; in 2 a measurement held what the ladder said of its step then
+OF_THE_LADDER = ("number", "title", "file", "part", "fork", "inside", "previous_number", "change", "key_changes")
 SHARED = 1.5  # times the fewest clocks: what the matrix product never takes alone, as all records show
 NEW_KERNEL = "new kernel"  # how the key changes of a skeleton's first step begin
 
@@ -91,6 +91,8 @@ class Exchange(_Record):
 class Measurement(_Record):
     """What one step, or a peer, did on the problem.
 
+    A record knows a step of the ladder by its name alone: what the ladder says of it (``OF_THE_LADDER``) is looked up
+    when the record is read (``steps.core.recorded``). A contender that stands in no ladder says it itself.
     number: null for a peer, and for what is inside another step: the name of that is ``inside``. file: the step's
     module, relative to the repository's root; part: the part of the ladder that it belongs to; fork: whether it stands
     beside the main path.
@@ -105,9 +107,9 @@ class Measurement(_Record):
     earlier: the day on which it was measured, where that was in an earlier run than the record's rounds.
     """
 
-    number: int | None
+    number: int | None = None
     name: str
-    title: str
+    title: str = ""
     gpus: int = 1  # that compute a call together: tflops and percent_of_ceiling are those of one of them
     file: str | None = None
     part: str | None = None
@@ -129,8 +131,8 @@ class Measurement(_Record):
     cosine: float | None = None  # between output and float64's, as others publish; null in records before 2026-11-24
     correct: bool | None = None
     repeat_difference: float | None = None  # between calls on the same inputs, the largest; 0: always the same bits
-    change: str
-    key_changes: list[str]
+    change: str = ""
+    key_changes: list[str] = []
     resources: dict | None = None  # what the compiler made, see tutorial_lib.compiler.Compiled; "code": its fingerprint
     counters: dict[str, float] | None = None  # what ncu read: see tutorial_lib.counters.METRICS
     clock_ghz: float | None = None
@@ -229,7 +231,7 @@ class Run(_Record):
     over the baseline are those over one GPU alone.
     """
 
-    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    schema_: Literal[3] = Field(RUNS_SCHEMA, alias="schema")
     date: str  # ISO 8601, UTC
     machine: dict
     versions: dict[str, str]
@@ -245,6 +247,15 @@ class Run(_Record):
     sustained: list[Round] = []
     earlier_rounds: list[EarlierRounds] = []  # the newest first
     notes: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_2(cls, data):
+        """An older record without what it says of the ladder."""
+        if not isinstance(data, dict) or data.get("schema") != 2:
+            return data
+        steps = [_without_ladder(m) for m in (*data["steps"], *data.get("inside", ()))]
+        return {**data, "schema": RUNS_SCHEMA, "steps": steps, "inside": []}
 
     def the_problem(self) -> Problem:
         return Problem(**self.problem)
@@ -372,6 +383,11 @@ class Run(_Record):
         return any(m.status == "measured" for m in self.steps)
 
 
+def _without_ladder(m: dict) -> dict:
+    """A measurement as it is written down: what a ladder says of it is there for who stands in none."""
+    return {k: v for k, v in m.items() if k not in OF_THE_LADDER} if m.get("part") else m
+
+
 def _completed(m: Measurement, run: Run, record: Run) -> Measurement:
     """A measurement of a run with what ``record`` holds, too: the ratio to a previous step that its own rounds lack,
     and counters where none were read: of the same machine code, or, where there is none, of the same versions.
@@ -491,8 +507,8 @@ class Survey(_Record):
     compiler: str
     problem: dict
     architectures: list[str]
-    steps: list[str]  # labels, such as "3 exp2"
-    compiled: dict[str, dict[str, dict | str]]  # step label -> architecture -> figures or reason
+    steps: list[str]  # names
+    compiled: dict[str, dict[str, dict | str]]  # step -> architecture -> figures or reason
 
 
 class Configuration(_Record):
@@ -721,7 +737,12 @@ def as_json(record: _Record) -> str:
         return json.dumps(value, ensure_ascii=False)
 
     lines = []
-    for key, value in json.loads(record.model_dump_json(by_alias=True)).items():  # NaN is null there, as JSON has none
+    whole = json.loads(record.model_dump_json(by_alias=True))  # NaN is null there, as JSON has none
+    if isinstance(record, Run):
+        whole["steps"] = [_without_ladder(m) for m in whole["steps"] + whole.pop("inside")]
+        for kind in ("steps", "peers"):
+            whole[kind] = [{k: v for k, v in m.items() if v is not None} for m in whole[kind]]
+    for key, value in whole.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = "[\n  " + ",\n  ".join(map(one_line, value)) + "\n ]"
         elif isinstance(value, dict) and value and all(isinstance(inner, dict) for inner in value.values()):
@@ -739,8 +760,8 @@ def write_run(run: Run, folder: Path) -> Path:
     return path
 
 
-def read_run(path: Path) -> Run:
-    """Read a results.json, or the one in a folder; raises ResultsError."""
+def read_bare_run(path: Path) -> Run:
+    """Read a results.json, or the one in a folder, without what the ladder says of its steps; raises ResultsError."""
     path = Path(path)
     if path.is_dir():
         path /= "results.json"
@@ -750,39 +771,13 @@ def read_run(path: Path) -> Run:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        if first["loc"] == ("schema",) and first["input"] in range(1, SCHEMA):
-            told = f"{path} is of schema {first['input']}, not {SCHEMA}: `{MIGRATE}` writes the records under DIR anew"
-            raise ResultsError(told) from None
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ResultsError(f"{path} is not a results.json of schema {SCHEMA}: {where}: {first['msg']}") from None
-
-
-@cache
-def _read_once(path: Path, changed: int, size: int) -> Run:
-    """A chapter asks for all of them a dozen times."""
-    return read_run(path)
+        raise ResultsError(f"{path} is not a results.json of schema {RUNS_SCHEMA}: {where}: {first['msg']}") from None
 
 
 def folder_name(slug: str, direction: str) -> str:
     """The name of the folder that a run on the problem of this slug is kept in."""
     return slug if direction == "forward" else f"{slug}_{direction}"
-
-
-def recorded_runs(folder: Path, direction: str = "forward", several: bool = False) -> list[Run]:
-    """Every readable run with timings under ``folder`` (``<machine>/<problem>/results.json``), newest first.
-
-    several: those on several GPUs at once, in place of those on one.
-    """
-    runs = []
-    for path in sorted(Path(folder).glob("*/*/results.json")):
-        try:
-            about = path.stat()
-            run = _read_once(path, about.st_mtime_ns, about.st_size)
-        except (OSError, ResultsError):
-            continue  # an older schema, or a file of somebody else's: it is nothing to show
-        if run.timed and run.direction == direction and (run.ranks > 1) == several:
-            runs.append(run)
-    return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
 def of_one_machine(runs: Sequence[Run]) -> list[Run]:

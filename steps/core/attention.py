@@ -17,12 +17,12 @@ from steps.core.choice import best
 from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
+from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
 from steps.core.tensors import has_long_strides, has_own_dispatch, is_plain, plain
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem, check_window, number, positive
-from tutorial_lib.results import recorded_runs
 
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
 MOST_HEAD_DIM = 256  # of a kernel with gradients

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from steps.core import ladder
-from steps.core.ladder import get_step
+from steps.core.ladder import get_step, line
+from steps.core.recorded import recorded_runs
 from steps.core.step import Step, Unsupported, target_of
 from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, earliest_within_noise, of_one_machine, recorded_runs
+from tutorial_lib.results import Run, earliest_within_noise, of_one_machine
 from tutorial_lib.tables import provenance
 
 
@@ -83,16 +84,9 @@ def best(
     usual = of_the_nearest(lambda run: whole[id(run)], but="appendix").step  # whose steps few records hold
     while usual.fork and usual.previous is not None:
         usual = usual.previous
-    return of_the_nearest(lambda run: whole[id(run)] or any(usual.name in _line(m.name) for m in run.by_speed()))
-
-
-def _line(name: str) -> set[str]:
-    """A step with all that it goes on from."""
-    step, found = get_step(name), set()
-    while step is not None:
-        found.add(step.name)
-        step = step.previous
-    return found
+    return of_the_nearest(
+        lambda run: whole[id(run)] or any(usual.name in line(get_step(m.name)) for m in run.by_speed())
+    )
 
 
 def _architecture(device: str) -> str:

@@ -89,17 +89,8 @@ PARTS = (
     ),
 )
 
-# The names that had the numbers 0 to 44 until 2026-11-22: whoever asks for an old number is told what it means now.
-# fmt: off
-OLD_NUMBERS = (
-    "sdpa", "naive", "mma", "exp2", "load_order", "latency", "occupancy", "approx_division", "explicit", "swizzle",
-    "split_q", "stages", "shared_kv", "q_registers", "fine_grained", "deferred_sum", "wide_block", "wgmma", "producer",
-    "registers", "ping_pong", "overlap", "dealt", "linked", "third_group", "large_tile", "eight_warps", "stay",
-    "cluster", "sections", "found", "turns", "own_end", "half_output", "lean_sum", "half_query", "early_query",
-    "one_loop", "halves", "late_wait", "at_maxima", "diagonal_first", "mask_loop", "apart", "counted",
-)
-# fmt: on
-OLD_NAMES = {"turns": "three_groups", "early_query": "room"}  # the same code under another name
+# What steps were called before: in old records, links and answers they are found under their new names.
+OLD_NAMES = {"turns": "three_groups", "early_query": "room"}
 
 
 def part_of(number: int) -> Part:
@@ -160,6 +151,21 @@ def __getattr__(name: str):
     if name == "INSIDE":
         return _load()[1]
     raise AttributeError(f"module 'steps.core.ladder' has no attribute {name!r}")
+
+
+def whole_ladder() -> tuple:
+    """All steps, part by part in the order of their numbers, and what some were put together from."""
+    steps, inside = _load()
+    return (*steps, *inside)
+
+
+def line(step) -> list[str]:
+    """The names of a step and of all that it stands on, the nearest first."""
+    found = []
+    while step is not None:
+        found.append(step.name)
+        step = step.previous
+    return found
 
 
 def steps_of(direction: str) -> tuple:
@@ -231,27 +237,6 @@ def numbers_in(word: str) -> range | None:
     if int(first) > int(last):
         raise ValueError(f"a range must not run backwards, got {word!r}")
     return range(int(first), int(last) + 1)
-
-
-def asked_by_number(text: str) -> set[int]:
-    """The numbers that a text names, for ``renumbered``."""
-    words = [word.strip() for word in text.split(",")]
-    single = {int(word) for word in words if word.isdecimal()}
-    return single.union(*(numbers_in(word) or () for word in words)) if text != "all" else set()
-
-
-def renumbered(numbers: set[int]) -> str | None:
-    """What the steps that once had these numbers are called now, in one sentence; None where all kept theirs."""
-    moved = []
-    for number in sorted(numbers):
-        if number < len(OLD_NUMBERS):
-            step = get_step(OLD_NUMBERS[number])
-            if step.number != number:
-                where = f"now {step.number}" if step.number is not None else f"now inside {get_step(step.inside).label}"
-                moved.append(f"{number} {OLD_NUMBERS[number]}, {where}")
-    if not moved:
-        return None
-    return f"Steps have had other numbers since 2026-11-22. These were once: {'; '.join(moved)}."
 
 
 def module_file(step) -> str:

@@ -7,7 +7,7 @@ something else there than the step before.
 from __future__ import annotations
 
 from steps.core.fused import FusedStep
-from steps.core.ladder import part_of, steps_of
+from steps.core.ladder import line, part_of, steps_of
 from steps.core.step import Step
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
@@ -26,7 +26,7 @@ def path(problem: Problem, arch: str, direction: str = "forward") -> list[Step]:
     ]
     if not any(isinstance(step, FusedStep) for step in meant):
         meant = [step for step in able if _kind(step.default_problem, direction) == _kind(problem, direction)]
-    names = {ancestor.name for step in meant for ancestor in _line(step)}
+    names = {name for step in meant for name in line(step)}
     names |= {PASSES[direction].baseline} | {step.name for step in able if not isinstance(step, FusedStep)}
     return [step for step in able if step.name in names and not runs_as_before(step, problem, arch)] or able
 
@@ -50,11 +50,3 @@ def runs_as_before(step: Step, problem: Problem, arch: str) -> bool:
 def _kind(problem: Problem, direction: str) -> tuple:
     """What steps are made for: whether bytes decide, or operations, and what is asked for beside plain attention."""
     return PASSES[direction].by_bytes(problem), problem.features
-
-
-def _line(step: Step) -> list[Step]:
-    """A step, and all that it stands on."""
-    found = [step]
-    while found[-1].previous is not None:
-        found.append(found[-1].previous)
-    return found

@@ -7,10 +7,115 @@ from functools import cache
 from pathlib import Path
 
 from steps.core.grids import GRIDS
-from steps.core.ladder import steps_of
+from steps.core.ladder import OLD_NAMES, get_step, line, module_file, part_of, whole_ladder
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, Search, Survey, of_one_machine, recorded_runs, recorded_searches
+from tutorial_lib.results import (
+    Measurement,
+    ResultsError,
+    Round,
+    Run,
+    Search,
+    Survey,
+    of_one_machine,
+    read_bare_run,
+    recorded_searches,
+)
+
+
+def read_run(path: Path) -> Run:
+    """Read a results.json, or the one in a folder; raises ResultsError."""
+    return in_the_ladder(read_bare_run(path))
+
+
+def in_the_ladder(run: Run) -> Run:
+    """A run with what today's ladder says of its steps, in the ladder's order; those that it does not know come last.
+
+    Steps that are called otherwise now are found under their new names.
+    """
+    run = _renamed(run)
+    order = {step.name: n for n, step in enumerate(whole_ladder())}
+    told = sorted((_told(m, run) for m in (*run.steps, *run.inside)), key=lambda m: order.get(m.name, len(order)))
+    steps, inside = [m for m in told if not m.inside], [m for m in told if m.inside]
+    return run.model_copy(update={"steps": steps, "inside": inside})
+
+
+def _told(m: Measurement, run: Run) -> Measurement:
+    if m.title:  # in no ladder: it says itself what it is
+        return m
+    try:
+        step = get_step(m.name)
+    except ValueError:  # a step that is no more
+        return m.model_copy(update={"title": m.name})
+    before, ratio = m.previous, m.speedup_vs_previous
+    if before not in line(step):
+        before, ratio = None, None
+    if step.previous and before != step.previous.name:
+        other = run.measurement(step.previous.name)
+        now = other and m.status == "measured" and run.speedup(m, other)
+        if now or before is None:
+            before, ratio = step.previous.name, now or None
+    compared = {"previous": before, "speedup_vs_previous": ratio}
+    compared["previous_number"] = before and get_step(before).number
+    return m.model_copy(update=_said(step.name) | compared)
+
+
+@cache
+def _said(name: str) -> dict:
+    """What the ladder says of a step, but for what it goes on from."""
+    step = get_step(name)
+    owner = get_step(step.inside) if step.inside else step
+    return {
+        "number": step.number,
+        "title": step.title,
+        "file": module_file(step),
+        "part": part_of(owner.number).name,
+        "fork": step.fork,
+        "inside": step.inside,
+        "change": step.change,
+        "key_changes": step.key_changes(),
+    }
+
+
+def _renamed(run: Run) -> Run:
+    """A run that knows steps by today's names."""
+    if not {m.name for m in run.steps} & set(OLD_NAMES):
+        return run
+
+    def renamed(r: Round) -> Round:
+        by_name = {field: value for field, value in r if isinstance(value, dict)}
+        return r.model_copy(update={field: {now(k): x for k, x in value.items()} for field, value in by_name.items()})
+
+    def now(name: str | None) -> str | None:
+        return OLD_NAMES.get(name, name)
+
+    steps = [m.model_copy(update={"name": now(m.name), "previous": now(m.previous)}) for m in run.steps]
+    earlier = [e.model_copy(update={"rounds": [renamed(r) for r in e.rounds]}) for e in run.earlier_rounds]
+    rounds = {kind: [renamed(r) for r in getattr(run, kind)] for kind in ("rounds", "sustained")}
+    return run.model_copy(update={"steps": steps, "earlier_rounds": earlier, **rounds})
+
+
+def recorded_runs(folder: Path, direction: str = "forward", several: bool = False) -> list[Run]:
+    """Every readable run with timings under ``folder`` (``<machine>/<problem>/results.json``), newest first.
+
+    several: those on several GPUs at once, in place of those on one.
+    """
+    runs = []
+    for path in sorted(Path(folder).glob("*/*/results.json")):
+        try:
+            about = path.stat()
+            run = _read_once(path, about.st_mtime_ns, about.st_size)
+        except (OSError, ResultsError):
+            continue  # an older schema, or a file of somebody else's: it is nothing to show
+        if run.timed and run.direction == direction and (run.ranks > 1) == several:
+            runs.append(run)
+    return sorted(runs, key=lambda run: run.date, reverse=True)
+
+
+@cache
+def _read_once(path: Path, changed: int, size: int) -> Run:
+    """A chapter asks for all of them a dozen times."""
+    return read_run(path)
 
 
 def find_recorded(
@@ -31,13 +136,8 @@ def find_recorded(
 
 
 def completed_run(run: Run, record: Run) -> Run:
-    """``run.with_earlier(record)`` with its steps in the order of the ladder.
-
-    Steps that the ladder of one device does not hold come last, in the order of ``with_earlier``.
-    """
-    order = {step.name: n for n, step in enumerate(steps_of(run.direction))}
-    whole = run.with_earlier(record)
-    return whole.model_copy(update={"steps": sorted(whole.steps, key=lambda m: order.get(m.name, len(order)))})
+    """``run.with_earlier(record)`` with its steps in the order of the ladder."""
+    return in_the_ladder(run.with_earlier(record))
 
 
 def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
@@ -57,5 +157,13 @@ def recorded_search(arch: str, results: Path = RESULTS, direction: str = "forwar
 def recorded_survey(results: Path = RESULTS) -> Survey | None:
     """The newest survey of every step on every architecture, or None."""
     paths = sorted(results.glob("compiled/*/survey.json"))
-    surveys = [Survey.model_validate_json(path.read_bytes()) for path in paths]
+    surveys = [labelled(Survey.model_validate_json(path.read_bytes())) for path in paths]
     return max(surveys, key=lambda survey: survey.date, default=None)
+
+
+def labelled(survey: Survey) -> Survey:
+    """A survey by the steps' labels ("3 exp2"), as it is shown; its file knows their names."""
+    known = {step.name: step.label for step in whole_ladder()}
+    today = {name: known.get(OLD_NAMES.get(name, name)) for name in survey.steps}
+    found = {label: survey.compiled[name] for name, label in today.items() if label}
+    return survey.model_copy(update={"steps": list(found), "compiled": found})

@@ -31,7 +31,8 @@ def get_trial(name: str):
 
 def recorded_trial(trial, results: Path):
     """What was recorded of a trial, in the order of its problems."""
-    from tutorial_lib.results import ResultsError, read_run
+    from steps.core.recorded import read_run
+    from tutorial_lib.results import ResultsError
 
     runs = []
     for path in sorted(results.glob(f"*/trials/{trial.name}/*.json")):

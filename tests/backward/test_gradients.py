@@ -312,8 +312,8 @@ def test_forward_passes_are_remembered_and_no_more_than_a_few():
 
 
 def test_the_run_of_the_other_direction(capsys, tmp_path, monkeypatch):
+    from steps.core.recorded import read_run, recorded_runs
     from steps.run import main
-    from tutorial_lib.results import read_run, recorded_runs
     from tutorial_lib.worker import Inline
 
     monkeypatch.setattr("steps.measuring.measure.Worker", Inline)

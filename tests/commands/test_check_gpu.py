@@ -6,12 +6,12 @@ import pytest
 
 from steps import check_gpu
 from steps.core.problems import DECODING, HEADLINE
+from steps.core.recorded import recorded_runs
 from steps.measuring import recheck
 from steps.measuring.recheck import Checked, Examiner, Finding, Task
 from tutorial_lib.accuracy import Accuracy
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import DTYPES, Problem
-from tutorial_lib.results import recorded_runs
 from tutorial_lib.worker import Inline
 
 recorded = cache(recorded_runs)
@@ -53,7 +53,7 @@ def on_a_gpu(monkeypatch, capsys):
 
     def run(said: dict[str, object] | None = None, slug: str = check_gpu.RECORDED_ON, **others):
         bench = MadeUp({task.checked.name: task.recorded for task in tasks()}, said or {})
-        monkeypatch.setattr("tutorial_lib.results.recorded_runs", recorded)
+        monkeypatch.setattr("steps.core.recorded.recorded_runs", recorded)
         monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
         machine = {"name": "A GPU", "slug": slug, "arch": "sm_90"} | others
         monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)

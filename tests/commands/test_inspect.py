@@ -71,8 +71,8 @@ def test_inspect_records_a_survey(few_steps, tmp_path):
     assert status == 0
     assert "does not know sm_107" in out.replace("\n", " ")
     survey = Survey.model_validate_json((tmp_path / "survey.json").read_text(encoding="utf-8"))
-    assert survey.steps == [step.label for step in few_steps[1:]] and survey.architectures == ["sm_90", "sm_107"]
-    assert survey.compiled["7 approx_division"]["sm_90"] == get_step("approx_division").compile(EVEN, "sm_90").as_dict()
+    assert survey.steps == [step.name for step in few_steps[1:]] and survey.architectures == ["sm_90", "sm_107"]
+    assert survey.compiled["approx_division"]["sm_90"] == get_step("approx_division").compile(EVEN, "sm_90").as_dict()
     assert {path.name for path in tmp_path.iterdir()} == {"survey.json", "survey.png", "survey.svg"}
 
 
@@ -86,7 +86,7 @@ def test_the_recorded_survey_is_what_the_compiler_makes(step):
     for arch in ("sm_90", "sm_121")[: 2 if step is CUTILE[0] else 1]:  # a kernel takes seconds
         refused = step.unsupported(EVEN, arch)
         made = f"step {step.label}: {refused}" if refused else step.compile(EVEN, arch).as_dict()
-        assert survey.compiled[step.label][arch] == made, "run: python -m steps.inspect all --arch all --output ..."
+        assert survey.compiled[step.name][arch] == made, "run: python -m steps.inspect all --arch all --output ..."
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import pytest
 
 from steps import get_step, physics, summary, trace
 from steps.core.problems import HEADLINE
+from steps.core.recorded import recorded_runs
 from tests.results.recorded import tracked
 from tutorial_lib import rates, timing
 from tutorial_lib.clock import Clock
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
-from tutorial_lib.results import of_one_machine, recorded_physics, recorded_runs, recorded_traces
+from tutorial_lib.results import of_one_machine, recorded_physics, recorded_traces
 
 TRACED = ["producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast", "softmax_ahead"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS, get_step
 from steps.core import ladder
-from steps.core.ladder import OLD_NUMBERS, asked_by_number, module_file, part_of, renumbered, select
+from steps.core.ladder import module_file, part_of, select
 from tests.results.recorded import RECORDED
 from tutorial_lib.results import of_one_machine
 
@@ -123,14 +123,6 @@ def test_steps_are_selected_by_number_name_range_and_part():
     ):
         with pytest.raises(ValueError, match=message):
             select(text)
-
-
-def test_old_numbers_are_told_what_they_are_now():
-    assert asked_by_number("17-19,exp2,2") == {2, 17, 18, 19} and asked_by_number("all") == set()
-    told = renumbered({2, 17, 24, 25})
-    assert "17 wgmma, now 30" in told and "24 third_group, now inside 36 three_groups" in told and "2 mma" not in told
-    assert renumbered({0, 1, 2, 3, 4, 5, 6, 7, 60, 90}) is None
-    assert len(OLD_NUMBERS) == 45 and all(get_step(name) for name in OLD_NUMBERS)
 
 
 def test_parts_do_not_overlap_and_every_step_is_in_one():

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from steps import PARALLEL
+from steps.core.recorded import read_run
 from tests.parallel.processes import Processes
 from tests.parallel.test_steps import checked
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import read_run
 from tutorial_lib.worker import WorkerFailure
 
 ROOT = Path(__file__).resolve().parent.parent.parent

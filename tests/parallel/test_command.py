@@ -13,6 +13,7 @@ import pytest
 
 from steps import PARALLEL, get_step, lesson_together, show
 from steps.core.problems import LONG
+from steps.core.recorded import read_run, recorded_runs
 from steps.measuring.measure import Settings, _Contender, _summarise
 from steps.measuring.parallel import one_gpu
 from steps.parallel.peers import peers_over_ranks
@@ -20,7 +21,7 @@ from steps.run import main
 from tests.selection import sampled
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.report import write_report
-from tutorial_lib.results import read_run, recorded_runs, write_run
+from tutorial_lib.results import write_run
 from tutorial_lib.timing import Sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent

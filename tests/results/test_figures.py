@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from steps.core.problems import HEADLINE
+from steps.core.recorded import recorded_runs
 from steps.report import HEADLINES
 from tests.results.made_up import run_of
 from tests.results.recorded import RECORDED, ROOT, recorded, tracked
 from tutorial_lib import limits, pictures, plots
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import of_every_part, of_one_machine, recorded_runs
+from tutorial_lib.results import of_every_part, of_one_machine
 
 LENGTHS = of_every_part([r for r in of_one_machine(RECORDED) if r.the_problem().family == HEADLINES[0].family])
 

@@ -12,11 +12,12 @@ from steps import INSIDE, STEPS, report
 from steps.core.grids import GRIDS
 from steps.core.ladder import part_of
 from steps.core.problems import FULL, HEADLINE
+from steps.core.recorded import read_run
 from tests.results.made_up import measurement, run_of
-from tests.results.recorded import PATHS, RECORDED, ROOT, read, recorded
+from tests.results.recorded import PATHS, RECORDED, ROOT, recorded
 from tutorial_lib import plots, tables
 from tutorial_lib.problem import Problem
-from tutorial_lib.report import as_markdown, best_by_problem, link, main, write_report
+from tutorial_lib.report import as_markdown, best_by_problem, link, write_report
 from tutorial_lib.results import ResultsError, of_every_part, of_one_machine, write_run
 
 LINKS = re.compile(r"\]\(([^)#]+)\)")
@@ -90,7 +91,7 @@ def test_figures_that_are_not_to_stay_are_drawn_and_not_linked(tmp_path, blank_f
 def test_reports_are_drawn_from_the_file_alone(tmp_path):
     for name in ("one", "two"):
         write_run(small(), tmp_path / name)
-    assert main([str(tmp_path)]) == 0
+    assert report.main([str(tmp_path)]) == 0
     for name in ("report.md", "results.csv", "figures/tflops.svg", "figures/gain.png"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert list(tmp_path.glob("by_length-*.png")) and list(tmp_path.glob("by_length-*.svg"))
@@ -115,12 +116,11 @@ def test_a_report_names_no_step_of_its_own():
 
 
 def test_bad_paths_get_one_line(tmp_path, capsys):
-    for command in (main, report.main):
-        assert command([str(tmp_path / "missing.json")]) == 2
-        assert command([str(tmp_path)]) == 2
-        assert command(["--colour"]) == 2
-        err = capsys.readouterr().err.splitlines()
-        assert len(err) == 3 and "cannot read" in err[0] and "no results.json under" in err[1]
+    assert report.main([str(tmp_path / "missing.json")]) == 2
+    assert report.main([str(tmp_path)]) == 2
+    assert report.main(["--colour"]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 3 and "cannot read" in err[0] and "no results.json under" in err[1]
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_runs_of_the_backward_pass_are_no_part_of_the_ladder(blank_figures, tmp_
 
 
 def test_what_is_committed_is_what_make_report_makes():
-    made, pictures = [(path.parent / "report.md", read(path)) for path in PATHS], []
+    made, pictures = [(path.parent / "report.md", read_run(path)) for path in PATHS], []
     for path, run in made:
         expected = as_markdown(run, path.parent, linked=run.the_problem() in report.HEADLINES)
         assert path.read_text(encoding="utf-8") == expected, "run `make report`"

@@ -6,22 +6,20 @@ import re
 
 import pytest
 
-from steps.core.recorded import completed_run
+from steps.core.recorded import completed_run, in_the_ladder, read_run, recorded_runs
 from tests.results.made_up import run_of
 from tests.results.recorded import EVERYTHING, RECORDED, recorded
 from tutorial_lib import tables, timing
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import (
-    MIGRATE,
+    OF_THE_LADDER,
     Ceiling,
     ResultsError,
     Round,
     earliest_within_noise,
     in_all,
     of_every_part,
-    read_run,
-    recorded_runs,
     same_code,
     speedup_of,
     verdict_of,
@@ -34,14 +32,14 @@ def test_written_and_read_it_is_the_same(tmp_path):
     assert read_run(write_run(run, tmp_path)) == run
     text = (tmp_path / "results.json").read_text(encoding="utf-8")
     data = json.loads(text)
-    assert data["schema"] == 2 and data["direction"] == "forward"
+    assert data["schema"] == 3 and data["direction"] == "forward"
     step = data["steps"][3]
-    assert set(step) >= {"number", "name", "title", "status", "reason", "latency_ms", "tflops", "percent_of_ceiling"}
-    assert set(step) >= {"speedup_vs_baseline", "speedup_vs_previous", "max_error", "reference_error", "correct"}
-    assert set(step) >= {"key_changes", "resources", "file", "part", "fork", "inside"}
+    assert set(step) >= {"name", "status", "latency_ms", "tflops", "percent_of_ceiling", "resources", "correct"}
+    assert set(step) >= {"speedup_vs_baseline", "speedup_vs_previous", "previous", "max_error", "reference_error"}
+    assert not set(step) & set(OF_THE_LADDER) and all(peer["title"] for peer in data["peers"])
     assert set(step["latency_ms"]) == {"median", "low", "high", "rounds"}
     assert set(step["speedup_vs_previous"]) == {"median", "low", "high", "verdict", "same_code", "earlier"}
-    assert f'\n  {{"number": {step["number"]}, "name"' in text  # a line for each
+    assert f'\n  {{"name": "{step["name"]}", ' in text  # a line for each
 
 
 def test_what_is_no_number_is_written_as_json(tmp_path):
@@ -54,9 +52,9 @@ def test_what_is_no_number_is_written_as_json(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda text: text[:200], "is not a results.json of schema 2"),
-        (lambda text: text.replace('"schema": 2', '"schema": 3'), "schema: Input should be 2"),
-        (lambda text: text.replace('"schema": 2', '"schema": 1'), f"is of schema 1, not 2: `{MIGRATE}`"),
+        (lambda text: text[:200], "is not a results.json of schema 3"),
+        (lambda text: text.replace('"schema": 3', '"schema": 4'), "schema: Input should be 3"),
+        (lambda text: text.replace('"schema": 3', '"schema": 1'), "schema: Input should be 3"),
         (lambda text: text.replace('"tflops"', '"teraflops"', 1), "steps.0"),
         (lambda text: text.replace('"measured"', '"estimated"', 1), "steps.0.status"),
     ],
@@ -69,12 +67,6 @@ def test_a_file_of_another_schema_is_refused_in_one_line(tmp_path, spoil, messag
         read_run(path)
     assert "\n" not in str(error.value)
     assert recorded_runs(tmp_path) == []
-
-
-def test_the_command_that_the_error_names_is_there():
-    from importlib.util import find_spec
-
-    assert find_spec(MIGRATE.split()[2])
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
@@ -363,3 +355,42 @@ def test_approx_division_is_near_cudnn():
     """0.85 of SDPA's cuDNN backend, in the same rounds."""
     run = recorded()
     assert run.speedup(run.measurement("approx_division"), run.measurement("sdpa_cudnn")).median >= 0.85
+
+
+def test_a_record_of_the_schema_before_says_nothing_of_the_ladder(tmp_path):
+    """It held what the ladder said of steps then; today's counts, and old names lead to new ones."""
+    run = recorded()
+    path = write_run(run, tmp_path / "a-gpu" / "one")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for m in data["steps"]:
+        m |= {
+            "number": 99,
+            "title": "?",
+            "part": "hopper",
+            "file": "?",
+            "change": "?",
+            "key_changes": ["?"],
+            "fork": True,
+        }
+    text = json.dumps({**data, "schema": 2, "inside": []}).replace('"three_groups"', '"turns"')
+    path.write_text(text, encoding="utf-8")
+    assert read_run(path) == run
+
+
+def test_a_step_that_is_no_more_comes_last_under_its_name():
+    run = run_of({"sdpa": 2.0, "gone": 1.5, "exp2": 1.0})
+    bare = {"title": "", "number": None, "part": None, "previous": None}
+    found = in_the_ladder(run.model_copy(update={"steps": [m.model_copy(update=bare) for m in run.steps]})).steps
+    assert [m.label for m in found] == ["0 sdpa", "3 exp2", "gone"]
+    assert [m.title for m in found] == ["SDPA", "exp2, flush to zero", "gone"]
+
+
+def test_a_ratio_is_that_to_todays_predecessor():
+    """What was compared with a step that no longer comes before is looked up in the rounds, or left out."""
+    run = recorded()
+    m = next(m for m in run.steps if m.speedup_vs_previous and not (m.earlier or m.speedup_vs_previous.earlier))
+    bare = m.model_copy(update={"title": "", "previous": "split_q", "speedup_vs_previous": None})
+    steps = [bare if s is m else s for s in run.steps]
+    assert in_the_ladder(run.model_copy(update={"steps": steps})).measurement(m.name) == m
+    alone = run.model_copy(update={"steps": steps, "rounds": [], "earlier_rounds": []})
+    assert in_the_ladder(alone).measurement(m.name).speedup_vs_previous is None
