@@ -28,7 +28,7 @@ from tutorial_lib.results import (
     ResultsError,
     Run,
     Survey,
-    earliest_within_noise,
+    best_of,
     of_every_part,
     of_one_machine,
 )
@@ -98,7 +98,7 @@ def readme_table(runs: Sequence[Run]) -> str:
             rows.append([mask, title, *(_cell(run and run.measurement(name)) for run in found)])
         for part in PARTS:
             if part.name in COMPARED:
-                best = [run and best_of(run, part.name) for run in found]
+                best = [run and best_of_part(run, part.name) for run in found]
                 rows.append([mask, f"best of {part.title.split(':')[0]}", *(_cell(m, named=True) for m in best)])
     headers = ["mask", "TFLOPS", *(f"S={length}" for length in lengths)]
     told = f"{machine}, B={HEADLINE.batch} H={HEADLINE.heads} D={HEADLINE.head_dim} fp16"
@@ -106,10 +106,10 @@ def readme_table(runs: Sequence[Run]) -> str:
     return f"{tables.markdown(headers, rows)}\n\n{where}. {_in_the_mean(timed)}"
 
 
-def best_of(run: Run, part: str) -> Measurement | None:
+def best_of_part(run: Run, part: str) -> Measurement | None:
     """The best step of a part in a run, in an earlier one where the run leaves the part out, or None without one."""
     if candidates := [m for m in run.by_speed() if m.part == part]:
-        return earliest_within_noise(run, candidates)
+        return best_of(run, candidates)
     before = [m for m in run.steps if m.part == part and m.earlier and m.tflops and m.correct]
     return max(before, key=lambda m: m.tflops, default=None)
 

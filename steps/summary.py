@@ -28,7 +28,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
     Measurement,
     Run,
-    earliest_within_noise,
+    best_of,
     of_every_part,
     of_one_machine,
     recorded_opinions,
@@ -97,7 +97,7 @@ def fastest(rival: str = "flash_attn_4") -> Page:
     for run in of_one_machine(recorded_runs(RESULTS)):
         able, other = run.by_speed(), run.measurement(rival)
         if able and other and other.tflops:
-            best = earliest_within_noise(run, able)
+            best = best_of(run, able)
             ahead = f"{tables.factor(best.speedup_vs_baseline)}, {tables.factor(run.speedup(best, other))}"
             cells.append((run, f"{_with_chapter(best)}: {tables.tflops(best)} ({ahead})"))
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
@@ -113,7 +113,7 @@ def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gra
     rows = []
     for name, grid in _grids(gradients):
         found = [run for run in recorded_grid(name) if run.by_speed()]
-        best = [earliest_within_noise(run, run.by_speed()) for run in found]
+        best = [best_of(run, run.by_speed()) for run in found]
         cells = [", ".join(dict.fromkeys(_with_chapter(m, str(m.number)) for m in best))]
         for rival in rivals:
             pairs = [(run, m, run.measurement(rival)) for run, m in zip(found, best)]
@@ -138,7 +138,7 @@ def behind(rival: str, gradients: bool = False) -> Page:
     rows, compared = [], 0
     for name, _ in _grids(gradients):
         for run in recorded_grid(name):
-            best = earliest_within_noise(run, run.by_speed()) if run.by_speed() else None
+            best = best_of(run, run.by_speed()) if run.by_speed() else None
             other = run.measurement(rival)
             if not best or not other or not (speedup := run.speedup(best, other)):
                 continue

@@ -18,7 +18,7 @@ from tutorial_lib.results import (
     Measurement,
     Run,
     Trace,
-    earliest_within_noise,
+    best_of,
     folder_name,
     of_every_part,
     traces_in,
@@ -307,15 +307,15 @@ def best_by_problem(
 ) -> tuple[str, list[tuple[float, float]]]:
     """A table of the best step of every problem, and for each how many times as fast as SDPA and as a rival it is.
 
-    A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best, where several
-    are about as fast, says ``earliest_within_noise``. Left out are runs without the rival, and those that do not know
-    the best: without any step of a part that holds the best of the runs of that kind with most parts, unless an earlier
-    run of the problem found that part slower. The appendix is no such part: what it holds was tried, and gave at most a
-    little. Of a kind are runs with the same head_dim, with or without a window and the like, with bytes or operations
-    that decide. The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and
-    computes what it hides. In decoding all are near what device memory can do.
+    A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best says ``best_of``.
+    Left out are runs without the rival, and those that do not know the best: without any step of a part that holds the
+    best of the runs of that kind with most parts, unless an earlier run of the problem found that part slower. The
+    appendix is no such part: what it holds was tried, and gave at most a little. Of a kind are runs with the same
+    head_dim, with or without a window and the like, with bytes or operations that decide. The factors are of plain
+    attention alone, where operations decide. For a window SDPA has no kernel, and computes what it hides. In decoding
+    all are near what device memory can do.
     """
-    known = [(run, earliest_within_noise(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
+    known = [(run, best_of(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     known = [(run, best) for run, best in known if run.together(best, run.measurement(rival))]
     cells, factors = [], []
     for run, best in known:

@@ -284,6 +284,12 @@ class Run(_Record):
         ratio = speedup_of(timing.speedup(before, now), m, other)
         return ratio.model_copy(update={"earlier": found.day}) if found.day else ratio
 
+    def is_faster(self, m: Measurement, other: Measurement) -> bool:
+        """Whether the verdict on ``m`` beside ``other`` is "faster"; where no rounds hold both, by their medians."""
+        if ratio := self.speedup(m, other):
+            return ratio.verdict == "faster"
+        return timing.verdict(timing.Spread(*[m.tflops / other.tflops] * 3)) == "faster"
+
     def split(self, m: Measurement, other: Measurement) -> tuple[float, float] | None:
         """What a speedup consists of: (how many times fewer cycles, how many times the clock), medians over rounds.
 
@@ -476,27 +482,16 @@ def speedup_of(ratio: timing.Spread, mine: Measurement | None, other: Measuremen
     )
 
 
-def earliest_within_noise(run: Run, candidates: Sequence[Measurement]) -> Measurement:
-    """The best of some timed steps of a run: the earliest that is as fast as any before it, and as the fastest of all.
+def best_of(run: Run, candidates: Sequence[Measurement]) -> Measurement:
+    """The best of some timed steps of a run: the earliest that none of the others is faster than, by the verdict.
 
-    As fast as the fastest are those that its rounds do not tell from that: steps with the same code, and those of which
-    now the one, now the other was ahead. Chance decides which of them is the fastest, and which is the best must not
-    change with it; the earliest is the simplest. Left out is whatever a step before it beats in the median.
+    Within the noise chance decides which is the fastest, and the best must not change with it; the earliest is the
+    simplest.
     """
-    fastest = max(candidates, key=lambda m: m.tflops)
     names = {m.name for m in candidates}
-
-    def as_fast(m: Measurement) -> bool:
-        speedup = run.speedup(m, fastest)
-        return m is fastest or (speedup is not None and (speedup.same_code or speedup.low <= 1 <= speedup.high))
-
-    found, highest = fastest, 0.0
-    for m in run.steps:
-        if m.name in names and m.tflops >= highest:
-            if as_fast(m):
-                return m
-            highest = m.tflops
-    return found
+    in_order = [m for m in run.steps if m.name in names]
+    beaten_by_none = (m for m in in_order if not any(run.is_faster(other, m) for other in in_order))
+    return next(beaten_by_none, max(in_order, key=lambda m: m.tflops))
 
 
 class Survey(_Record):

@@ -19,7 +19,7 @@ from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, earliest_within_noise, of_one_machine
+from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
 
 
@@ -32,10 +32,9 @@ class Choice:
     record: Run = field(repr=False)
 
     def beats_sdpa(self, arch: str) -> bool:
-        """Whether the record is of this architecture, and has the step as fast as PyTorch's own attention there."""
-        measured = self.record.measurement(self.step.name)
-        faster = measured.speedup_vs_baseline
-        return self.record.machine["arch"] == arch and faster is not None and faster.median >= 1
+        """Whether the record is of this architecture, and PyTorch's own attention is not faster there."""
+        ratio = self.record.measurement(self.step.name).speedup_vs_baseline
+        return self.record.machine["arch"] == arch and ratio is not None and ratio.verdict != "slower"
 
 
 def best(
@@ -47,8 +46,7 @@ def best(
 ) -> Choice:
     """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
 
-    Of several that the rounds do not tell from the fastest, the earliest that no step before it beats
-    (``earliest_within_noise``): the answer does not flip between kernels whose code is the same.
+    It is the earliest that none is faster than by the verdict (``best_of``): no answer flips within the noise.
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     direction: "backward" for the fastest backward step. among: which steps may be named (None: all).
@@ -76,7 +74,7 @@ def best(
         for run in sorted(runs, key=lambda run: _distance(problem, arch, run, whole[id(run)], knows(run))):
             able = [m for m in run.by_speed() if may(get_step(m.name)) and m.part != but]
             if able:
-                chosen = earliest_within_noise(run, able)
+                chosen = best_of(run, able)
                 tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
                 return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
@@ -153,10 +151,9 @@ def _kinds(run: Run) -> set[str]:
 def _word(problem: Problem, arch: str, run: Run, m, fastest, tried: bool) -> str:
     recorded = run.the_problem()
     asked = f"{problem.describe()} on {arch}"
-    which = (
-        "the fastest" if m is fastest else f"the earliest that the rounds do not tell from the fastest, {fastest.label}"
-    )
-    told = f"Of the steps that were measured {m.label} is {which}: {m.tflops:.0f} TFLOPS, {provenance(run)}"
+    first = f"the earliest that none is faster than, by our verdict: the fastest, {fastest.label}, is the same"
+    which = "the fastest" if m is fastest else first
+    told = f"Of the steps that were measured {m.label} is {which}. {m.tflops:.0f} TFLOPS, {provenance(run)}"
     if recorded == problem and run.machine["arch"] == arch:
         return f"{told}."
     lacking = "of which only some kinds of kernels were measured" if tried else "which was not measured"

@@ -96,10 +96,10 @@ def test_all_well_is_a_line_each_and_status_0(on_a_gpu):
 @pytest.mark.parametrize(
     ("said", "status", "told"),
     [
-        (1.029, 0, "same as 1.17"),
-        (0.971, 0, "same as 1.17"),
-        (1.05, 1, "faster than 1.17 by 5.0%"),
-        (0.95, 1, "slower than 1.17 by 5.0%"),
+        (1.029, 0, "same as {:.2f}"),
+        (0.971, 0, "same as {:.2f}"),
+        (1.05, 1, "faster than {:.2f} by 5.0%"),
+        (0.95, 1, "slower than {:.2f} by 5.0%"),
         (WRONG, 1, "wrong 9.00 wrong result: the largest error is 0.009, at most 0.0025 is allowed"),
         (Accuracy(float("nan"), 1e-3, 2.5e-3), 1, "wrong result: the output holds NaN"),
         (RuntimeError("an illegal address\nmore"), 1, "failed: RuntimeError: an illegal address"),
@@ -108,6 +108,7 @@ def test_all_well_is_a_line_each_and_status_0(on_a_gpu):
 def test_what_is_not_as_it_was_is_told_and_no_other_line_is_lost(on_a_gpu, said, status, told):
     first = check_gpu.problems()[0].name
     found, lines, bench = on_a_gpu({first: said})
+    told = told.format(tasks()[0].recorded)
     assert found == status and told in lines[0] and len(lines) == 14
     assert sum("same as " in line for line in lines[:12]) == 12 - status
     assert (f"{first}: " in lines[12]) == bool(status)

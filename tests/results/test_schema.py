@@ -17,7 +17,7 @@ from tutorial_lib.results import (
     Ceiling,
     ResultsError,
     Round,
-    earliest_within_noise,
+    best_of,
     in_all,
     of_every_part,
     same_code,
@@ -119,13 +119,21 @@ def test_a_verdict_names_the_predecessor_that_is_not_right_before():
     assert tables.vs_previous(moved) == "1.00× (1.00–1.00) same code as one"
 
 
-def test_the_best_is_the_earliest_that_noise_does_not_tell_from_the_fastest():
-    run = run_of({"sdpa": 9.0, "slow": 1.005, "early": 1.0004, "fast": 1.0, "late": 1.0002})
+def test_the_best_is_the_earliest_that_none_is_faster_than():
+    run = run_of({"sdpa": 9.0, "slow": 1.03, "early": 1.015, "fast": 1.0, "late": 1.01})
     assert run.by_speed()[0].name == "fast"
-    assert earliest_within_noise(run, run.by_speed()).name == "early"
-    assert earliest_within_noise(run, [m for m in run.by_speed() if m.name in ("slow", "late")]).name == "late"
+    assert best_of(run, run.by_speed()).name == "early"
+    assert best_of(run, [m for m in run.by_speed() if m.name in ("slow", "late")]).name == "slow"
     coded = run_of({"sdpa": 9.0, "slow": 1.5, "early": 1.01, "fast": 1.0}, code={"slow": "abc", "fast": "abc"})
-    assert earliest_within_noise(coded, coded.by_speed()).name == "slow"  # so it was no matter of the code
+    assert best_of(coded, coded.by_speed()).name == "early"  # which is faster than slow
+
+
+def test_who_was_timed_in_no_common_rounds_is_compared_by_medians():
+    run = run_of({"sdpa": 9.0, "one": 1.03, "two": 1.0})
+    _, one, two = run.steps
+    apart = run.model_copy(update={"rounds": []})
+    assert run.is_faster(two, one) and apart.is_faster(two, one) and not apart.is_faster(one, two)
+    assert not apart.is_faster(two, one.model_copy(update={"tflops": two.tflops / 1.01}))
 
 
 ON_ONE_GPU = [r for r in EVERYTHING if r.ranks == 1]
