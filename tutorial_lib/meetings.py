@@ -53,13 +53,15 @@ COPY = re.compile(r"\s*mov\.b32\s+(?P<to>%r\d+), (?P<of>%r\d+);")  # Triton 3.9 
 BATCHED = "wgmma.commit_group"  # the products begun so far are one batch
 PRODUCT = re.compile(r"wgmma\.mma_async\S* \{[^}]*\},\s*(?:\{(?P<registers>[^}]*)\})?")
 LEFT, MOST = re.compile(r"wgmma\.wait_group\S* (\d+)"), 8  # batches that a wait leaves; as many as are told apart
+NOT_KNOWN = "tutorial_lib.meetings was written for the PTX of Triton 3.6 to 3.9, and does not know what is here: {}"
 LABEL, JUMP = re.compile(r"(\$L__BB\w+):"), re.compile(r"bra\S*\s+(\$L__BB\w+);")
 
 
 def without(ptx: str, instead: str = "") -> str:
-    """The PTX without these meetings; unchanged if it is not asked for, or holds anything that may need them.
+    """The PTX without these meetings; unchanged if it is not asked for.
 
-    instead: what is written in place of each.
+    instead: what is written in place of each. Raises ValueError for a PTX that holds what is not known here, and so may
+    need a meeting that would go.
     """
     if ASKED not in ptx:  # a kernel that was written to a file may hold an older version's MARK
         return ptx
@@ -71,8 +73,8 @@ def without(ptx: str, instead: str = "") -> str:
             copies.append([])
         elif events and (found := COPY.match(line)):
             copies[-1].append((found["of"], found["to"]))
-    if not _is_known([event for _, event in events]):
-        return ptx
+    if unknown := _unknown([event for _, event in events]):
+        raise ValueError(NOT_KNOWN.format(unknown))
     in_front_of_waits, behind_products = set(), set()  # meetings, by their place among the events
     tile_was_read = False  # a product is complete, and behind its wait stand only arrivals
     for n, ((_, event), (_, follows)) in enumerate(pairwise(events)):
@@ -85,7 +87,7 @@ def without(ptx: str, instead: str = "") -> str:
             tile_was_read = event.startswith(COMPLETE) or (tile_was_read and event.startswith(ARRIVAL))
     may_go = in_front_of_waits | behind_products
     if not _is_written([event for _, event in events], may_go):
-        return ptx
+        raise ValueError(NOT_KNOWN.format("a store by TMA of what no meeting says is written"))
     loading = _loading([event for _, event in events], copies, may_go)
     gone = {events[n][0] for n in in_front_of_waits | {n for n in behind_products if not loading[n]}}
     return "".join(instead if n in gone else line for n, line in enumerate(lines))
@@ -155,15 +157,15 @@ def _coming(events: list[str], after: Callable[[int, frozenset], frozenset]) -> 
     return coming
 
 
-def _is_known(events: list[str]) -> bool:
-    """Whether what needs a meeting has one of its own, and so none that goes can have protected it."""
+def _unknown(events: list[str]) -> str | None:
+    """What may count on a meeting that goes; None where whatever needs a meeting has one of its own."""
     for before, event in pairwise(events):
         if event.startswith((ARRIVAL, WRITE)):
             more_rows = event.startswith(WRITE) and before.startswith(WRITE)
             if not (before.startswith(MEETING) or more_rows):
-                return False
+                return event
         elif event.startswith(("ld", "st.", "atom", "red.", "mbarrier.arrive")) and not (
             HARMLESS.match(event) or LOAD.match(event)
         ):
-            return False
-    return True
+            return event
+    return None

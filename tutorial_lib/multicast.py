@@ -29,6 +29,7 @@ ARRIVAL = re.compile(
     r"(?P<if>@!?%p\d+ )?mbarrier\.arrive\.(?:release\.cta\.)?shared::cta\.b64 _, \[(?P<at>[^\]]+)\](?:, 1)?;"
 )
 FIRST_LINE = re.compile(r"^// %bb\.0:.*\n", re.MULTILINE)
+NOT_KNOWN = "tutorial_lib.multicast was written for the PTX of Triton 3.6 to 3.9, and does not know what is here: {}"
 VERSION = "multicast 2"  # of what is rewritten how: part of the name under which a compiled kernel is kept
 
 
@@ -43,13 +44,14 @@ def rewritten(ptx: str, warps: int) -> str:
         inside, copies = COPY.subn(_to_both, inside)
         inside, arrivals = ARRIVAL.subn(_to_the_other, inside)
         if not end or not copies + arrivals or "shared::cta" in inside:
-            raise ValueError(f"the PTX holds a copy or an arrival that is not as known: {inside.strip()[:200]}")
+            what = f"a copy or an arrival: {' '.join(inside.split())[:200]}"
+            raise ValueError(NOT_KNOWN.format(what))
         pieces[n] = inside + end + behind
     ptx = BEGIN.join([head, *pieces])
     if MEET not in ptx:
         return ptx
     if len(FIRST_LINE.findall(ptx)) != 1:
-        raise ValueError("the PTX does not begin as is known")
+        raise ValueError(NOT_KNOWN.format("how it begins"))
     return FIRST_LINE.sub(lambda line: line[0] + _others_arrive(32 * warps), ptx)
 
 

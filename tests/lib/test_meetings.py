@@ -1,4 +1,4 @@
-"""Which meetings of a group's warps are taken out of a kernel's PTX, and when the PTX stays as it is."""
+"""Which meetings of a group's warps are taken out of a kernel's PTX, and what is refused."""
 
 import pytest
 
@@ -88,9 +88,10 @@ JUMP, JUMP_OR_NOT, JUMP_ANYWHERE = "\tbra.uni \t$L__BB0_9;", "\t@%p2 bra \t$L__B
         [MEET, WRITE, JUMP_OR_NOT, MEET, "$L__BB0_9:", STORE],
     ],
 )
-def test_what_may_lean_on_a_meeting_leaves_all_of_them(unknown):
-    lines = [COMPLETE, MEET, ARRIVE, MEET, WAIT, *unknown]
-    assert left(*lines) == lines
+def test_what_may_lean_on_a_meeting_is_refused_in_one_line(unknown):
+    with pytest.raises(ValueError, match=r"written for the PTX of Triton 3\.6 to 3\.9, .*: \S+") as error:
+        left(COMPLETE, MEET, ARRIVE, MEET, WAIT, *unknown)
+    assert "\n" not in str(error.value)
 
 
 def test_tma_stores_behind_any_meeting_that_stays():
