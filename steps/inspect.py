@@ -222,7 +222,6 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from rich.table import Table
 
     from steps.core.recorded import labelled
-    from steps.core.step import Unsupported
     from tutorial_lib import plots, tables
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole
@@ -233,9 +232,8 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     failed = False
     for step, arch in track(pairs, description="compiling", console=console, transient=True):
         try:
-            found[step.name][arch] = step.compile(problem, arch).as_dict()
-        except Unsupported as error:
-            found[step.name][arch] = str(error)
+            refused = step.unsupported(problem, arch)
+            found[step.name][arch] = refused or step.compile(problem, arch).as_dict()
         except CompilerError as error:
             found[step.name][arch] = str(error)
             failed = True

@@ -85,7 +85,7 @@ def test_the_recorded_survey_is_what_the_compiler_makes(step):
     assert survey.architectures == [*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES]
     for arch in ("sm_90", "sm_121")[: 2 if step is CUTILE[0] else 1]:  # a kernel takes seconds
         refused = step.unsupported(EVEN, arch)
-        made = f"step {step.label}: {refused}" if refused else step.compile(EVEN, arch).as_dict()
+        made = refused or step.compile(EVEN, arch).as_dict()
         assert survey.compiled[step.name][arch] == made, "run: python -m steps.inspect all --arch all --output ..."
 
 
