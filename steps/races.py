@@ -50,9 +50,9 @@ def hazards(output: str) -> tuple[list[str], int, int]:
 def _definitions() -> Iterator[str]:
     """Patterns of where the kernels with roles are defined, as racecheck says it: forward and backward pass."""
     from steps.backward_hopper.kernel import fmha_backward
-    from steps.hopper.kernel import fmha
+    from steps.hopper import ahead, linked, overlapped, producer
 
-    for kernel in (fmha, fmha_backward):
+    for kernel in (*(generation.fmha for generation in (producer, overlapped, linked, ahead)), fmha_backward):
         yield rf" at {kernel.fn.__name__}\+\S+ in {_where(kernel, 'def ')}$"
 
 

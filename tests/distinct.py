@@ -23,7 +23,9 @@ def what_runs(step, problem: Problem) -> tuple:
     kernel, constants = step.entry(problem, "cpu")
     order = step.order_for(problem) if hasattr(step, "order_for") else None
     a_processor = getattr(step, "occupancy", None) if order and order.persistent else None
-    of_queries = step.kernel("queries", problem)[:2] if hasattr(step, "queries") and not step.adds else None
+    of_queries = (
+        step.kernel("queries", problem)[:2] if hasattr(step, "queries") and not getattr(step, "adds", True) else None
+    )
     launches = order, a_processor, of_queries, step.counted_kernels(problem)
     return type(step), kernel, tuple(sorted(constants.items())), *launches
 

@@ -8,6 +8,7 @@ its comments and docstrings say.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import inspect
 import io
@@ -97,10 +98,27 @@ def triton_source(source) -> str:
 
     As Triton's own ``hash``, which also knows at which lines functions begin.
     """
-    constants = [_of_function(x) if _is_function(x) else str(x) for _, x in sorted(source.constants.items())]
+    constants = [_of_constant(x) for _, x in sorted(source.constants.items())]
     types = [kind for _, kind in sorted(source.signature.items())]
     told = repr((_of_function(source.fn), str(source.attrs), types, constants))
     return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _of_constant(x) -> str:
+    """A function by its statements, also inside of a dataclass; anything else as it is written."""
+    if _is_function(x):
+        return _of_function(x)
+    if _holds_functions(x):
+        parts = ((f.name, getattr(x, f.name)) for f in dataclasses.fields(x))
+        return f"{type(x).__name__}({', '.join(f'{name}={_of_constant(part)}' for name, part in parts)})"
+    return str(x)
+
+
+def _holds_functions(x) -> bool:
+    if not dataclasses.is_dataclass(x) or isinstance(x, type):
+        return False
+    parts = [getattr(x, f.name) for f in dataclasses.fields(x)]
+    return any(_is_function(part) or _holds_functions(part) for part in parts)
 
 
 def _is_function(x) -> bool:

@@ -8,7 +8,7 @@ next, it is given on once both are begun, and a group's own softmax runs under i
 
 from steps.core.problems import FULL
 from steps.hopper import step32_registers
-from steps.hopper.variant import Roles, Waiting
+from steps.hopper.lib import IN_TURN
 
 STEP = step32_registers.STEP.evolve(
     number=91,
@@ -16,5 +16,5 @@ STEP = step32_registers.STEP.evolve(
     title="Ping-pong",
     change="The two warp groups issue their QK products in turn, one after the other.",
     default_problem=FULL,
-    roles=Roles(registers=240, loop=Waiting(in_turn=True)),
+    turns=IN_TURN,
 )

@@ -7,8 +7,7 @@ on an H100, not recorded, had it slower.
 
 from steps.core.problems import FULL
 from steps.hopper import step38_room
-from steps.hopper.step39_at_maxima import STAY
-from steps.hopper.variant import Overlap, Roles
+from steps.hopper.softmax import SUM_AT_END
 
 STEP = step38_room.STEP.evolve(
     number=92,
@@ -16,5 +15,5 @@ STEP = step38_room.STEP.evolve(
     title="Row sums at the end",
     change="Up to head_dim 128 every lane sums its own weights, and the sums meet after the last tile.",
     default_problem=FULL,
-    roles=Roles(registers=240, loop=Overlap(STAY, "in turn", lean_sum=True)),
+    sums=SUM_AT_END,
 )

@@ -7,7 +7,7 @@ diagonal, and none in the loop needs the mask or the branch around it. FlashAtte
 
 from steps.core.problems import standard
 from steps.hopper import step39_at_maxima
-from steps.hopper.variant import Overlap, Roles, Room, Stay
+from steps.hopper.softmax import DOWNWARDS
 
 STEP = step39_at_maxima.STEP.evolve(
     number=93,
@@ -15,13 +15,5 @@ STEP = step39_at_maxima.STEP.evolve(
     title="The diagonal first",
     change="At head_dim 256 with a causal mask the keys are visited from the diagonal back to the first.",
     default_problem=standard(head_dim=256, causal=True),
-    roles=Roles(
-        registers=240,
-        loop=Overlap(
-            stay=Stay(linked=True, ends="own, diagonal first", room=Room()),
-            third_group="in turn",
-            wait="behind the maxima",
-            lean_sum=True,
-        ),
-    ),
+    walk=DOWNWARDS,
 )

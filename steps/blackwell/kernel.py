@@ -23,7 +23,7 @@ from steps.blackwell.columns import allocate_columns
 from steps.blackwell.roles import attend, copy, correct, multiply
 from steps.blackwell.taking import room_for_answer
 from steps.blackwell.together import cluster_ring, work_together
-from steps.hopper.pipeline import Arrays, Tiles, Work, barrier_ring
+from steps.hopper.lib import Arrays, Tiles, Work, barrier_ring
 
 
 class Barriers(NamedTuple):

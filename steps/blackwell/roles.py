@@ -24,7 +24,7 @@ from steps.blackwell.together import (
     store_sums,
 )
 from steps.gluon.softmax import tiles_to_visit
-from steps.hopper.pipeline import await_tile
+from steps.hopper.lib import await_tile
 
 
 @gluon.jit

@@ -9,7 +9,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from steps.gluon.softmax import exp2
-from steps.hopper.softmax import raise_maxima
 
 
 @gluon.jit
@@ -33,7 +32,7 @@ def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
 @gluon.jit
 def next_maxima(scores, row_max, scale, variant: gl.constexpr):
     """(maximum [query] in base 2 that weights are relative to, correction [query] of what was summed up before)."""
-    new_max = raise_maxima(scores, row_max, scale, variant)
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
     if variant.threshold > 0:
         new_max = gl.where(new_max - row_max > variant.threshold, new_max, row_max)
     return new_max, exp2(row_max - new_max)

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import clc
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from steps.hopper.pipeline import barrier_ring
+from steps.hopper.lib import barrier_ring
 
 
 class Taken(NamedTuple):
@@ -26,6 +26,14 @@ def room_for_answer(variant: gl.constexpr):
     LISTENERS: gl.constexpr = variant.listeners
     answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return Taken(answer, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
+
+
+@gluon.jit
+def numbered(work, n, variant: gl.constexpr):
+    """The number of the n-th tile of queries in the order."""
+    if variant.persistent:
+        n = gl.load(work.order + n)
+    return n
 
 
 @gluon.jit

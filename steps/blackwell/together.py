@@ -9,8 +9,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from steps.blackwell.columns import issue_output, issue_scores, rescale, to_panels, to_shared_memory, weights_of
 from steps.blackwell.softmax import add_up, hide, next_maxima, weigh
+from steps.blackwell.taking import numbered
 from steps.gluon.softmax import store_lse, tiles_to_visit
-from steps.hopper.pipeline import Place, await_tile, fetch, numbered, position
+from steps.hopper.lib import Place, await_tile, fetch, position
 
 
 @gluon.jit

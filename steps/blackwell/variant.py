@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, tensor_memory_descriptor_type
@@ -108,7 +108,6 @@ class Variant:
     correction: bool
     persistent: bool  # a block computes several tiles of queries
     taken: bool  # and takes one after the other from blocks that have not begun, and has no list of them
-    computed: ClassVar[bool] = False  # for what it shares with Hopper's
     registers: tuple[int, ...]  # of a thread of every role but the first part's
     threshold: float
     frequency: int
@@ -130,11 +129,6 @@ class Variant:
     @property
     def rewrite(self) -> bool:
         """Whether the kernel asks for its PTX to be rewritten."""
-        return False
-
-    @property
-    def four_chains(self) -> bool:
-        """Whether a row's maximum is looked for in four chains, as in step 121."""
         return False
 
     @property

@@ -23,6 +23,20 @@ class Choices:
     """A value that fills a hole and has choices of its own, its fields: steps are compared choice by choice."""
 
 
+class Pieces:
+    """Functions that fill a hole together, the fields of a dataclass. It is told by their names."""
+
+    def __str__(self) -> str:
+        values = (getattr(self, f.name) for f in dataclasses.fields(self))
+        return ", ".join(dict.fromkeys(name for value in values if (name := function_name(value))))
+
+
+def function_name(value: object) -> str | None:
+    """The name of a function, as it is or as a compiler's decorator keeps it; None for anything else."""
+    function = getattr(value, "fn", value)
+    return function.__name__ if inspect.isfunction(function) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FusedStep(Step):
     """A step that runs a kernel of the tutorial's own; its skeleton is a subclass.
@@ -140,8 +154,8 @@ def _differences(where: str, before: object, now: object) -> Iterator[tuple[str,
 
 
 def _show(value: object) -> str:
-    if inspect.isfunction(value):
-        return value.__name__
+    if name := function_name(value):
+        return name if inspect.isfunction(value) else f"{value.fn.__module__.rpartition('.')[2]}.{name}"
     if isinstance(value, tuple) and all(isinstance(x, str) for x in value):
         return ", ".join(value) or "nothing"
     return "left to the compiler" if value is None else str(value)

@@ -9,11 +9,9 @@ than a section should. Where blocks end together anyway, the lists are those of 
 
 import dataclasses
 
+from steps.core.order import DEALT
 from steps.everyday import step140_pieces
 from tutorial_lib.problem import Problem
-
-ROLES = step140_pieces.STEP.roles
-STAY = dataclasses.replace(ROLES.loop.stay, even_end=True)
 
 STEP = step140_pieces.STEP.evolve(
     number=141,
@@ -22,5 +20,5 @@ STEP = step140_pieces.STEP.evolve(
     change="The last section of heads is larger where its long tiles would else begin too late: beyond head_dim 128.",
     fork=True,
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
-    roles=dataclasses.replace(ROLES, loop=dataclasses.replace(ROLES.loop, stay=STAY)),
+    order=dataclasses.replace(DEALT, even_end=True),
 )

@@ -14,11 +14,9 @@ as before. With 512 tokens under the mask the step is not faster than at_maxima,
 
 import dataclasses
 
+from steps.core.order import DEALT
 from steps.core.problems import standard
 from steps.hopper import step39_at_maxima
-
-ROLES = step39_at_maxima.STEP.roles
-STAY = dataclasses.replace(ROLES.loop.stay, computed=True)
 
 STEP = step39_at_maxima.STEP.evolve(
     number=142,
@@ -27,5 +25,5 @@ STEP = step39_at_maxima.STEP.evolve(
     change="Where a head has up to four tiles of queries, blocks compute which are theirs, and read no lists.",
     fork=True,
     default_problem=dataclasses.replace(standard(256), batch=32),
-    roles=dataclasses.replace(ROLES, loop=dataclasses.replace(ROLES.loop, stay=STAY)),
+    order=dataclasses.replace(DEALT, computed=True),
 )

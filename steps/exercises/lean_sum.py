@@ -23,6 +23,16 @@ EXERCISE = OwnSums(
     name="lean_sum",
     step="lean_sum",
     function="add_up",
+    edits=(
+        (
+            """\
+        # What each lane holds of the sums so far, and of one more tile.
+        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+        row_sum = row_sum * own[:, None] + sum_own(weights)
+""",
+            "        row_sum = add_up(row_sum, correction, weights)\n",
+        ),
+    ),
     kinds=({"head_dim": 128, "heads": 1},),
     lengths=(256, 384),
     multiple=128,

@@ -72,11 +72,11 @@ EXERCISE = BegunTogether(
         # --- online softmax, while the output is computed ---
         new_max = raise_maxima(scores, row_max, scale)
         correction = exp2(row_max - new_max)
-        row_max = new_max
-        weights = weigh(scores, row_max, scale)
+        weights = weigh(scores, new_max, scale)
         row_sum = row_sum * correction + gl.sum(weights, 1)
         # ptxas may move this wait: nothing holds it here.
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        row_max = new_max
         release(barriers.value_free, turn, STAGES)
         accumulator = accumulator * by_row(correction)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)

@@ -53,13 +53,15 @@ EXERCISE = InTurn(
     edits=(
         (
             """\
-        take_turn(barriers, turn, part)
-        # Begin the QK product [query, key]. K lies in shared memory, and so does Q, or what of it is not in registers.
+        # Wait until it is this part's turn to issue products, for the n-th time. Part 0 has the first turn.
+        FIRST: gl.constexpr = 1 if part == 0 else 0
+        mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)
+        # Begin the QK product [query, key]. K and Q lie in shared memory.
         none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
         key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
         scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        pass_turn(barriers, part)
+        mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
 """,
             """\
         none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)

@@ -36,11 +36,13 @@ EXERCISE = InKernel(
         (
             """\
         await_tile(barriers.key_ready, turn + 1, STAGES)
-        take_turn(barriers, turn - query_turn, part)  # all tiles but the first of every tile of queries
+        # A turn for all tiles but the first of every tile of queries.
+        FIRST: gl.constexpr = 1 if part == 0 else 0
+        mbarrier.wait(barriers.turns.index(part), (turn - query_turn) & 1 ^ FIRST)
         scores = issue_scores(query, tiles.key, turn + 1)
         await_tile(barriers.value_ready, turn, STAGES)
         accumulator = issue_output(weights, tiles.value, turn, accumulator)
-        pass_turn(barriers, part)
+        mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
 """,
             """\
         n = turn - query_turn  # all tiles but the first of every tile of queries

@@ -1,7 +1,7 @@
 """Packed sequences: blocks find the sequence of a tile on the GPU, and TMA sees one sequence as if it were alone.
 
 The host does not know where sequences begin: that may change from call to call, and a kernel reads it. So no list can
-be dealt. Blocks take numbers from a counter (``steps.hopper.pipeline``), and the producer finds what a number means and
+be dealt. Blocks take numbers from a counter (``steps.hopper.lib``), and the producer finds what a number means and
 tells the warps that compute.
 """
 

@@ -12,19 +12,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 
 @gluon.jit
-def issue_scores_of_pieces(query, key, none, variant: gl.constexpr):
+def issue_scores_of_pieces(left, right, key, none, variant: gl.constexpr):
     """Begin the QK product [query, key]: two products, of which the second adds to the first."""
     FIRST: gl.constexpr = variant.pieces[0]
     SECOND: gl.constexpr = variant.pieces[1]
-    if variant.half_query:
-        left, right = query
-    else:
-        left, right = query.slice(0, FIRST, 1), query.slice(FIRST, SECOND, 1)
     scores = warpgroup_mma(left, key.slice(0, FIRST, 1).permute((1, 0)), none, use_acc=False, is_async=True)
     return warpgroup_mma(right, key.slice(FIRST, SECOND, 1).permute((1, 0)), scores, is_async=True)
 
@@ -49,21 +44,6 @@ def issue_pieces(weights, value, accumulator, variant: gl.constexpr):
 
 
 @gluon.jit
-def await_pieces(accumulator, under_way: gl.constexpr):
-    """Wait for both PV products, until no more than so many later products are under way."""
-    first, second = accumulator
-    return warpgroup_mma_wait(under_way, deps=[first, second])
-
-
-@gluon.jit
-def await_pieces_before(accumulator, x, y):
-    """Wait for both PV products, and let nothing that needs ``x`` or ``y`` begin before."""
-    first, second = accumulator
-    first, second, x, y = warpgroup_mma_wait(0, deps=[first, second, x, y])
-    return (first, second), x, y
-
-
-@gluon.jit
 def rescale_pieces(accumulator, factor, variant: gl.constexpr):
     """Both pieces times one number a row."""
     first, second = accumulator
@@ -81,7 +61,7 @@ def store_pieces(accumulator, array, place, batch, head, row, variant: gl.conste
     tile = place.reshape([variant.rows, variant.output_columns])
     tma.store_wait(0)
     tile.slice(0, FIRST, 1).store(first.to(place.dtype))
-    if variant.half_output:
+    if variant.output_columns < variant.head_dim:
         fence_async_shared()
         tma.async_store(array, [batch, head, row, 0], place)
         tma.store_wait(0)

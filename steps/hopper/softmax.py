@@ -1,10 +1,18 @@
-"""What the Hopper kernels do with scores where products overlap: mask, maxima, weights, sums."""
+"""Pieces of the Hopper kernels: what they do with scores where products overlap. No piece knows of a step.
+
+Masks, maxima, weights, sums, and between them the wait for the PV product that the softmax runs under.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
+from steps.core.fused import Pieces
 from steps.gluon.softmax import exp2, hide, sum_own
 
 
@@ -45,7 +53,7 @@ def factor(scale, variant: gl.constexpr):
 
 
 @gluon.jit
-def hide_in_part(scores, j, whole, first_query, seq_len_kv, variant: gl.constexpr):
+def hide_in_part(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
     """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
 
     With weights alive beside the scores, a second loop would cost a copy of the weights every turn.
@@ -68,26 +76,45 @@ def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
 
 
 @gluon.jit
-def highest(scores, variant: gl.constexpr):
-    """The largest score of every row [query]: by one chain of comparisons a lane and row, or by four.
+def no_maxima(variant: gl.constexpr):
+    """Maxima [query] before the first tile of keys."""
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    if variant.window:  # a tile may hide all its keys from a row, and minus infinity less itself would be NaN
+        return gl.full([variant.rows], -1e38, gl.float32, ROW)
+    else:
+        return gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+
+
+# --- maxima ---
+
+
+@gluon.jit
+def in_one_chain(scores, variant: gl.constexpr):
+    """The largest score of every row [query]: a lane compares its scores of a row one after the other."""
+    return gl.max(scores, 1)
+
+
+@gluon.jit
+def in_four_chains(scores, variant: gl.constexpr):
+    """The largest score of every row [query]: by four chains of comparisons a lane and row.
 
     In a chain every comparison waits for the one before. Of four, others can begin meanwhile, where ptxas puts them in
     turn.
     """
-    if variant.four_chains:
-        PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
-        parts = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
-        ends = gl.max(parts, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
-        own = gl.max(gl.max(ends, 3), 1)  # [query, 4]: each lane's maximum of a row
-        return gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, variant.accumulator))
-    else:
-        return gl.max(scores, 1)
+    PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
+    parts = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
+    ends = gl.max(parts, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
+    own = gl.max(gl.max(ends, 3), 1)  # [query, 4]: each lane's maximum of a row
+    return gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, variant.accumulator))
 
 
 @gluon.jit
 def raise_maxima(scores, row_max, scale, variant: gl.constexpr):
     """The new maximum [query] in base 2."""
-    return gl.maximum(row_max, highest(scores, variant) * scale)
+    return gl.maximum(row_max, variant.highest(scores, variant) * scale)
+
+
+# --- weights, and their sums ---
 
 
 @gluon.jit
@@ -96,20 +123,157 @@ def weigh(scores, row_max, scale):
     return exp2(scores * scale - row_max[:, None])
 
 
+@dataclass(frozen=True)
+class Sums(Pieces):
+    """first(weights): the sums of the first tile. add(row_sum, correction, weights): and those of one more tile.
+
+    end(row_sum, variant): the sums [query] of all tiles.
+    """
+
+    first: Callable
+    add: Callable
+    end: Callable
+
+
 @gluon.jit
-def add_up(row_sum, correction, weights, variant: gl.constexpr):
+def sum_rows(weights):
+    """Sums [query] of whole rows: the four lanes that share a row add theirs up."""
+    return gl.sum(weights, 1)
+
+
+@gluon.jit
+def add_rows(row_sum, correction, weights):
     """The sums so far and those of one more tile."""
-    if variant.lean_sum:
-        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-        row_sum = row_sum * own[:, None] + sum_own(weights)
-    else:
-        row_sum = row_sum * correction + gl.sum(weights, 1)
+    return row_sum * correction + gl.sum(weights, 1)
+
+
+@gluon.jit
+def summed(row_sum, variant: gl.constexpr):
+    """The sums of whole rows are there already."""
     return row_sum
 
 
 @gluon.jit
-def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr):
-    """(whole, end) of the tiles of keys that the part with these queries sees, of those that its block visits."""
-    whole = gl.minimum(first_query, seq_len_kv) // variant.tile.key
-    end = gl.minimum(block_end, gl.cdiv(first_query + variant.rows, variant.tile.key))
-    return whole, end
+def add_own(row_sum, correction, weights):
+    """What each lane holds of the sums so far, and of one more tile."""
+    own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+    return row_sum * own[:, None] + sum_own(weights)
+
+
+@gluon.jit
+def sum_lanes(row_sum, variant: gl.constexpr):
+    """Sums [query] of whole rows, once all keys are done: the lanes that share a row add theirs up."""
+    return gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
+
+
+# --- the softmax under the PV product of the tile before; all take and return the same ---
+
+
+@gluon.jit
+def wait_last(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+    """The softmax of a tile; the wait for the PV product is written behind it.
+
+    Returns (weights [query, key], row_max, row_sum, correction [query], accumulator).
+    """
+    new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, factor(scale, variant))
+    row_sum = variant.sums.add(row_sum, correction, weights)
+    # ptxas may move this wait: nothing holds it here.
+    if variant.in_pieces:
+        first, second = accumulator
+        accumulator = warpgroup_mma_wait(0, deps=[first, second])
+    else:
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    return weights, new_max, row_sum, correction, accumulator
+
+
+@gluon.jit
+def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+    """The softmax of a tile; the wait for the PV product is held right behind the maxima. Returns as ``wait_last``."""
+    new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
+    variant.hold.wait(barriers, turn, variant)
+    if variant.in_pieces:
+        first, second = accumulator
+        first, second, row_max, new_max = warpgroup_mma_wait(0, deps=[first, second, row_max, new_max])
+        accumulator = first, second
+    else:
+        accumulator, new_max = warpgroup_mma_wait(0, deps=[accumulator, new_max])
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, factor(scale, variant))
+    row_sum = variant.sums.add(row_sum, correction, weights)
+    return weights, new_max, row_sum, correction, accumulator
+
+
+@gluon.jit
+def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+    """The softmax of a tile; the wait for the PV product is held behind the correction. Returns as ``wait_last``."""
+    new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
+    correction = exp2(row_max - new_max)
+    variant.hold.wait(barriers, turn, variant)
+    if variant.in_pieces:
+        first, second = accumulator
+        first, second, new_max, correction = warpgroup_mma_wait(0, deps=[first, second, new_max, correction])
+        accumulator = first, second
+    else:
+        accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+    weights = weigh(scores, new_max, factor(scale, variant))
+    row_sum = variant.sums.add(row_sum, correction, weights)
+    return weights, new_max, row_sum, correction, accumulator
+
+
+@gluon.jit
+def wait_behind_softmax(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+    """The softmax of a tile; the wait for the PV product is held behind all of it. Returns as ``wait_last``."""
+    new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, factor(scale, variant))
+    row_sum = variant.sums.add(row_sum, correction, weights)
+    variant.hold.wait(barriers, turn, variant)
+    accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
+    return weights, new_max, row_sum, correction, accumulator
+
+
+# --- the order in which a part visits the tiles of keys ---
+
+
+@dataclass(frozen=True)
+class Walk(Pieces):
+    """nth(j, end): which tile of keys is the j-th of ``end``. first(scores, ...), rest(...): scores behind the mask.
+
+    Both take (scores, j, whole, end, first_query, seq_len_kv, variant).
+    """
+
+    nth: Callable
+    first: Callable
+    rest: Callable
+
+
+@gluon.jit
+def upwards(j, end):
+    """From the first tile of keys to the last."""
+    return j
+
+
+@gluon.jit
+def downwards(j, end):
+    """From the last tile of keys to the first."""
+    return end - 1 - j
+
+
+@gluon.jit
+def hide_diagonal(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
+    """Scores of the tile on the diagonal, which alone needs the mask."""
+    return hide(scores, first_query, (end - 1) * variant.tile.key, seq_len_kv, variant)
+
+
+@gluon.jit
+def hide_nothing(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
+    """Scores of a tile that all queries see whole."""
+    return scores
+
+
+UPWARDS = Walk(upwards, hide_in_part, hide_in_part)
+DOWNWARDS = Walk(downwards, hide_diagonal, hide_nothing)
+SUM_EACH_TILE = Sums(sum_rows, add_rows, summed)
+SUM_AT_END = Sums(sum_own, add_own, sum_lanes)

@@ -13,9 +13,6 @@ in turn.
 
 from steps.core.problems import FULL
 from steps.hopper import step39_at_maxima
-from steps.hopper.variant import Overlap, Roles, Room, Stay
-
-STAY = Stay(linked=True, ends="own", room=Room(), pairs="always")
 
 STEP = step39_at_maxima.STEP.evolve(
     number=120,
@@ -24,5 +21,5 @@ STEP = step39_at_maxima.STEP.evolve(
     change="Blocks come in clusters of two, and one copy by TMA brings a tile of keys or values to both.",
     fork=True,
     default_problem=FULL,
-    roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the maxima", lean_sum=True)),
+    pairs="always",
 )

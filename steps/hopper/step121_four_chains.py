@@ -18,9 +18,7 @@ among the records.
 
 from steps.core.problems import standard
 from steps.hopper import step39_at_maxima
-from steps.hopper.variant import Overlap, Roles
-
-LOOP = Overlap(step39_at_maxima.STAY, "in turn", wait="behind the maxima", lean_sum=True, four_chains=True)
+from steps.hopper.softmax import in_four_chains
 
 STEP = step39_at_maxima.STEP.evolve(
     number=121,
@@ -29,5 +27,5 @@ STEP = step39_at_maxima.STEP.evolve(
     change="A lane looks for the maximum of a row in four chains of comparisons in place of one.",
     fork=True,
     default_problem=standard(16384, head_dim=64, causal=True),
-    roles=Roles(registers=240, loop=LOOP),
+    highest=in_four_chains,
 )

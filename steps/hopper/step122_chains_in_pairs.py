@@ -13,12 +13,10 @@ records. Why was not looked into.
 
 from dataclasses import replace
 
+from steps.core.order import DEALT
 from steps.core.problems import FULL
 from steps.hopper import step121_four_chains
-from steps.hopper.variant import Roles, Room, Stay
-
-STAY = Stay(linked=True, ends="own, diagonal first", room=Room(), pairs="by rule", even_end=True)
-LOOP = replace(step121_four_chains.LOOP, stay=STAY, lean_sum="and diagonal first")
+from steps.hopper.softmax import DOWNWARDS, SUM_AT_END
 
 STEP = step121_four_chains.STEP.evolve(
     number=122,
@@ -26,5 +24,8 @@ STEP = step121_four_chains.STEP.evolve(
     title="Four chains, pairs, the diagonal first",
     change="Pairs where they pay (120), an even end (141); at head_dim 256 the diagonal first (93) and lean sums (92).",
     default_problem=FULL,
-    roles=Roles(registers=240, loop=LOOP),
+    pairs="by rule",
+    order=replace(DEALT, even_end=True),
+    walk=DOWNWARDS,
+    sums_downwards=SUM_AT_END,
 )

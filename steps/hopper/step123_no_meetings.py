@@ -17,13 +17,9 @@ At other head_dims the meetings stay: at 64 and 256 the kernel was slower or no 
 not among the records.
 """
 
-from dataclasses import replace
-
 from steps.core.problems import HEADLINE
 from steps.hopper import step122_chains_in_pairs
-from steps.hopper.variant import Roles
-
-LOOP = replace(step122_chains_in_pairs.LOOP, no_meetings=True)
+from steps.hopper.lib import WITHOUT_MEETINGS
 
 STEP = step122_chains_in_pairs.STEP.evolve(
     number=123,
@@ -31,5 +27,5 @@ STEP = step122_chains_in_pairs.STEP.evolve(
     title="No meetings that nothing needs",
     change="The warps of a group no longer meet before waits, and before arrivals behind a product that is complete.",
     default_problem=HEADLINE,
-    roles=Roles(registers=240, loop=LOOP),
+    hold=WITHOUT_MEETINGS,
 )

@@ -12,13 +12,9 @@ A warp's own loads from shared memory need care where warps do not meet (step 12
 meeting stay where a warp may still be loading.
 """
 
-from dataclasses import replace
-
 from steps.core.problems import FULL
 from steps.hopper import step123_no_meetings
-from steps.hopper.variant import Roles
-
-LOOP = replace(step123_no_meetings.LOOP, quarter_query=True)
+from steps.hopper.products import QUARTER_HELD
 
 STEP = step123_no_meetings.STEP.evolve(
     number=124,
@@ -26,5 +22,5 @@ STEP = step123_no_meetings.STEP.evolve(
     title="A quarter of Q in registers",
     change="A quarter of the columns of Q stays in registers, and the QK product reads it from there.",
     default_problem=FULL,
-    roles=Roles(registers=240, loop=LOOP),
+    queries=QUARTER_HELD,
 )

@@ -12,11 +12,8 @@ causal mask from 2,048 to 8,191 queries, as pairs begin at 8,192. In trials, whi
 slower without a mask, and not faster with 1,024 queries. Elsewhere the kernel is that of step 124.
 """
 
-from dataclasses import replace
-
 from steps.core.problems import HEADLINE
-from steps.hopper import step124_quarter_query
-from steps.hopper.variant import Roles
+from steps.hopper import ahead, step124_quarter_query
 
 STEP = step124_quarter_query.STEP.evolve(
     number=125,
@@ -24,5 +21,5 @@ STEP = step124_quarter_query.STEP.evolve(
     title="The next maxima under the last product",
     change="The maxima for the next queries are taken under the last PV product for these.",
     default_problem=HEADLINE,
-    roles=Roles(registers=240, loop=replace(step124_quarter_query.LOOP, softmax_ahead=True)),
+    generation=ahead.fmha,
 )

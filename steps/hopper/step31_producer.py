@@ -6,13 +6,12 @@ and runs for itself: it waits for a tile to be ready, and says when it is done w
 group, so one's softmax can run while the other multiplies.
 """
 
-from steps.hopper import step30_wgmma
-from steps.hopper.variant import Roles
+from steps.hopper import producer, step30_wgmma
 
 STEP = step30_wgmma.STEP.evolve(
     number=31,
     name="producer",
     title="Producer and consumers",
     change="A producer warp fetches the tiles; two warp groups of 64 queries each compute, independent of each other.",
-    roles=Roles(),
+    generation=producer.fmha,
 )

@@ -7,7 +7,6 @@ columns, then stays in registers.
 
 from steps.core.problems import standard
 from steps.hopper import step31_producer
-from steps.hopper.variant import Roles
 
 STEP = step31_producer.STEP.evolve(
     number=32,
@@ -15,5 +14,5 @@ STEP = step31_producer.STEP.evolve(
     title="Register budgets",
     change="The producer gives registers up, and a thread that computes may have 240 in place of 168.",
     default_problem=standard(head_dim=256),
-    roles=Roles(registers=240),
+    registers=240,
 )

@@ -8,8 +8,7 @@ what it chose.
 """
 
 from steps.core.problems import FULL
-from steps.hopper import step32_registers
-from steps.hopper.variant import Overlap, Roles
+from steps.hopper import overlapped, step32_registers
 
 STEP = step32_registers.STEP.evolve(
     number=33,
@@ -17,5 +16,5 @@ STEP = step32_registers.STEP.evolve(
     title="Both products at once",
     change="The scores of a tile and the output of the tile before it are begun together.",
     default_problem=FULL,
-    roles=Roles(registers=240, loop=Overlap()),
+    generation=overlapped.fmha,
 )

@@ -6,9 +6,9 @@ the last is still computed, and the output leaves from shared memory of its own.
 (``steps.core.order``), so that all blocks end together, whatever the mask, and heads share L2.
 """
 
+from steps.core.order import DEALT
 from steps.core.problems import HEADLINE
 from steps.hopper import step33_overlap
-from steps.hopper.variant import Overlap, Roles, Stay
 
 STEP = step33_overlap.STEP.evolve(
     number=34,
@@ -16,5 +16,5 @@ STEP = step33_overlap.STEP.evolve(
     title="Persistent blocks",
     change="One block an SM stays, and computes a list of tiles that was dealt before the launch.",
     default_problem=HEADLINE,
-    roles=Roles(registers=240, loop=Overlap(stay=Stay())),
+    order=DEALT,
 )

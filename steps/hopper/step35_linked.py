@@ -6,13 +6,12 @@ of this one: it runs while the output is normalised and stored. The shorter the 
 Where head_dim is 256, queries and output share their shared memory, and there is nothing to multiply yet.
 """
 
-from steps.hopper import step34_dealt
-from steps.hopper.variant import Overlap, Roles, Stay
+from steps.hopper import linked, step34_dealt
 
 STEP = step34_dealt.STEP.evolve(
     number=35,
     name="linked",
     title="Linked tiles",
     change="The first QK product of the next tile of queries runs while the output of this one is stored.",
-    roles=Roles(registers=240, loop=Overlap(stay=Stay(linked=True))),
+    generation=linked.fmha,
 )

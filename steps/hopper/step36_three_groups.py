@@ -10,7 +10,7 @@ short sequences, by the launch rules: there two groups are faster, and spill not
 
 from steps.core.problems import standard
 from steps.hopper import step35_linked
-from steps.hopper.variant import Overlap, Roles, Stay
+from steps.hopper.lib import IN_TURN, NO_TURNS
 
 THIRD_GROUP = step35_linked.STEP.evolve(
     name="third_group",
@@ -18,7 +18,7 @@ THIRD_GROUP = step35_linked.STEP.evolve(
     change="At head_dim 64 three warp groups of 64 queries compute in place of two.",
     inside="three_groups",
     default_problem=standard(head_dim=64),
-    roles=Roles(registers=240, loop=Overlap(stay=Stay(linked=True), third_group="free")),
+    third_group=NO_TURNS,
 )
 
 STEP = step35_linked.STEP.evolve(
@@ -27,7 +27,7 @@ STEP = step35_linked.STEP.evolve(
     title="Three groups in turn",
     change="At head_dim 64 three warp groups compute in place of two, and issue their products in turn.",
     default_problem=standard(head_dim=64),
-    roles=Roles(registers=240, loop=Overlap(stay=Stay(linked=True), third_group="in turn")),
+    third_group=IN_TURN,
 )
 
 INSIDE = (THIRD_GROUP,)

@@ -6,7 +6,7 @@ queries, sees fewer: where a tile of keys lies wholly past them, the group lets 
 
 from steps.core.problems import standard
 from steps.hopper import step36_three_groups
-from steps.hopper.variant import Overlap, Roles, Stay
+from steps.hopper.lib import OWN_END
 
 STEP = step36_three_groups.STEP.evolve(
     number=37,
@@ -14,5 +14,5 @@ STEP = step36_three_groups.STEP.evolve(
     title="Own ends",
     change="Under a causal mask a warp group passes over tiles of keys that none of its own queries sees.",
     default_problem=standard(2048, head_dim=64, causal=True),
-    roles=Roles(registers=240, loop=Overlap(stay=Stay(linked=True, ends="own"), third_group="in turn")),
+    ends=OWN_END,
 )

@@ -14,12 +14,8 @@ and no longer behind the last softmax: the next queries arrive under that softma
 
 from steps.core.problems import standard
 from steps.hopper import step37_own_end
-from steps.hopper.variant import Overlap, Roles, Room, Stay
-
-
-def roles(room: Room) -> Roles:
-    return Roles(registers=240, loop=Overlap(stay=Stay(linked=True, ends="own", room=room), third_group="in turn"))
-
+from steps.hopper.lib import BEHIND_PRODUCT
+from steps.hopper.products import HALF_HELD, IN_HALVES
 
 HALF_OUTPUT = step37_own_end.STEP.evolve(
     name="half_output",
@@ -27,7 +23,7 @@ HALF_OUTPUT = step37_own_end.STEP.evolve(
     change="At head_dim 256 the output has shared memory of its own for one half at a time.",
     inside="room",
     default_problem=standard(head_dim=256),
-    roles=roles(Room(half_query=False, early_query=False)),
+    wide_output=IN_HALVES,
 )
 
 HALF_QUERY = HALF_OUTPUT.evolve(
@@ -35,7 +31,7 @@ HALF_QUERY = HALF_OUTPUT.evolve(
     title="and half of Q in registers",
     change="At head_dim 256 the first half of every query stays in registers, and is not read again for every tile.",
     inside="room",
-    roles=roles(Room(early_query=False)),
+    wide_queries=HALF_HELD,
 )
 
 STEP = step37_own_end.STEP.evolve(
@@ -44,7 +40,9 @@ STEP = step37_own_end.STEP.evolve(
     title="Room at head_dim 256",
     change="At head_dim 256 the output leaves in halves, half of Q stays in registers, and Q's place is free early.",
     default_problem=standard(head_dim=256),
-    roles=roles(Room()),
+    wide_output=IN_HALVES,
+    wide_queries=HALF_HELD,
+    wide_free=BEHIND_PRODUCT,
 )
 
 INSIDE = (HALF_OUTPUT, HALF_QUERY)

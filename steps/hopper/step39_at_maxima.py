@@ -11,9 +11,7 @@ the loop, which alone brings nothing (step lean_sum, in the appendix).
 
 from steps.core.problems import HEADLINE
 from steps.hopper import step38_room
-from steps.hopper.variant import Overlap, Roles, Room, Stay
-
-STAY = Stay(linked=True, ends="own", room=Room())
+from steps.hopper.softmax import SUM_AT_END, wait_behind_maxima, wait_behind_softmax
 
 LATE_WAIT = step38_room.STEP.evolve(
     name="late_wait",
@@ -21,7 +19,8 @@ LATE_WAIT = step38_room.STEP.evolve(
     change="The wait for the PV product stays behind the exponentials; up to head_dim 128 lanes add their sums last.",
     inside="at_maxima",
     default_problem=HEADLINE,
-    roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the softmax", lean_sum=True)),
+    softmax=wait_behind_softmax,
+    sums=SUM_AT_END,
 )
 
 STEP = step38_room.STEP.evolve(
@@ -30,7 +29,8 @@ STEP = step38_room.STEP.evolve(
     title="The wait behind the maxima",
     change="The wait for the PV product is held between maxima and exponentials; lanes add their sums last.",
     default_problem=HEADLINE,
-    roles=Roles(registers=240, loop=Overlap(STAY, "in turn", wait="behind the maxima", lean_sum=True)),
+    softmax=wait_behind_maxima,
+    sums=SUM_AT_END,
 )
 
 INSIDE = (LATE_WAIT,)

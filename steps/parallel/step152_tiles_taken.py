@@ -3,7 +3,7 @@
 The kernel of step 150 has dealt its tiles of queries to all SMs before it starts. The deal assumes that all SMs begin
 at once and are equally fast. A kernel over several GPUs begins while others still run on some SMs, and computes while
 copies use the same memory. Here a block takes the next tile from a counter when it is ready for one
-(``steps.hopper.pipeline.take_next``). Pairs of blocks, as in step 120, cannot share what each takes for itself. On two
+(``steps.hopper.lib.take_next``). Pairs of blocks, as in step 120, cannot share what each takes for itself. On two
 H200 this step was no faster than step 150: see its record, and the chapter on step 83.
 """
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
+from steps.hopper.softmax import wait_behind_softmax, wait_last
 from steps.trials.trial import Trial
 
 
@@ -16,9 +17,8 @@ class LateWait(Trial):
 
     def version(self, value, problem, **named):
         step = get_step(self.base)
-        wait = {"off": None, "on": "behind the softmax"}[value]
-        loop = dataclasses.replace(step.roles.loop, wait=wait)
-        return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop), **named)
+        softmax = {"off": wait_last, "on": wait_behind_softmax}[value]
+        return dataclasses.replace(step, softmax=softmax, **named)
 
 
 TRIAL = LateWait(

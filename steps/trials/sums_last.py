@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
+from steps.hopper.softmax import SUM_AT_END, SUM_EACH_TILE
 from steps.trials.trial import Trial
 
 
@@ -19,8 +20,8 @@ class SumsLast(Trial):
 
     def version(self, value, problem, **named):
         step = get_step(self.base)
-        loop = dataclasses.replace(step.roles.loop, lean_sum=value == "on")
-        return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop), **named)
+        sums = {"off": SUM_EACH_TILE, "on": SUM_AT_END}[value]
+        return dataclasses.replace(step, sums=sums, **named)
 
 
 TRIAL = SumsLast(

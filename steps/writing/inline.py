@@ -3,10 +3,13 @@
 A skeleton is cut into small functions, as several kernels share them. In the text of one kernel most are called once,
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
 docstring's first line. Left alone are functions that come from another module than their caller, such as those that
-fill a step's holes, and long ones, but for a long one that is all that its caller does.
+fill a step's holes, unless that is a module of pieces (``PIECES`` of its package), and long ones, but for a long one
+that is all that its caller does.
 """
 
 from __future__ import annotations
+
+import sys
 
 import libcst as cst
 
@@ -40,7 +43,7 @@ def inline(functions: dict[str, cst.FunctionDef], modules: dict[str, str], entry
                 continue
             [caller] = callers
             tried.add(name)
-            if modules[caller] != modules[name] or not _suits(tree, functions[caller]):
+            if not _together(modules[caller], modules[name]) or not _suits(tree, functions[caller]):
                 continue
             place = _Place(name, tree, functions[caller])
             written = functions[caller].visit(place)
@@ -51,6 +54,15 @@ def inline(functions: dict[str, cst.FunctionDef], modules: dict[str, str], entry
                 break
         else:
             return functions
+
+
+def _together(caller: str, callee: str) -> bool:
+    """Whether a function belongs to its caller: of the same module, or a piece of what the caller's package is made of.
+
+    A package names the modules of its pieces in ``PIECES``.
+    """
+    package, _, name = callee.rpartition(".")
+    return caller == callee or name in getattr(sys.modules.get(package), "PIECES", ())
 
 
 def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef) -> bool:

@@ -11,7 +11,7 @@ from steps import lesson as lessons
 from steps.core.problems import few_heads
 from steps.core.recorded import find_recorded
 from steps.core.tiles import Tile
-from steps.hopper.variant import Overlap, Roles
+from steps.hopper import overlapped
 from steps.lesson import Lesson, machine
 from steps.measuring.measure import Settings, measure
 from steps.trials import get_trial, recorded_trial
@@ -314,7 +314,7 @@ def test_a_variation_that_cannot_be_is_refused_in_words():
 def test_an_order_of_work_is_told_or_refused_in_words():
     assert "8 HGMMA" in words(Lesson("stay").order())
     assert words(Lesson("stay").order(tyle=3)).startswith("No hole tyle: step 9 stay has load_key,")
-    assert "HGMMA" in words(Lesson("linked").order(roles=Roles(registers=240, loop=Overlap())))
+    assert "HGMMA" in words(Lesson("linked").order(generation=overlapped.fmha))
     assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").order()).startswith("1 naive: ")

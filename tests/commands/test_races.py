@@ -3,13 +3,14 @@
 import inspect
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
 from steps import races
 from steps.backward_hopper.kernel import fmha_backward
 from steps.backward_hopper.roles import consume_gradients
-from steps.hopper.kernel import fmha
+from steps.hopper import ahead, linked
 
 
 def defined(kernel) -> int:
@@ -17,11 +18,11 @@ def defined(kernel) -> int:
     return first + next(n for n, line in enumerate(lines) if line.startswith("def "))
 
 
-DEFINITION = defined(fmha)
+DEFINITION = defined(linked.fmha)
 REPORT = """========= COMPUTE-SANITIZER
 ========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
-=========     Write Thread (63,0,0) at {kernel}+0x8d50 in kernel.py:{write}
-=========     Read Thread (320,0,0) at {kernel}+0x110 in kernel.py:{read}
+=========     Write Thread (63,0,0) at {kernel}+0x8d50 in {file}:{write}
+=========     Read Thread (320,0,0) at {kernel}+0x110 in {file}:{read}
 =========     Current Value : 1
 =========
 18 producer: ran
@@ -29,20 +30,23 @@ REPORT = """========= COMPUTE-SANITIZER
 """
 
 
-@pytest.mark.parametrize("kernel", [fmha, fmha_backward], ids=lambda kernel: kernel.fn.__name__)
+@pytest.mark.parametrize("kernel", [linked.fmha, ahead.fmha, fmha_backward], ids=lambda kernel: kernel.fn.__module__)
 def test_reads_of_roles_are_set_aside_and_nothing_else_is(kernel):
     definition, name = defined(kernel), kernel.fn.__name__
-    assert races.hazards(REPORT.format(kernel=name, write=definition + 30, read=definition)) == ([], 1, 0)
-    other = REPORT.format(kernel="another", write=definition + 30, read=definition)  # the same line of another file
+    file = Path(inspect.getsourcefile(kernel.fn)).name
+    assert races.hazards(REPORT.format(kernel=name, file=file, write=definition + 30, read=definition)) == ([], 1, 0)
+    other = REPORT.format(
+        kernel="another", file=file, write=definition + 30, read=definition
+    )  # the same line of another file
     assert len(races.hazards(other)[0]) == 1
-    found, *set_aside = races.hazards(REPORT.format(kernel=name, write=definition, read=definition + 30))
+    found, *set_aside = races.hazards(REPORT.format(kernel=name, file=file, write=definition, read=definition + 30))
     assert set_aside == [0, 0] and len(found) == 1 and "0x3056e" in found[0] and "Read Thread (320,0,0)" in found[0]
 
 
 def test_reads_of_a_handover_are_set_aside_and_no_others_of_its_function():
     lines, first = inspect.getsourcelines(consume_gradients.fn)
     load = first + next(n for n, line in enumerate(lines) if "= handover.weights.load(" in line)
-    report = REPORT.replace("in kernel.py:{read}", "in roles.py:{read}")
+    report = REPORT.replace("{file}:{read}", "roles.py:{read}").replace("{file}", "kernel.py")
     assert races.hazards(report.format(kernel="fmha_backward", write=1, read=load)) == ([], 0, 1)
     for kernel, read in (("fmha_backward", load + 1), ("fmha", load)):
         found, *set_aside = races.hazards(report.format(kernel=kernel, write=1, read=read))
@@ -66,13 +70,13 @@ def racecheck(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("read", "status"), [(DEFINITION, 0), (DEFINITION + 9, 1)])
 def test_the_exit_status_says_whether_there_is_a_race(racecheck, capsys, read, status):
-    assert racecheck(REPORT.format(kernel="fmha", write=DEFINITION, read=read)) == status
+    assert racecheck(REPORT.format(kernel="fmha", file="linked.py", write=DEFINITION, read=read)) == status
     assert ("0 hazards, and 1 reads" in capsys.readouterr().out) == (status == 0)
 
 
 def test_hazards_that_racecheck_counts_and_does_not_tell_of_are_not_passed_over(racecheck, capsys, monkeypatch):
     """Those that it keeps back at its limit, and those whose text this command cannot read."""
-    report = REPORT.format(kernel="fmha", write=DEFINITION, read=DEFINITION)
+    report = REPORT.format(kernel="fmha", file="linked.py", write=DEFINITION, read=DEFINITION)
     assert racecheck(report.replace("1 hazard displayed", "2 hazards displayed")) == 1
     assert "counts 2 hazards, but its output tells of 1" in capsys.readouterr().err
     monkeypatch.setattr(races, "LIMIT", 1)

@@ -17,14 +17,10 @@ TOGETHER = {
     "eight_warps": {"tile", "warps", "occupancy", "latency"},
     "cluster": {"tile", "cluster"},
     "wide_block": {"tile", "defer_sum"},
-    "at_maxima": {"roles.loop.wait", "roles.loop.lean_sum"},
-    "late_wait": {"roles.loop.wait", "roles.loop.lean_sum"},
-    "chains_in_pairs": {
-        "roles.loop.stay.pairs",
-        "roles.loop.stay.ends",
-        "roles.loop.stay.even_end",
-        "roles.loop.lean_sum",
-    },
+    "room": {"wide_output", "wide_queries", "wide_free"},
+    "at_maxima": {"softmax", "sums"},
+    "late_wait": {"softmax", "sums"},
+    "chains_in_pairs": {"pairs", "walk", "order", "sums_downwards"},
 }
 
 
@@ -43,8 +39,8 @@ def test_one_hole_changes(step):
 
 
 def test_a_choice_inside_a_choice_is_named_by_its_way():
-    assert list(get_step("linked").changed_holes()) == ["roles.loop.stay.linked"]
-    assert get_step("registers").changed_holes() == {"roles.registers": (168, 240)}
+    assert list(get_step("threshold").changed_holes()) == ["roles.correction.threshold"]
+    assert get_step("registers").changed_holes() == {"registers": (168, 240)}
 
 
 def test_even_shapes_pay_nothing_for_ragged_ones():

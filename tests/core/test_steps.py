@@ -20,7 +20,6 @@ from steps.cutile.variant import Latency, MaskLoop
 from steps.everyday.decoding import DecodeStep
 from steps.gluon.skeleton import GluonStep
 from steps.hopper.skeleton import HopperStep
-from steps.hopper.variant import Roles
 from steps.writing.written import write_step
 from tests.distinct import core, distinct, first_and_last, named
 from tests.selection import ALL, sampled
@@ -285,8 +284,8 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Roles(registers=248), "registers must be a multiple of 8 from 24 to 240, got 248"),
-        (lambda: Roles(registers=100), "registers must be a multiple of 8"),
+        (lambda: replaced("registers", registers=248), "registers must be a multiple of 8 from 24 to 240, got 248"),
+        (lambda: replaced("registers", registers=100), "registers must be a multiple of 8"),
         (lambda: Order(persistent=False, section_bytes=None, counted=True), "for blocks that stay"),
         (lambda: Order(persistent=True, section_bytes=None, counted=True, one_loop=True), "and one of these"),
         (lambda: replaced("one_loop", mask_loop=MaskLoop(64, Latency())), "mask_loop takes a loop for every tile"),

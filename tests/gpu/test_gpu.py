@@ -8,7 +8,6 @@ import time
 import pytest
 
 from steps import INSIDE, STEPS, get_step
-from steps.hopper.variant import order_of
 from steps.measuring.measure import Settings, measure
 from steps.reference.peers import PEERS
 from tests import faulty
@@ -129,12 +128,11 @@ def test_a_gluon_step_compiles_to_what_a_launch_runs(step):
 @pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
 def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
     from steps.hopper.launching import arguments
-    from steps.hopper.variant import order_of
 
     shape = problem(seq_len_q=256, seq_len_kv=200, heads=16, kv_heads=4, head_dim=128)
     q, k, v = FORWARD.inputs(shape, 0, "cuda")
     variant = step.variant(shape)
-    blocks, order = order_of(step.roles).blocks(shape, variant.tile, q.device)
+    blocks, order = step.order.blocks(shape, variant.tile, q.device)
     passed = arguments(q, k, v, q.clone(), shape, shape.effective_scale, order, variant)
     with rewriting.written_into_ptx():
         launched = step.kernel(shape)[(blocks,)](*passed, variant, num_warps=variant.warps)
@@ -152,7 +150,7 @@ def test_an_output_that_tma_cannot_describe_is_written_all_the_same(step):
 
 
 # Steps whose warps have roles, whose blocks share tiles, or whose blocks stay.
-TOGETHER = [s for s in HOPPER if s.roles] + [s for s in CUTILE if s.cluster or s.order.persistent]
+TOGETHER = [s for s in HOPPER if s.name != "wgmma"] + [s for s in CUTILE if s.cluster or s.order.persistent]
 
 
 @pytest.mark.parametrize("step", TOGETHER, ids=lambda s: s.name)
@@ -169,7 +167,7 @@ def test_the_same_input_gives_the_same_bits(step):
 
 
 @pytest.mark.parametrize(
-    "step", [s for s in TOGETHER if s.backend == "cutile" or order_of(s.roles).persistent], ids=lambda s: s.name
+    "step", [s for s in TOGETHER if s.backend == "cutile" or s.order.persistent], ids=lambda s: s.name
 )
 def test_no_hang_in_many_launches_over_random_shapes(step):
     """Barriers that count wrong hang sooner or later: 10,000 launches, over random shapes."""

@@ -8,6 +8,9 @@ import torch
 
 from steps import get_step
 from steps.core.problems import standard
+from steps.hopper import ahead, linked
+from steps.hopper.products import QUARTER_HELD
+from steps.hopper.softmax import UPWARDS
 from tests.shapes import problem
 from tutorial_lib import reference
 from tutorial_lib.accuracy import compare
@@ -24,7 +27,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_output_and_log_sum_exp_are_right(shape):
-    assert STEP.variant(STEP.in_tiles(shape)).softmax_ahead
+    assert STEP.kernel(shape) is ahead.fmha
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
     [exact] = FORWARD.reference(shape, inputs)
     [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
@@ -49,37 +52,33 @@ def test_a_block_with_one_tile_of_queries_is_right(monkeypatch):
     assert watch.runs and not any(run.found for run in watch.runs)
 
 
+def told(step, shape) -> tuple[bool, bool]:
+    """Whether the softmax runs ahead, and whether a quarter of Q stays in registers."""
+    return step.kernel(shape) is ahead.fmha, step.variant(shape).queries is QUARTER_HELD
+
+
 def test_where_it_runs_and_where_it_does_not():
     def runs(*args, **changes):
-        variant = STEP.variant(dataclasses.replace(standard(*args), **changes))
-        return variant.softmax_ahead, variant.quarter_query
+        return told(STEP, dataclasses.replace(standard(*args), **changes))
 
     assert runs(4096, 128, True) == runs(2048, 128, True) == (True, True)
     assert runs(4096, 128, False) == (False, True)  # in pairs
     assert runs(1024, 128, True) == runs(1024, 128, False) == runs(8192, 128, True) == (False, False)
     assert not any(any(runs(4096, head_dim, True)) for head_dim in (32, 64, 256))
-    taking = STEP.taking_tiles().variant(standard(4096, 128, True))
-    assert (taking.softmax_ahead, taking.quarter_query) == (False, False)
+    assert told(STEP.taking_tiles(), standard(4096, 128, True)) == (False, False)
 
 
 def test_the_step_before_has_the_quarter_and_not_the_softmax():
-    variant = get_step("quarter_query").variant(standard(4096, 128, True))
-    assert (variant.softmax_ahead, variant.quarter_query) == (False, True)
+    assert told(get_step("quarter_query"), standard(4096, 128, True)) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"linked": False}, "linked"),
-        ({"taken": True}, "each for itself"),
-        ({"in_turn": True}, "no turns"),
-        ({"neighbours": 2, "tile": STEP.variant(standard(8192, 128, True)).tile}, "passes over"),
-        ({"window": 100}, "sees all keys"),
-        ({"softcap": 5.0}, "sees all keys"),
-        ({"pieces": (64, 32), "late_wait": None}, "one piece"),
-    ],
-)
-def test_what_the_softmax_ahead_does_not_take(changes, message):
-    variant = STEP.variant(standard(4096, 128, True))
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(variant, **changes)
+@pytest.mark.parametrize("changes", [{"pairs": "always"}, {"in_pieces": True}])
+def test_what_the_softmax_ahead_does_not_take(changes):
+    step = dataclasses.replace(STEP, walk=UPWARDS, **changes)
+    assert step.kernel(dataclasses.replace(standard(4096, 128, True))) is linked.fmha
+
+
+@pytest.mark.parametrize("feature", [{"window": 100}, {"softcap": 5.0}])
+def test_it_sees_all_keys_as_they_are(feature):
+    step = dataclasses.replace(STEP, takes=("window", "softcap"))
+    assert step.kernel(dataclasses.replace(standard(4096, 128, True), **feature)) is linked.fmha

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from steps import get_step
+from steps.core.order import TAKEN
 from steps.core.problems import standard
 from steps.hopper import launching
-from steps.hopper.variant import Stay
+from steps.hopper.lib import WITHOUT_MEETINGS
+from steps.hopper.softmax import DOWNWARDS, UPWARDS
 from steps.writing.written import written_out
 from tests.shapes import problem
 from tutorial_lib import meetings
@@ -29,9 +31,7 @@ KERNELS = {
 
 def always_in_pairs(step):
     """The step with blocks that always come in pairs: short sequences do not by rule."""
-    stay = dataclasses.replace(step.roles.loop.stay, ends="own", pairs="always")
-    loop = dataclasses.replace(step.roles.loop, stay=stay)
-    return dataclasses.replace(step, roles=dataclasses.replace(step.roles, loop=loop))
+    return dataclasses.replace(step, walk=UPWARDS, pairs="always")
 
 
 def events(step, shape) -> list[str]:
@@ -69,14 +69,14 @@ def test_where_a_group_passes_over_a_tile_it_meets_before_it_gives_the_place_bac
 
 
 def test_where_tiles_are_taken_or_the_rule_says_no_the_meetings_stay():
-    assert STEP.variant(EVEN).no_meetings and not STEP.taking_tiles().variant(EVEN).no_meetings
-    assert not any(STEP.variant(standard(head_dim=n)).no_meetings for n in (32, 64, 256))
+    assert STEP.variant(EVEN).hold is WITHOUT_MEETINGS is not STEP.taking_tiles().variant(EVEN).hold
+    assert not any(STEP.variant(standard(head_dim=n)).hold is WITHOUT_MEETINGS for n in (32, 64, 256))
 
 
 def test_pairs_take_no_tiles_and_no_diagonal():
-    for wrong in ({"taken": True}, {"ends": "own, diagonal first"}):
+    for wrong in ({"order": TAKEN}, {"walk": DOWNWARDS}):
         with pytest.raises(ValueError, match="pairs"):
-            Stay(**{"ends": "own", "pairs": "always", **wrong})
+            dataclasses.replace(get_step("kv_multicast"), **wrong)
 
 
 def test_where_a_warp_may_still_load_the_arrival_keeps_its_meeting():
@@ -113,7 +113,7 @@ def test_a_launch_asks_for_its_ptx_to_be_rewritten(name, monkeypatch):
 def test_a_pair_that_passes_over_tiles_is_right(keys):
     shape = problem(batch=1, heads=2, seq_len_q=640, seq_len_kv=keys, head_dim=128)
     step = always_in_pairs(STEP)
-    assert step.variant(shape).no_meetings and step.variant(shape).most_over == 1
+    assert step.variant(shape).hold is WITHOUT_MEETINGS and step.variant(shape).most_over == 1
     q, k, v = FORWARD.inputs(shape, 1)
     expected = get_step("four_chains").attention(q, k, v, True)
     assert torch.equal(step.attention(q, k, v, True), expected)

@@ -8,7 +8,8 @@ import pytest
 
 from steps import get_step
 from steps.core.problems import standard
-from steps.hopper.variant import Stay
+from steps.hopper.lib import BLOCKS_END
+from steps.hopper.softmax import DOWNWARDS, SUM_AT_END
 from steps.writing.written import edited, write_step
 from tests.shapes import problem
 from tutorial_lib import multicast
@@ -126,16 +127,16 @@ def test_lanes_add_after_the_loop_at_256_only_where_the_diagonal_comes_first():
         (step, causal)
         for step in ("lean_sum", "at_maxima", "diagonal_first", "four_chains", "chains_in_pairs", "no_meetings")
         for causal in (True, False)
-        if get_step(step).variant(standard(4096, 256, causal)).lean_sum
+        if get_step(step).variant(standard(4096, 256, causal)).sums is SUM_AT_END
     }
     assert lean == {("chains_in_pairs", True), ("no_meetings", True)}
 
 
 def test_pairs_visit_the_keys_from_the_first():
     with pytest.raises(ValueError, match="from the first"):
-        dataclasses.replace(STEP.variant(problem(head_dim=256)), diagonal_first=True)
+        dataclasses.replace(STEP.variant(problem(head_dim=256)), walk=DOWNWARDS)
 
 
 def test_pairs_take_ends_of_their_own():
     with pytest.raises(ValueError, match="pairs of blocks take"):
-        Stay(pairs="always")
+        dataclasses.replace(STEP, ends=BLOCKS_END)

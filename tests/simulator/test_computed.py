@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from steps import get_step
 from steps.core.order import deal, length, tiles_a_head
-from steps.hopper.pipeline import Work, behind, numbered, own_tiles
+from steps.hopper.lib import COMPUTED, Work
 from tests.shapes import problem
 from tutorial_lib.problem import Problem
 from tutorial_lib.simulator.run import launch
@@ -19,13 +19,13 @@ from tutorial_lib.simulator.run import launch
 def own_numbers(times, whose, when, lines, tiles, variant: gl.constexpr):
     """How often a tile of queries is computed, by which block, and where it stands in the order."""
     work = Work(None, None, None, tiles, None, None, None, lines)
-    n, last = own_tiles(work, variant)
+    n, last = variant.schedule.own(work, variant)
     while n < last:
-        number = numbered(work, n, variant)
+        number = variant.schedule.number(work, n, variant)
         gl.atomic_add(times + number, 1)
         gl.store(whose + number, gl.program_id(0))
         gl.store(when + number, n)
-        n = behind(n, variant)
+        n = variant.schedule.hear(n, last, 0, work, variant)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -36,7 +36,7 @@ def own_numbers(times, whose, when, lines, tiles, variant: gl.constexpr):
 def test_each_tile_is_computed_once_and_blocks_have_about_as_much(places, batch, heads, seq_len, causal):
     shape = problem(batch=batch, heads=heads, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=128, causal=causal)
     variant = get_step("computed_tiles").variant(shape)
-    assert variant.computed
+    assert variant.schedule is COMPUTED
     a_head, lines = tiles_a_head(shape, variant.tile), batch * heads
     blocks = min(get_step("computed_tiles").order.places(shape, variant.tile, places), lines * a_head)
     times, whose, when = (torch.zeros(lines * a_head, dtype=torch.int32) for _ in range(3))
@@ -57,4 +57,4 @@ def test_longer_sequences_and_packed_ones_are_as_before():
     packed = Problem.packed((100, 30), heads=2, kv_heads=2, head_dim=128, causal=True)
     assert step.variant(packed) == before.variant(packed)
     short = dataclasses.replace(long, seq_len_q=500)
-    assert step.variant(short).computed and step.compile(short).ptx.count("ld.global") == 0
+    assert step.variant(short).schedule is COMPUTED and step.compile(short).ptx.count("ld.global") == 0

@@ -26,7 +26,7 @@ from tutorial_lib.simulator.block import Block, KernelError
 from tutorial_lib.simulator.machine import H100, Machine
 from tutorial_lib.simulator.overtaken import catch_up, forget, put_off
 from tutorial_lib.simulator.processor import UNITS, Group, Processor
-from tutorial_lib.simulator.translate import as_python
+from tutorial_lib.simulator.translate import as_python, with_functions
 from tutorial_lib.simulator.values import argument
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -101,7 +101,7 @@ def launch(
         raise ValueError(f"a grid of pairs must have an even number of blocks along x, got {grid[0]}")
     with _ONE_AT_A_TIME, torch.no_grad():
         function = as_python(kernel)
-        passed = [argument(value) for value in arguments]
+        passed = [argument(with_functions(value)) for value in arguments]
         run, before = Run(machine, trace, seed, ctas, neighbours), state.run
         state.run = run
 

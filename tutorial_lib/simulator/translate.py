@@ -7,6 +7,8 @@ they are first met, all alike, so ``print``, ``breakpoint()`` and a debugger wor
 from __future__ import annotations
 
 import builtins
+import copy
+import dataclasses
 import types
 from collections.abc import Callable
 from functools import cache
@@ -89,6 +91,22 @@ def translated(value):
     if getattr(value, "__triton_builtin__", False) and callable(value):
         module, name = value.__module__.rsplit(".", 1)[-1], value.__name__
         return OPERATIONS.get((module, name)) or OPERATIONS.get(name) or _unknown(f"{value.__module__}.{name}")
+    return value
+
+
+def with_functions(value):
+    """A constant that a launch passes, where it is a dataclass that holds functions: with what they are here."""
+    if isinstance(value, JITFunction):
+        return as_python(value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    changed = {name: here for name, part in parts.items() if (here := with_functions(part)) is not part}
+    if not changed:
+        return value
+    value = copy.copy(value)
+    for name, part in changed.items():
+        object.__setattr__(value, name, part)  # it may be frozen, and need not be made anew
     return value
 
 

@@ -1,0 +1,650 @@
+"""Pieces of the Hopper kernels: shared memory, mbarriers, loads by TMA, and which tile of queries comes next.
+
+No piece knows of a step. The instructions are in the PTX ISA under "cp.async.bulk.tensor" and "mbarrier". What goes on
+in registers is in ``steps.hopper.products`` and ``steps.hopper.softmax``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from steps.core.fused import Pieces
+from steps.gluon.softmax import tiles_to_visit
+from steps.hopper.packed import corner, corner_kv, find, room_for_task, tell_task
+from steps.hopper.pairs import meet
+from tutorial_lib import meetings
+
+NO_MEETINGS = gl.constexpr(f"{meetings.MARK}\n mov.b32 $0, 0;")
+
+
+class Arrays(NamedTuple):
+    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+
+    query_ready: object
+    query_free: object
+    key_ready: object
+    key_free: object
+    value_ready: object
+    value_free: object
+    turns: object  # whose turn it is to issue products
+    there: object  # in a pair, complete when the other block's place is free, too
+    nobody: object  # where nobody arrives (``hold_by_nobody``)
+
+
+class Taken(NamedTuple):
+    """Where the role that takes tiles of queries tells the others which is next, and mbarriers.
+
+    number: of the tile, or several numbers (``steps.hopper.packed.Task``).
+    """
+
+    number: object
+    ready: object
+    free: object
+
+
+class Work(NamedTuple):
+    """What is to be computed. order, starts: see ``steps.core.order``. taken: how it is told which tile is next.
+
+    packed: of packed sequences, where they begin. lines: heads of all batches, where blocks compute their tiles.
+    """
+
+    order: object
+    starts: object
+    heads: object
+    tiles_a_head: object
+    seq_len_kv: object
+    taken: object = None
+    packed: object = None
+    lines: object = None
+
+
+class Place(NamedTuple):
+    """Which queries: first row of the tile of queries, head of K and V, batch; and how many keys there are."""
+
+    row: object
+    kv_head: object
+    batch: object
+    seq_len_kv: object
+
+
+@gluon.jit
+def keys_before(row, variant: gl.constexpr):
+    """How many keys stand in tiles that no query of a tile sees, as its sliding window begins behind them."""
+    return gl.maximum(row + 1 - variant.window, 0) // variant.tile.key * variant.tile.key
+
+
+@gluon.jit
+def seen(place, variant: gl.constexpr):
+    """A place as if the keys before its window were not there: queries and keys are counted from the first tile seen.
+
+    What a mask asks for, differences of their numbers, stays the same.
+    """
+    if variant.window:
+        before = keys_before(place.row, variant)
+        return Place(place.row - before, place.kv_head, place.batch, place.seq_len_kv - before)
+    else:
+        return place
+
+
+# --- shared memory and mbarriers ---
+
+
+@gluon.jit
+def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
+    """As many mbarriers, each complete after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def rooms(dtype: gl.constexpr, variant: gl.constexpr):
+    """Places in shared memory for tiles of queries, keys, values and the output."""
+    PARTS: gl.constexpr = variant.parts
+    QUERIES: gl.constexpr = [variant.query_stages * PARTS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
+    KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
+    queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
+    keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    values = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
+    outputs = variant.output_to.room(queries, variant)
+    return Tiles(queries, keys, values, outputs)
+
+
+@gluon.jit
+def in_place_of_queries(queries, variant: gl.constexpr):
+    """The output leaves from where the queries were."""
+    return queries
+
+
+@gluon.jit
+def room_of_its_own(queries, variant: gl.constexpr):
+    """The output leaves from shared memory of its own, while the next queries arrive."""
+    OUTPUTS: gl.constexpr = [variant.parts] + variant.outer + [variant.rows, variant.output_columns]  # noqa: RUF005
+    return gl.allocate_shared_memory(queries.dtype, OUTPUTS, variant.shared)
+
+
+@gluon.jit
+def rings(variant: gl.constexpr):
+    """mbarriers for roles: a place is ready when TMA has filled it, and free when all parts have read it.
+
+    A barrier without use is not made: the compiler would give its place to something else, too.
+    """
+    PARTS: gl.constexpr = variant.parts
+    STAGES: gl.constexpr = variant.stages
+    return Barriers(
+        barrier_ring(variant.query_stages, 1),
+        barrier_ring(variant.query_stages, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, 1),
+        barrier_ring(STAGES, PARTS),
+        barrier_ring(PARTS, 1) if variant.turns.barriers else None,
+        barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
+        barrier_ring(1, 1) if variant.hold.barriers else None,
+    )
+
+
+@gluon.jit
+def all_see_barriers(variant: gl.constexpr):
+    """TMA sees the barriers, and so does the other block of a pair."""
+    fence_async_shared()
+    if variant.neighbours > 1:
+        meet()
+
+
+@gluon.jit
+def await_tile(ready, turn, stages: gl.constexpr):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+
+
+@gluon.jit
+def release(free, turn, stages: gl.constexpr):
+    """This part has read the turn-th tile of a ring."""
+    mbarrier.arrive(free.index(turn % stages), count=1)
+
+
+# --- when the place of a tile of queries is free ---
+
+
+@dataclass(frozen=True)
+class Free(Pieces):
+    """Where a part says that the place of its queries is free: of the three places one does so.
+
+    product(barriers, query_turn, last, variant): behind a QK product, which was the last where ``last``.
+    softmax(barriers, query_turn, variant): behind the last softmax. store(...): behind the store of the output.
+    """
+
+    product: Callable
+    softmax: Callable
+    store: Callable
+
+
+@gluon.jit
+def say_free(barriers, query_turn, variant: gl.constexpr):
+    """This part needs the place of its queries no more."""
+    release(barriers.query_free, query_turn, variant.query_stages)
+
+
+@gluon.jit
+def say_free_once_stored(barriers, query_turn, variant: gl.constexpr):
+    """This part needs the place of its queries no more, once TMA has read the output from there."""
+    tma.store_wait(0)
+    release(barriers.query_free, query_turn, variant.query_stages)
+
+
+@gluon.jit
+def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
+    """If this product was the last that reads this part's Q, say so: its place is free."""
+    mbarrier.arrive(barriers.query_free.index(query_turn % variant.query_stages), count=1, pred=last)
+
+
+@gluon.jit
+def not_behind_product(barriers, query_turn, last, variant: gl.constexpr):
+    """The place of the queries is needed longer than for products."""
+
+
+@gluon.jit
+def not_here(barriers, query_turn, variant: gl.constexpr):
+    """The place of the queries is given back elsewhere."""
+
+
+# --- turns: whose products are issued next ---
+
+
+@dataclass(frozen=True)
+class Turns(Pieces):
+    """In which order the parts issue products. take(barriers, n, part, variant): wait for the n-th turn of this part.
+
+    give(barriers, part, variant): it is the next part's turn. barriers: whether they need mbarriers.
+    """
+
+    take: Callable
+    give: Callable
+    barriers: bool
+
+
+@gluon.jit
+def take_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
+    """Wait until it is this part's turn to issue products, for the n-th time. Part 0 has the first turn."""
+    FIRST: gl.constexpr = 1 if part == 0 else 0
+    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+
+
+@gluon.jit
+def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+    """It is the next part's turn to issue products."""
+    mbarrier.arrive(barriers.turns.index((part + 1) % variant.parts), count=1)
+
+
+@gluon.jit
+def take_no_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
+    """Parts issue products whenever they are ready."""
+
+
+@gluon.jit
+def pass_no_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+    """Nobody waits for a turn."""
+
+
+# --- meetings of a group's warps, and what holds the order of instructions ---
+
+
+@dataclass(frozen=True)
+class Hold(Pieces):
+    """begin(): what is said of meetings when the kernel begins. wait(barriers, turn, variant): what holds the order.
+
+    barriers: whether it needs an mbarrier where nobody arrives.
+    """
+
+    begin: Callable
+    wait: Callable
+    barriers: bool
+
+
+@gluon.jit
+def drop_meetings():
+    """The warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``)."""
+    gl.inline_asm_elementwise(NO_MEETINGS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def keep_meetings():
+    """Triton decides where the warps of a group meet."""
+
+
+@gluon.jit
+def hold_by_values(barriers, turn, variant: gl.constexpr):
+    """Keep what follows behind what is in front: a wait for an mbarrier that is over at once.
+
+    ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing. The wait
+    is a second one for a tile of values, which has long arrived.
+    """
+    await_tile(barriers.value_ready, turn, variant.stages)
+
+
+@gluon.jit
+def hold_by_nobody(barriers, turn, variant: gl.constexpr):
+    """Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
+
+    Where warps do not meet, one of them may give back the place of a tile of values before another waits for that tile
+    a second time, and that one would wait for good. Here parity 1 names the phase before the first, which always counts
+    as complete.
+    """
+    mbarrier.wait(barriers.nobody.index(0), 1)
+
+
+# --- which tile of queries comes next ---
+
+
+@dataclass(frozen=True)
+class Schedule(Pieces):
+    """How a block that stays learns which tiles of queries are its own (``steps.core.order``).
+
+    own(work, variant): the part [first, last) of the order that is this block's. number(work, n, variant): of the n-th
+    tile in the order. take(n, last, turn, work, variant): for the producer, which tile comes behind the turn-th; hear:
+    as much, for a part. tells: whether the producer tells the parts. lines: whether it needs the number of all heads.
+    """
+
+    own: Callable
+    number: Callable
+    take: Callable
+    hear: Callable
+    tells: bool = False
+    lines: bool = False
+
+
+@gluon.jit
+def position(number, work):
+    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
+    head = number // work.tiles_a_head
+    return head % work.heads, head // work.heads, number % work.tiles_a_head
+
+
+@gluon.jit
+def block_number(variant: gl.constexpr):
+    """Which block, or which pair of blocks, this is."""
+    number = gl.program_id(0)
+    if variant.neighbours > 1:
+        number = number // variant.neighbours
+    return number
+
+
+@gluon.jit
+def one_tile(work, variant: gl.constexpr):
+    """As ``own_tiles``, where every block computes the tile of its number, and ends."""
+    first = block_number(variant)
+    last = first + 1
+    return first, last
+
+
+@gluon.jit
+def as_counted(work, n, variant: gl.constexpr):
+    """The number of the n-th tile of queries, where the order is that of the numbers."""
+    return n
+
+
+@gluon.jit
+def own_tiles(work, variant: gl.constexpr):
+    """The part [first, last) of the order that was dealt to this block."""
+    first = block_number(variant)
+    last = gl.load(work.starts + first + 1)
+    first = gl.load(work.starts + first)
+    return first, last
+
+
+@gluon.jit
+def listed(work, n, variant: gl.constexpr):
+    """The number of the n-th tile of queries in the order, from the list."""
+    return gl.load(work.order + n)
+
+
+@gluon.jit
+def next_in_list(n, last, turn, work, variant: gl.constexpr):
+    """Where in the order the next tile of queries stands."""
+    return n + 1
+
+
+@gluon.jit
+def computed_tiles(work, variant: gl.constexpr):
+    """As ``own_tiles``, where a block computes which tiles are its own: every so many-th of all."""
+    return block_number(variant), work.lines * work.tiles_a_head
+
+
+@gluon.jit
+def computed(work, n, variant: gl.constexpr):
+    """The number of the n-th tile of queries in the order, without a list."""
+    if variant.causal:  # a head's tiles change places from turn to turn: a block gets long and short ones
+        tile = n % work.tiles_a_head
+        n -= tile
+        n += (tile + n // gl.num_programs(0)) % work.tiles_a_head
+    return n
+
+
+@gluon.jit
+def next_computed(n, last, turn, work, variant: gl.constexpr):
+    """Where in the order the next tile of queries stands: there are as many between as there are blocks."""
+    return n + gl.num_programs(0)
+
+
+@gluon.jit
+def tiles_to_take(work, variant: gl.constexpr):
+    """As ``own_tiles``, where blocks take the next tile that no other has: the first, and the end of all."""
+    return block_number(variant), gl.load(work.starts + 1)
+
+
+@gluon.jit
+def take_number(last, work):
+    """The number of the next tile of queries that no block has.
+
+    A counter in global memory says how many tiles were taken beyond the first of every block. Each block takes one
+    that is not there, and ends; the last to do so sets the counter back, for the next launch.
+    """
+    count = gl.atomic_add(work.starts, 1, sem="relaxed", scope="gpu")
+    if count == last - 1:
+        gl.store(work.starts, 0)
+    return gl.num_programs(0) + count
+
+
+@gluon.jit
+def take_next(n, last, turn, work, variant: gl.constexpr):
+    """Behind the turn-th tile of queries, take the next, and tell the other roles."""
+    n = take_number(last, work)
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
+    work.taken.number.store(gl.full([1], n, gl.int32, ONE))
+    mbarrier.arrive(work.taken.ready.index(0), count=1)
+    return n
+
+
+@gluon.jit
+def hear_next(n, last, turn, work, variant: gl.constexpr):
+    """Which tile of queries comes behind the turn-th: what the producer tells."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    mbarrier.wait(work.taken.ready.index(0), turn & 1)
+    n = gl.max(work.taken.number.load(ONE), 0)
+    mbarrier.arrive(work.taken.free.index(0), count=1)
+    return n
+
+
+@gluon.jit
+def room_for_number(variant: gl.constexpr):
+    """What the role that takes tiles tells the others by which is next."""
+    LISTENERS: gl.constexpr = variant.listeners
+    if variant.packed:
+        place = room_for_task()
+    else:
+        place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
+
+
+@gluon.jit
+def take_task(n, last, turn, work, variant: gl.constexpr):
+    """Of packed sequences: (n, task) of the first number from n on that means queries, which the other roles hear."""
+    task = find(n, work, variant)
+    while (n < last) & (task.row < 0):
+        n = take_number(last, work)
+        task = find(n, work, variant)
+    tell_task(n, task, turn, work)
+    return n, task
+
+
+# --- loads ---
+
+
+@gluon.jit
+def own_row(row, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """The first row of a part's queries, in the tile of queries that begins at ``row``.
+
+    In a pair each block has a half. Under a causal mask the upper half sees fewer keys, and blocks have it in turn.
+    """
+    if variant.neighbours > 1:
+        half = gl.program_id(0) % variant.neighbours
+        if variant.causal:
+            half = (half + query_turn) % variant.neighbours
+        row = row + half * (variant.parts * variant.rows)
+    return row + part * variant.rows
+
+
+@gluon.jit
+def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
+    """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
+    PARTS: gl.constexpr = variant.parts
+    stage = turn % variant.query_stages
+    ready = barriers.query_ready.index(stage)
+    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
+    mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    for part in gl.static_range(PARTS):
+        at = corner(batch, head, own_row(row, turn, part, variant), 0, variant)
+        tma.async_load(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
+
+
+@gluon.jit
+def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
+    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
+
+
+@gluon.jit
+def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
+    index = query_turn % variant.query_stages * variant.parts + part
+    return queries.index(index).reshape([variant.rows, variant.head_dim])
+
+
+# --- where a part stops under a causal mask ---
+
+
+@dataclass(frozen=True)
+class Ends(Pieces):
+    """tiles(first_query, seq_len_kv, whole, end, variant): (whole, end) of a part, from those of its block.
+
+    A part that stops before its block does passes over the tiles of keys that only later parts see. A place may be
+    given back only once it was filled: two arrivals of one part must not count as those of two. pass_first(barriers,
+    place, turn, part, variant): in front of the first tile; returns the turn of that. pass_key(barriers, turn,
+    query_turn, end, block_end, part, variant): behind the last tile, its keys; pass_value(barriers, last_turn, turn,
+    variant): and its values.
+    """
+
+    tiles: Callable
+    pass_first: Callable
+    pass_key: Callable
+    pass_value: Callable
+    own: bool
+
+
+@gluon.jit
+def blocks_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
+    """(whole, end): a part goes through all tiles of keys that its block sees."""
+    return whole, block_end
+
+
+@gluon.jit
+def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr):
+    """(whole, end) of the tiles of keys that the part with these queries sees, of those that its block visits."""
+    whole = gl.minimum(first_query, seq_len_kv) // variant.tile.key
+    end = gl.minimum(block_end, gl.cdiv(first_query + variant.rows, variant.tile.key))
+    return whole, end
+
+
+@gluon.jit
+def parts_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
+    """(whole, end): a part goes through the tiles of keys that it sees itself."""
+    return own_tiles_to_visit(first_query, seq_len_kv, block_end, variant)
+
+
+@gluon.jit
+def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
+    """Pass over the first tile of keys, where only a later part sees it. Returns the turn of the next."""
+    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    _, end = own_tiles_to_visit(place.row + part * variant.rows, place.seq_len_kv, block_end, variant)
+    if end < block_end:
+        await_tile(barriers.key_ready, turn, variant.stages)
+        release(barriers.key_free, turn, variant.stages)
+        await_tile(barriers.value_ready, turn, variant.stages)
+        release(barriers.value_free, turn, variant.stages)
+        turn += 1
+    return turn
+
+
+@gluon.jit
+def begins_with_its_block(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
+    """The first tile of keys is for all parts."""
+    return turn
+
+
+@gluon.jit
+def pass_over_key(barriers, turn, query_turn, end, block_end, part: gl.constexpr, variant: gl.constexpr):
+    """Pass over the keys of a last tile that only later parts see: where there is at most one. Returns its turn."""
+    if variant.most_over <= 1:  # noqa: SIM102 - a question for the compiler, and one for the GPU
+        if end < block_end:
+            variant.turns.take(barriers, turn - query_turn, part, variant)
+            variant.turns.give(barriers, part, variant)
+            turn += 1
+            await_tile(barriers.key_ready, turn, variant.stages)
+            release(barriers.key_free, turn, variant.stages)
+    return turn
+
+
+@gluon.jit
+def ends_with_its_block(barriers, turn, query_turn, end, block_end, part: gl.constexpr, variant: gl.constexpr):
+    """The last tile of keys is for all parts."""
+    return turn
+
+
+@gluon.jit
+def pass_over_value(barriers, last_turn, turn, variant: gl.constexpr):
+    """Pass over the values of a last tile that only later parts see."""
+    if variant.most_over <= 1:  # noqa: SIM102
+        if last_turn < turn:
+            await_tile(barriers.value_ready, turn, variant.stages)
+            release(barriers.value_free, turn, variant.stages)
+
+
+@gluon.jit
+def no_value_over(barriers, last_turn, turn, variant: gl.constexpr):
+    """The last tile of values is for all parts."""
+
+
+@gluon.jit
+def pass_over_rest(barriers, place, turn, query_turn, part: gl.constexpr, variant: gl.constexpr):
+    """Pass over all tiles of keys and values that only later parts see. Returns the turn of the last.
+
+    For a part that needs no tile any more: a place of values would else have to wait for one that is in use.
+    """
+    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    first_query = own_row(place.row, query_turn, part, variant)
+    _, end = own_tiles_to_visit(first_query, place.seq_len_kv, block_end, variant)
+    for _ in range(end, block_end):
+        variant.turns.take(barriers, turn - query_turn, part, variant)
+        variant.turns.give(barriers, part, variant)
+        turn += 1
+        await_tile(barriers.key_ready, turn, variant.stages)
+        release(barriers.key_free, turn, variant.stages)
+        await_tile(barriers.value_ready, turn, variant.stages)
+        release(barriers.value_free, turn, variant.stages)
+    return turn
+
+
+# --- the pieces, by what they do ---
+
+BEHIND_PRODUCT = Free(all_scores_read, not_here, not_here)
+BEHIND_SOFTMAX = Free(not_behind_product, say_free, not_here)
+BEHIND_STORE = Free(not_behind_product, not_here, say_free_once_stored)
+NO_TURNS = Turns(take_no_turn, pass_no_turn, barriers=False)
+IN_TURN = Turns(take_turn, pass_turn, barriers=True)
+WITH_MEETINGS = Hold(keep_meetings, hold_by_values, barriers=False)
+WITHOUT_MEETINGS = Hold(drop_meetings, hold_by_nobody, barriers=True)
+ONE_TILE = Schedule(one_tile, as_counted, next_in_list, next_in_list)
+LISTS = Schedule(own_tiles, listed, next_in_list, next_in_list)
+COMPUTED = Schedule(computed_tiles, computed, next_computed, next_computed, lines=True)
+TAKEN = Schedule(tiles_to_take, listed, take_next, hear_next, tells=True)
+BLOCKS_END = Ends(blocks_tiles_to_visit, begins_with_its_block, ends_with_its_block, no_value_over, own=False)
+OWN_END = Ends(parts_tiles_to_visit, begins_with_its_block, pass_over_key, pass_over_value, own=True)
+OWN_BEGINNING = Ends(parts_tiles_to_visit, pass_over, ends_with_its_block, no_value_over, own=True)

@@ -1,0 +1,149 @@
+"""Warps with roles: a producer warp fetches, and warp groups compute, one product after the other.
+
+Each group takes ``ROWS`` queries of its block, and runs for itself: it waits for a tile to be ready, and says when it
+is done with it.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+
+from steps.gluon import names  # noqa: F401
+from steps.gluon.softmax import hide, softmax, tiles_to_visit, with_maxima
+from steps.hopper.lib import (
+    Arrays,
+    Place,
+    Work,
+    all_see_barriers,
+    await_tile,
+    fetch,
+    fetch_queries,
+    part_of,
+    position,
+    release,
+    rings,
+    rooms,
+)
+from steps.hopper.products import issue_output, issue_scores, normalised, store_lse_of, store_whole
+from steps.hopper.softmax import by_row
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
+    """The producer: fetches the tiles of this block, each as soon as its place is free."""
+    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    query_turn = 0
+    n, last = variant.schedule.own(work, variant)
+    while n < last:
+        head, batch, i = position(variant.schedule.number(work, n, variant), work)
+        row = i * variant.tile.query
+        _, end = tiles_to_visit(row, work.seq_len_kv, variant)
+        free = barriers.query_free.index(query_turn % variant.query_stages)
+        mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
+        fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
+        kv_head = head // variant.group_size
+        for j in range(end):
+            key = j * variant.tile.key
+            stage = turn % variant.stages
+            used = turn // variant.stages & 1 ^ 1
+            mbarrier.wait(barriers.key_free.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
+            mbarrier.wait(barriers.value_free.index(stage), used)
+            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
+            turn += 1
+        n = variant.schedule.take(n, last, query_turn, work, variant)
+        query_turn += 1
+
+
+@gluon.jit
+def attend(query, tiles, barriers, place, turn, scale, part: gl.constexpr, variant: gl.constexpr):
+    """Attention of a part's queries to the keys that they see, a tile after the other.
+
+    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    """
+    TILE_KEY: gl.constexpr = variant.tile.key
+    STAGES: gl.constexpr = variant.stages
+    ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
+    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
+    accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
+    first_query = place.row + part * variant.rows
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- scores: QK product ---
+            await_tile(barriers.key_ready, turn, STAGES)
+            variant.turns.take(barriers, turn, part, variant)
+            scores = issue_scores(query, tiles.key, turn, variant)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            variant.turns.give(barriers, part, variant)
+            release(barriers.key_free, turn, STAGES)
+            if masked:
+                scores = hide(scores, first_query, j * TILE_KEY, place.seq_len_kv, variant)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            accumulator = accumulator * by_row(correction, variant)
+            weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
+
+            # --- output: PV product ---
+            await_tile(barriers.value_ready, turn, STAGES)
+            accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            release(barriers.value_free, turn, STAGES)
+            turn += 1
+    return accumulator, with_maxima(row_sum, row_max, variant), turn
+
+
+@gluon.jit
+def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
+    """Warps that compute: a part of every tile of queries that is this block's."""
+    output = tiles.output.index(part)
+    turn = 0  # tiles of keys so far
+    query_turn = 0
+    n, last = variant.schedule.own(work, variant)
+    while n < last:
+        head, batch, i = position(variant.schedule.number(work, n, variant), work)
+        place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+        query = part_of(tiles.query, query_turn, part, variant)
+        await_tile(barriers.query_ready, query_turn, variant.query_stages)
+        accumulator, row_sum, turn = attend(query, tiles, barriers, place, turn, scale, part, variant)
+        n = variant.schedule.hear(n, last, query_turn, work, variant)
+
+        # --- normalise and store; TMA drops rows past the end ---
+        if variant.lse:
+            row_sum, row_max = row_sum
+        o = normalised(accumulator, row_sum, tiles.query.dtype, variant)
+        row = place.row + part * variant.rows
+        if variant.lse:
+            store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant)
+        store_whole(o, arrays.output, output, batch, head, row, variant)
+        variant.free.store(barriers, query_turn, variant)
+        query_turn += 1
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
+    arrays = Arrays(Q, K, V, Out)
+    tiles = rooms(Q.dtype, variant)
+    barriers = rings(variant)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    all_see_barriers(variant)
+
+    # --- who does what; the first part's warps are those that the block began with ---
+    WORKERS: gl.constexpr = variant.workers
+    BUDGETS: gl.constexpr = variant.budgets
+    gl.warp_specialize(
+        [
+            (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+            (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
+            (produce, (arrays, tiles, barriers, work, variant)),
+        ],
+        WORKERS,
+        BUDGETS,
+    )
