@@ -31,10 +31,10 @@ EXERCISE = InKernel(
     edits=(
         (
             """\
-    whole = gl.minimum(first_query, place.seq_len_kv) // TILE_KEY
-    end = gl.minimum(block_end, gl.cdiv(first_query + ROWS, TILE_KEY))
+    whole = gl.minimum(row, place.seq_len_kv) // TILE_KEY
+    end = gl.minimum(block_end, gl.cdiv(row + ROWS, TILE_KEY))
 """,
-            "    whole, end = own_tiles_to_visit(first_query, place.seq_len_kv, block_end)\n",
+            "    whole, end = own_tiles_to_visit(row, place.seq_len_kv, block_end)\n",
         ),
     ),
     kinds=({"causal": True, "heads": 1}, {"causal": True, "heads": 1, "dtype": "bfloat16"}),

@@ -47,7 +47,7 @@ EXERCISE = InKernel(
     name="produce",
     step="producer",
     function="produce",
-    edits=(TWO_TILES_A_BLOCK,),
+    edits=(TWO_TILES_A_BLOCK, ("one_tile(", "own_tiles(")),
     # Three tiles of keys, an odd number, for each of several tiles of queries, and heads of K and V that are shared.
     kinds=(
         {"heads": 1, "seq_len_q": 256, "seq_len_kv": 384},

@@ -43,8 +43,8 @@ def place_of(n, last, work, variant: gl.constexpr):
 @gluon.jit
 def first_maxima(scores, place, query_turn, scale, part: gl.constexpr, variant: gl.constexpr):
     """(scores behind the mask, maxima) of the first tile of keys."""
-    first_query, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
-    scores = variant.walk.first(scores, 0, whole, end, first_query, place.seq_len_kv, variant)
+    row, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
+    scores = variant.walk.first(scores, 0, whole, end, row, place.seq_len_kv, variant)
     return scores, raise_maxima(scores, no_maxima(variant), factor(scale, variant), variant)
 
 
@@ -84,11 +84,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         more = n < last
         next_place, next_head, next_batch = place_of(n, last, work, variant)
         query = variant.queries.take(part_of(tiles.query, query_turn, part, variant), variant)
-        first_query, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
+        row, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
+        accumulator = no_output(variant)
         accumulator, row_sum, turn, weights = attend_to_rest(
-            first, no_output(variant), query, tiles, barriers, first_query, whole, end, work.seq_len_kv, turn,
-            query_turn, scale, part, variant,
-        )  # fmt: skip
+            first, accumulator, query, tiles, barriers, place, row, whole, end, turn, query_turn, scale, part, variant
+        )
 
         # --- issue: first scores for the next queries, last output for these ---
         if more:

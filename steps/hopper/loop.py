@@ -18,11 +18,11 @@ from steps.hopper.softmax import cap, factor, no_maxima, raise_maxima, weigh
 
 @gluon.jit
 def tiles_of_part(place, query_turn, part: gl.constexpr, variant: gl.constexpr):
-    """A part's first query, and (whole, end) of the tiles of keys that it goes through; block_end: its block's end."""
-    first_query = own_row(place.row, query_turn, part, variant)
+    """(row, whole, end, block_end): a part's first query, its tiles of keys, and where those of its block end."""
+    row = own_row(place.row, query_turn, part, variant)
     whole, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    whole, end = variant.ends.tiles(first_query, place.seq_len_kv, whole, block_end, variant)
-    return first_query, whole, end, block_end
+    whole, end = variant.ends.tiles(row, place.seq_len_kv, whole, block_end, variant)
+    return row, whole, end, block_end
 
 
 @gluon.jit
@@ -35,8 +35,8 @@ def first_weights(scores, row_max, dtype: gl.constexpr, scale, variant: gl.const
 
 @gluon.jit
 def attend_to_rest(
-    first, accumulator, query, tiles, barriers, first_query, whole, end, seq_len_kv, turn,
-    query_turn, scale, part: gl.constexpr, variant: gl.constexpr,
+    first, accumulator, query, tiles, barriers, place, row, whole, end, turn, query_turn, scale, part: gl.constexpr,
+    variant: gl.constexpr,
 ):  # fmt: skip
     """Attention of a part's queries to all tiles of keys but the first, with two products begun together.
 
@@ -44,7 +44,7 @@ def attend_to_rest(
     softmax of tile j comes before the wait for the second.
 
     first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
-    first_query, whole, end: of ``tiles_of_part``.
+    row, whole, end: of ``tiles_of_part``.
 
     Returns (accumulator [query, head_dim], sums, turn of the last tile, its weights, whose PV product is not begun).
     """
@@ -65,7 +65,7 @@ def attend_to_rest(
 
         # --- online softmax, while the output is computed ---
         scores = cap(scores, scale, variant)
-        scores = variant.walk.rest(scores, j, whole, end, first_query, seq_len_kv, variant)
+        scores = variant.walk.rest(scores, j, whole, end, row, place.seq_len_kv, variant)
         weights, row_max, row_sum, correction, accumulator = variant.softmax(
             scores, row_max, row_sum, accumulator, barriers, turn, scale, variant
         )
@@ -89,23 +89,23 @@ def attend_overlapped(
     STAGES: gl.constexpr = variant.stages
     row_max = no_maxima(variant)
     accumulator = no_output(variant)
-    first_query, whole, end, block_end = tiles_of_part(place, query_turn, part, variant)
+    row, whole, end, block_end = tiles_of_part(place, query_turn, part, variant)
 
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_free, turn, STAGES)
     variant.free.product(barriers, query_turn, end <= 1, variant)
     scores = cap(scores, scale, variant)
-    scores = variant.walk.first(scores, 0, whole, end, first_query, place.seq_len_kv, variant)
+    scores = variant.walk.first(scores, 0, whole, end, row, place.seq_len_kv, variant)
     row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     first = first_weights(scores, row_max, tiles.key.dtype, scale, variant)
 
     # --- all others, and the last tile's output ---
-    accumulator, row_sum, last_turn, weights = attend_to_rest(
-        first, accumulator, query, tiles, barriers, first_query, whole, end, place.seq_len_kv, turn, query_turn,
-        scale, part, variant,
-    )  # fmt: skip
-    turn = variant.ends.pass_key(barriers, last_turn, query_turn, end, block_end, part, variant)
+    accumulator, row_sum, turn, weights = attend_to_rest(
+        first, accumulator, query, tiles, barriers, place, row, whole, end, turn, query_turn, scale, part, variant
+    )
+    last_turn = turn
+    turn = variant.ends.pass_key(barriers, turn, query_turn, end, block_end, part, variant)
     await_tile(barriers.value_ready, last_turn, STAGES)
     accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
     return accumulator, row_sum, turn, last_turn

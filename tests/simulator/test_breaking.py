@@ -12,6 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from steps import STEPS, get_step
+from steps.hopper import ahead, lib
+from steps.hopper.products import TO_QUERIES
+from steps.hopper.softmax import DOWNWARDS, wait_last
 from steps.hopper.variant import Variant as Hopper
 from steps.writing.written import write_step
 from tests.selection import sampled
@@ -52,15 +55,37 @@ PASSED_OVER = "in front of the tiles that a part passes over its last product wa
 NO_SHORTER_PART = "with tiles of keys as long as those of queries, no part ends before the block does: it does not run"
 
 
-def skips(variant) -> bool:
+class Kernel:
+    """A kernel's constants, which it gives as its own, and its function."""
+
+    def __init__(self, variant, function):
+        self.variant, self.function = variant, function
+
+    def __getattr__(self, name: str):
+        return getattr(self.variant, name)
+
+    @property
+    def hopper(self) -> bool:
+        return isinstance(self.variant, Hopper)
+
+    @property
+    def stays(self) -> bool:
+        return self.schedule is not lib.ONE_TILE if self.hopper else self.persistent
+
+
+def skips(kernel) -> bool:
     """Whether a part passes over a last tile of keys that only later parts see; the kernel's text says so, at least."""
-    ahead = getattr(variant, "softmax_ahead", False)
-    return variant.own_end and not (variant.diagonal_first or ahead) and variant.most_over <= 1
+    return kernel.hopper and kernel.ends is lib.OWN_END and kernel.function is not ahead.fmha and kernel.most_over <= 1
 
 
 def by_nobody(variant) -> bool:
     """Whether what holds a wait in its place is a wait for an mbarrier where nobody arrives."""
-    return getattr(variant, "holds_by_nobody", False)
+    return variant.hopper and variant.hold is lib.WITHOUT_MEETINGS
+
+
+def holds(variant) -> bool:
+    """Whether something holds the wait for the PV product in its place."""
+    return variant.hopper and variant.softmax is not wait_last
 
 
 def in_pairs(variant) -> bool:
@@ -72,7 +97,7 @@ def skips_none(variant) -> bool:
 
 
 COPIES, STORES = "async_copy.wait_group(0)", "tma.store_wait(0)"
-TURNS = "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)"
+TURNS = [f"mbarrier.wait(barriers.turns.index(part), {n} & 1 ^ FIRST)" for n in ("n", "turn", "(turn - query_turn)")]
 KEY_READY = "await_tile(barriers.key_ready, turn, STAGES)"
 KEY_FREE = "release(barriers.key_free, turn, STAGES)"
 VALUE_READY = "await_tile(barriers.value_ready, turn, STAGES)"
@@ -85,22 +110,25 @@ OF_THE_ONLY_QUERIES = (
 HARMLESS = [
     Harmless(BY_ITSELF, "gl.barrier()"),
     Harmless(NOTHING_LEFT, COPIES, (WITHOUT, ONE_MORE), number=1),
-    Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), kernels=lambda v: isinstance(v, Hopper) and not v.persistent),
+    Harmless(ANOTHER_WAIT, STORES, (WITHOUT, ONE_MORE), kernels=lambda v: v.hopper and not v.stays),
     Harmless(
         ANOTHER_WAIT,
         STORES,
         (WITHOUT, ONE_MORE),
         2,
-        lambda v: isinstance(v, Hopper) and v.persistent and not v.own_output,
+        lambda v: v.hopper and v.stays and v.output_to is TO_QUERIES,
     ),
-    *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.persistent) for its in OF_THE_ONLY_QUERIES),
-    Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: isinstance(v, Hopper) and v.packed and v.linked),
-    Harmless(ONLY_SPEED, TURNS),
-    Harmless(ONLY_SPEED, TURNS, (OTHER_PARITY,), kernels=lambda v: v.parts == 2),  # of three, nobody would begin
-    Harmless(AGAIN, VALUE_READY, number=1, kernels=lambda v: v.late_wait and not by_nobody(v)),
-    Harmless(HELD, "hold(barriers)", kernels=by_nobody),
+    *(Harmless(NOBODY_WAITS, its, kernels=lambda v: not v.stays) for its in OF_THE_ONLY_QUERIES),
+    Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: v.hopper and v.packed and v.query_stages == 2),
+    *(Harmless(ONLY_SPEED, its) for its in TURNS),
+    # Of three, nobody would begin.
+    *(Harmless(ONLY_SPEED, its, (OTHER_PARITY,), kernels=lambda v: v.parts == 2) for its in TURNS),
+    Harmless(
+        AGAIN, VALUE_READY, number=1, kernels=lambda v: v.hopper and v.softmax is not wait_last and not by_nobody(v)
+    ),
+    Harmless(HELD, "mbarrier.wait(barriers.nobody.index(0), 1)", kernels=by_nobody),
     Harmless(VALUES_FIRST, KEY_READY, number=1, kernels=lambda v: skips(v) and not in_pairs(v)),
-    Harmless(QUERIES_FIRST, KEY_READY, number=1, kernels=lambda v: v.diagonal_first),
+    Harmless(QUERIES_FIRST, KEY_READY, number=1, kernels=lambda v: v.hopper and v.walk is DOWNWARDS),
     Harmless(MEETING, "fence_async_shared()", number=1, kernels=in_pairs),
     Harmless(
         PASSED_OVER,
@@ -193,7 +221,7 @@ def test_every_synchronisation_is_missed_with_packed_sequences(name, pytestconfi
 
 
 def check(step, shapes, config):
-    variant = step.variant(shapes[0])
+    variant = Kernel(step.variant(shapes[0]), step.kernel(shapes[0]) if step.backend == "hopper" else None)
     check_that_all_is_missed(write_step(step, shapes[0]), shapes, lambda there: expected(there, variant), config)
 
 
