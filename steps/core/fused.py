@@ -75,7 +75,7 @@ class FusedStep(Step):
         if self.begins_a_skeleton:
             told = {f.name for f in dataclasses.fields(self) if f.metadata.get("told")}
             return [f"{NEW_KERNEL}; {name} = {_show(value)}" for name, value in self.holes().items() if name in told]
-        return [f"{name}: {_show(before)} -> {_show(now)}" for name, (before, now) in self.changed_holes().items()]
+        return [f"{name}: {_show_change(*pair)}" for name, pair in self.changed_holes().items()]
 
     def configured(self, problem: Problem, arch: str) -> FusedStep:
         """This step with everything decided that is left open until problem and architecture are known."""
@@ -151,6 +151,16 @@ def _differences(where: str, before: object, now: object) -> Iterator[tuple[str,
             yield from _differences(f"{where}.{f.name}", getattr(before, f.name), getattr(now, f.name))
     elif before != now:
         yield where, (before, now)
+
+
+def _show_change(before: object, now: object) -> str:
+    """What was and what is; of pieces of the same kind those functions that are others."""
+    if isinstance(now, Pieces) and type(before) is type(now):
+        both = [(getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(now)]
+        others = [[function_name(value) for value in pair] for pair in both if pair[0] is not pair[1]]
+        names = [dict.fromkeys(name for name in side if name) for side in zip(*others)]
+        return " -> ".join(", ".join(side) for side in names)
+    return f"{_show(before)} -> {_show(now)}"
 
 
 def _show(value: object) -> str:

@@ -57,7 +57,7 @@ def send(arrays, tiles, place, head, batch, query_turn, part: gl.constexpr, vari
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
+def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
     """Warps that compute: a part of every tile of queries that is this block's.
 
     The output waits in shared memory. TMA is asked to store it at the end of the next tile of queries, under products.
@@ -145,8 +145,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     BUDGETS: gl.constexpr = variant.budgets
     gl.warp_specialize(
         [
-            (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
-            (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
+            (consume_ahead, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
+            (consume_ahead, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
             (produce, (arrays, tiles, barriers, work, variant)),
         ],
         WORKERS,

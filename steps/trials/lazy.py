@@ -13,7 +13,7 @@ from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
 from steps.writing.written import edited, write_step
 
-MAXIMUM = "    return gl.maximum(row_max, gl.max(scores, 1) * scale)\n"
+MAXIMUM = "    return gl.maximum(row_max, in_one_chain(scores) * scale)\n"
 RESCALE = "accumulator = accumulator * by_row(correction)"
 
 

@@ -35,7 +35,7 @@ EDITS = (
     (CONSUMER, SCALE + CONSUMER),
     (FIRST, "    scale_in_place(part_of(tiles.query, 0, part), scale)\n" + FIRST),
     (NEXT, NEXT + "            scale_in_place(part_of(tiles.query, query_turn + 1, part), scale)\n"),
-    ("gl.max(scores, 1) * scale", "gl.max(scores, 1)"),
+    ("in_one_chain(scores) * scale", "in_one_chain(scores)"),
     ("exp2(scores * scale - row_max[:, None])", "exp2(scores - row_max[:, None])"),
 )
 

@@ -103,12 +103,16 @@ class _Stamping:
             found |= self._calls(self.functions[name])
         return found
 
+    def _loops(self, function: ast.FunctionDef) -> bool:
+        """Whether a function has a loop, or calls one that does."""
+        own = any(isinstance(node, ast.For | ast.While) for node in ast.walk(function))
+        return own or any(self._loops(self.functions[name]) for name in self._own(function))
+
     def _enter(self, name: str) -> None:
         self.inside.add(name)
         for called in self._own(self.functions[name]) - self.inside:
             function = self.functions[called]
-            loops = any(isinstance(node, ast.For | ast.While) for node in ast.walk(function))
-            if loops and self._calls(function) & WAITS.keys():
+            if self._loops(function) and self._calls(function) & WAITS.keys():
                 self._enter(called)
 
     def _stamp_function(self, function: ast.FunctionDef, is_root: bool) -> None:
