@@ -7,4 +7,4 @@ both, ``packed``, ``pairs`` and ``pieces`` what some problems need. ``skeleton``
 """
 
 # Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
-PIECES = ("lib", "loop", "packed", "pieces", "products", "softmax")
+PIECES = ("lib", "packed", "pieces", "products", "softmax")
