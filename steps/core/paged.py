@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from steps.core.launch import Launch
 from steps.core.step import Step, Unsupported, no_scratch
 from steps.core.tensors import check_out, check_strides, kind, plain
-from tutorial_lib.problem import Problem, number, positive
+from tutorial_lib.problem import Problem, flag, number, positive
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ class PagedStep(Step):
 
     def ready(self, q, k_pages, v_pages, page_table, lengths, causal=False, scale: float | None = None, out=None):
         """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for calls of this kind, made ready at the first."""
-        causal, scale = bool(causal), None if scale is None else number("scale", scale)
+        causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
         tensors = (q, k_pages, v_pages, page_table, lengths)
         try:
             what = (*map(kind, tensors), causal, scale, None if out is None else kind(out))
@@ -70,11 +70,11 @@ class PagedStep(Step):
         named = dict(zip(("q", "k_pages", "v_pages", "page_table", "lengths"), tensors))
         plain(**named)  # tells what holds no numbers
         problem = problem_of(*tensors, causal, scale)
-        if not self.takes_long_strides:
-            check_strides(**named, out=out)
         q = tensors[0]
         if out is not None:
             check_out("out", out, q)
+        if not self.takes_long_strides:
+            check_strides(**named, out=out)
         return self.kept(what, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out):

@@ -14,7 +14,7 @@ from steps.core.tensors import check_out, check_strides, plain, undisturbed
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.packing import Packing
-from tutorial_lib.problem import FEATURES, Problem, masks, number, positive
+from tutorial_lib.problem import FEATURES, Problem, flag, masks, number, positive
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +123,7 @@ class Step:
             if not isinstance(x, torch.Tensor) or x.ndim != 3:
                 came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
                 raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+        begins = tuple(plain(**dict(zip(("cu_seqlens_q", "cu_seqlens_k"), begins))))
         for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
             packing.check(name, cu, q.device)
         if out is None:
@@ -153,7 +154,7 @@ class Step:
         """
         # What is compared below must be plain values: a tensor would be compared by what it holds only now.
         if type(causal) is not bool:
-            causal = bool(causal)
+            causal = flag("causal", causal)
         if scale is not None and type(scale) is not float:
             scale = number("scale", scale)
         if softcap is not None and type(softcap) is not float:
@@ -223,7 +224,9 @@ class Step:
                 )
 
     def refuse(self, problem: Problem, target: str) -> None:
-        """Raises Unsupported for a problem that this step cannot compute on ``target``."""
+        """Raises Unsupported for a problem that this step cannot compute on ``target``, ValueError for no target."""
+        if not isinstance(target, str):
+            raise ValueError(f'arch must be the name of an architecture, such as "sm_90", got {target!r}')
         if reason := self.unsupported(problem, target):
             raise Unsupported(f"step {self.label}: {reason}")
 

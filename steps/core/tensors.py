@@ -94,14 +94,22 @@ def check_out(name: str, out, like) -> None:
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
 
 
-def _overlaps_itself(x) -> bool:
-    """Whether two elements may lie in one place: an axis begins again before those inside it have ended."""
+def _overlaps_itself(x, but_for: int | None = None) -> bool:
+    """Whether two elements may lie in one place: an axis begins again before those inside it have ended.
+
+    but_for: axes with this stride do not count.
+    """
     inside = 0
-    for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
+    for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1 and s != but_for):
         if stride <= inside:
             return True
         inside += stride * (length - 1)
     return False
+
+
+def rows_overlap(*tensors) -> bool:
+    """Whether a tensor's rows begin inside others, as ``unfold`` makes them; not for being expanded."""
+    return any(_overlaps_itself(x, but_for=0) for x in tensors)
 
 
 def check_strides(**tensors) -> None:
