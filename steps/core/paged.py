@@ -122,6 +122,8 @@ def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: fl
         raise ValueError(f"q must be float16 or bfloat16, got {q.dtype}")
     batch, heads, seq_len_q, head_dim = q.shape
     pages, page_size, kv_heads, _ = k_pages.shape
+    if not pages:
+        raise ValueError(f"k_pages must hold at least one page, got shape {tuple(k_pages.shape)}")
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
         _check(name, tensor, (pages, page_size, kv_heads, head_dim), q.dtype, q.device)
     width = page_table.shape[1] if getattr(page_table, "ndim", 0) == 2 else "pages"

@@ -351,6 +351,7 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
         (["linked", "--seq-len", "99999"], "ask for a smaller --seq-len"),
         (["linked", "--without", "nothing"], "no such synchronisation"),
         (["/nothing.py"], "cannot read /nothing.py"),
+        (["linked", "--timeline", "/"], "argument --timeline: must be a file, got the folder /"),
     ],
 )
 def test_bad_input_is_told_in_one_line(arguments, told, capsys):
