@@ -16,7 +16,7 @@ import steps
 from steps import get_step
 from steps.core import attention as front
 from steps.core import launch
-from tutorial_lib import reference
+from tutorial_lib import packing, reference
 
 SHAPE = (1, 2, 40, 64)
 
@@ -278,11 +278,14 @@ def test_the_default_device_is_the_programs_own(name):
         assert torch.equal(get_step(name).evolve(name=f"{name} anew").attention(q, k, v), expected)
 
 
-def test_where_sequences_begin_is_read_from_memory():
+def test_where_sequences_begin_is_read_from_memory(monkeypatch):
     q, k, v = (random()[0].transpose(0, 1).contiguous() for _ in range(3))
     begins = torch.tensor([0, 10, 40], dtype=torch.int32, device=q.device)
     expected = get_step("varlen").attention(q, k, v, cu_seqlens_q=begins)
+    seen, check = [], packing.check
+    monkeypatch.setattr(packing, "check", lambda *given: seen.append(given[1]) or check(*given))
     assert torch.equal(get_step("varlen").attention(q, k, v, cu_seqlens_q=negated(begins)), expected)
+    assert len(seen) == 2 and not any(x.is_neg() for x in seen)  # a GPU reads memory
 
 
 # --- derivatives ---
