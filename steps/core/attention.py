@@ -175,9 +175,12 @@ def operator(
 ) -> torch.Tensor:
     """``attention`` as PyTorch's dispatcher calls it."""
     _refuse_tangents(q=q, k=k, v=v)
-    _check_sizes(q, k, v, causal, scale, window)
     q, k, v = plain(q=q, k=k, v=v)
-    kind = kind_of(q, k, v, causal, scale, None), window
+    try:
+        kind = kind_of(q, k, v, causal, scale, None), window
+    except AttributeError:  # no tensors
+        Problem.of(q, k, v, causal, scale, window=window)
+        raise
     return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
 
 
