@@ -6,13 +6,16 @@ backward pass of, ``gradients``. A program that runs eagerly and wants none goes
 way to Python costs more than the launch.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from types import NoneType
 from typing import NamedTuple
 
 import torch
+from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steps.core.choice import best
 from steps.core.ladder import get_step
@@ -20,7 +23,15 @@ from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
 from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
-from steps.core.tensors import has_long_strides, has_own_dispatch, is_plain, plain, rows_overlap
+from steps.core.tensors import (
+    has_long_strides,
+    has_own_dispatch,
+    is_plain,
+    plain,
+    refuse_tangent,
+    refuse_tangents,
+    rows_overlap,
+)
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem, check_window, flag, number, positive
@@ -103,7 +114,7 @@ def _refuse(causal, **of_sdpa) -> None:
 
 def _watched(q, k, v, causal: bool, scale: float | None, window: int | None):
     """By the operators, which whoever watches sees; raises ValueError for derivatives in forward mode."""
-    _refuse_tangents(q=q, k=k, v=v)
+    refuse_tangents(q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, torch.Tensor) and x.device.type == "meta":
             plain(**{name: x})
@@ -124,27 +135,6 @@ def _layers(x):
     yield x
     while isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
         yield (x := torch._C._functorch.get_unwrapped(x))
-
-
-def _refuse_tangent(name: str):
-    raise ValueError(
-        f"{name} must have no derivative in forward mode (torch.func.jvp), as the kernels have none, "
-        "got a tensor with one: take gradients (torch.func.grad or vjp)"
-    )
-
-
-def _refuse_tangents(**tensors) -> None:
-    """Raises ValueError for a tensor with a derivative in forward mode, or where vmap or functionalize may hide one."""
-    if forward_ad._current_level < 0:
-        return
-    for name, x in tensors.items():
-        try:
-            hidden = isinstance(x, torch.Tensor) and torch._is_functional_tensor(x)
-            found = hidden or (isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None)
-        except RuntimeError:
-            found = True
-        if found:
-            _refuse_tangent(name)
 
 
 def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
@@ -174,7 +164,7 @@ def operator(
     window: int | None = None,
 ) -> torch.Tensor:
     """``attention`` as PyTorch's dispatcher calls it."""
-    _refuse_tangents(q=q, k=k, v=v)
+    refuse_tangents(q=q, k=k, v=v)
     q, k, v = plain(q=q, k=k, v=v)
     try:
         kind = kind_of(q, k, v, causal, scale, None), window
@@ -233,8 +223,15 @@ def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | No
     if kernels and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
         return (_Transformed.apply if inside else attention_with_lse)(q, k, v, causal, scale)[0]
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    with torch.autocast(q.device.type, enabled=False):
+    # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way right.
+    plainly = sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext()
+    with torch.autocast(q.device.type, enabled=False), plainly:
         return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
+
+
+def _mapped() -> bool:
+    """Whether torch.vmap looks on."""
+    return any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack())
 
 
 def _a_number(head_dim: int) -> int:
@@ -354,7 +351,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *_):
-        _refuse_tangent("q, k or v")
+        refuse_tangent("q, k or v")
 
 
 class _TransformedGradients(torch.autograd.Function):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import Launch
 from steps.core.step import Step, Unsupported, no_scratch
-from steps.core.tensors import check_out, check_strides, kind, plain
+from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
 from tutorial_lib.problem import Problem, flag, number, positive
 
 if TYPE_CHECKING:
@@ -53,8 +53,11 @@ class PagedStep(Step):
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
-        self._refuse_graph(q=q, k_pages=k_pages, v_pages=v_pages)
-        return self.ready(*tensors, causal, scale, out)(*tensors, out)
+        self._refuse_derivatives(q=q, k_pages=k_pages, v_pages=v_pages, out=out)
+        made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+        if out is not None:
+            tell_autograd(out)
+        return made
 
     def ready(self, q, k_pages, v_pages, page_table, lengths, causal=False, scale: float | None = None, out=None):
         """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for calls of this kind, made ready at the first."""

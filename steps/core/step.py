@@ -10,7 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
-from steps.core.tensors import check_out, check_strides, plain, undisturbed
+from steps.core.tensors import check_out, check_strides, plain, refuse_tangents, tell_autograd, undisturbed
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.packing import Packing
@@ -109,11 +109,15 @@ class Step:
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         q, k, v = plain(q=q, k=k, v=v)
-        self._refuse_graph(q=q, k=k, v=v)
+        self._refuse_derivatives(q=q, k=k, v=v, out=out)
         if cu_seqlens_q is None and cu_seqlens_k is None:
-            return self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
-        begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-        return self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins)
+            made = self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
+        else:
+            begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+            made = self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins)
+        if out is not None:
+            tell_autograd(out)
+        return made
 
     def _packed(self, q, k, v, causal, scale, out, return_lse: bool, window, softcap, begins: tuple):
         """``attention`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
@@ -210,11 +214,14 @@ class Step:
             self.launches.keep(kind, launch)
         return launch
 
-    def _refuse_graph(self, **tensors) -> None:
-        """Raises ValueError for a tensor whose gradients autograd would ask this step's kernel for."""
+    def _refuse_derivatives(self, **tensors) -> None:
+        """Raises ValueError for a tensor whose derivatives autograd would ask this step's kernel for."""
         import torch
 
-        if self.backend in ("torch", "peer") or not torch.is_grad_enabled():
+        if self.backend in ("torch", "peer"):
+            return
+        refuse_tangents(**tensors)
+        if not torch.is_grad_enabled():
             return
         for name, x in tensors.items():
             if getattr(x, "requires_grad", False):

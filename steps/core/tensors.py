@@ -152,3 +152,37 @@ def is_capturing(device) -> bool:
     import torch
 
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_tangent(name: str):
+    raise ValueError(
+        f"{name} must have no derivative in forward mode (torch.func.jvp), as the kernels have none, "
+        "got a tensor with one: take gradients (torch.func.grad or vjp)"
+    )
+
+
+def refuse_tangents(**tensors) -> None:
+    """Raises ValueError for a tensor with a derivative in forward mode, or where vmap or functionalize may hide one."""
+    import torch
+
+    if torch.autograd.forward_ad._current_level < 0:
+        return
+    for name, x in tensors.items():
+        try:
+            hidden = isinstance(x, torch.Tensor) and torch._is_functional_tensor(x)
+            found = hidden or (
+                isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+            )
+        except RuntimeError:
+            found = True
+        if found:
+            refuse_tangent(name)
+
+
+def tell_autograd(*written) -> None:
+    """That a kernel wrote to these tensors: who saved one before for a backward pass gets PyTorch's error, as ever."""
+    import torch
+
+    for x in written:
+        if not x.is_inference():  # which autograd never saves
+            torch.autograd.graph.increment_version(x)

@@ -389,6 +389,19 @@ def test_a_kernel_by_itself_says_that_it_has_no_graph(name):
         get_step(name).attention(q, k, v)
     with torch.no_grad():
         assert not get_step(name).attention(q, k, v).requires_grad
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(ValueError, match="q must have no derivative in forward mode"):
+            get_step(name).attention(dual, k.detach(), v)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "exp2", "swizzle", "wgmma"])
+def test_autograd_sees_that_a_place_for_the_output_was_written_to(name):
+    q, k, v, out = random(), random(), random(), random()
+    product = random().requires_grad_() * out  # whose backward pass needs what out held
+    get_step(name).attention(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 def test_gradients_by_torch_func_are_those_of_autograd(pair):
