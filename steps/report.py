@@ -167,8 +167,7 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
     ]
     table, _ = best_by_problem(timed, RIVAL, lambda m: link(m.name, m.file, folder))
     parts += [
-        "Of the steps that the rounds do not tell from the fastest the earliest, its TFLOPS, and in brackets its speed "
-        "relative to SDPA and to flash-attn-4.",
+        "The best step, its TFLOPS, and in brackets its speed relative to SDPA and to flash-attn-4.",
         "",
         table or "No record holds SDPA, flash-attn-4 and the best step.",
         "",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_file, make_console, parser_of, whole_number
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if options.output:
-        check_writable("--output", options.output.parent)
+        check_file("--output", options.output)
         write_whole(options.output, text)
         print(options.output)
         return 0

@@ -15,7 +15,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
+from tutorial_lib.command import (
+    BadRequest,
+    as_command,
+    check_file,
+    check_writable,
+    make_console,
+    parser_of,
+    whole_number,
+)
 
 SIMULATED = ("gluon", "hopper", "blackwell", "triton", "cdna")  # kernels in Gluon, and one in Triton
 RAGGED, EVEN = 300, 512  # lengths, of tiles that are not all full, and of full ones
@@ -46,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     if options.timeline:
-        check_writable("--timeline", options.timeline.parent)
+        check_file("--timeline", options.timeline)
     console = make_console()
     if options.against_gpu == bool(options.step):
         raise BadRequest("expected either a step, or --against-gpu, which takes all of them")

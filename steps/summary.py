@@ -106,8 +106,8 @@ def fastest(rival: str = "flash_attn_4") -> Page:
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
     """Of each grid's records the best steps, and how many times as fast they are as others: the mean, and the lowest.
 
-    The mean is the geometric one. Best is, in each record, the earliest step that its rounds do not tell from the
-    fastest; a record that lacks a rival says nothing of it. gradients: of the grids of the backward pass; else of all
+    The mean is the geometric one. Best is, in each record, the earliest step that none is faster than, by the
+    verdict; a record that lacks a rival says nothing of it. gradients: of the grids of the backward pass; else of all
     others.
     """
     rows = []

@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
+from tutorial_lib.command import (
+    BadRequest,
+    as_command,
+    check_file,
+    check_writable,
+    make_console,
+    parser_of,
+    whole_number,
+)
 from tutorial_lib.files import RESULTS
 
 STAMPS = 16384  # that a role may write: some 1,500 tiles of keys
@@ -51,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     from tutorial_lib.results import as_json, recorded_traces
 
     if options.figure:
-        check_writable("--figure", options.figure.parent)
+        check_file("--figure", options.figure)
     console = make_console()
     try:
         step = get_step(options.step)

@@ -86,6 +86,13 @@ def check_writable(option: str, folder: Path) -> None:
         raise BadRequest(f"argument {option}: cannot write to {folder}: {error.strerror}") from None
 
 
+def check_file(option: str, path: Path) -> None:
+    """Raises BadRequest when no file can be written to ``path``, which ``option`` named; makes nothing."""
+    if path.is_dir():
+        raise BadRequest(f"argument {option}: must be a file, got the folder {path}")
+    check_writable(option, path.parent)
+
+
 def make_console(**settings):
     """A rich console; piped, it is wide enough that no row is broken."""
     from rich.console import Console

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16")
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+LARGEST = 2.3e38  # of a scale or a soft cap: times log2(e) it is still a float32
 BYTES_PER_ELEMENT = 2  # both dtypes have 16 bits
 
 # What a problem may ask for beside plain attention: its field, and what that is called. A step names what it takes.
@@ -180,7 +181,7 @@ class Problem:
             seq_len_kv=seq_len_kv,
             head_dim=head_dim,
             dtype=str(q.dtype).removeprefix("torch."),
-            causal=bool(causal),
+            causal=flag("causal", causal),
             scale=None if scale is None else number("scale", scale),
             **features,
         )
@@ -309,17 +310,33 @@ class Problem:
 
 
 def number(name: str, value) -> float:
-    """The value as a float; raises ValueError for what is none."""
+    """The value as a float; raises ValueError for what is none, or too large for kernels: they multiply by log2(e)."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        found = float(value)
+    except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
+    except OverflowError:
+        found = math.inf
+    if not -LARGEST < found < LARGEST:
+        wanted = f"between -{LARGEST:g} and {LARGEST:g}" if math.isfinite(found) else "a finite number"
+        raise ValueError(f"{name} must be {wanted}, got {found}")
+    return found
+
+
+def flag(name: str, value) -> bool:
+    """The value as True or False; raises ValueError for what is neither, such as a mask."""
+    if isinstance(value, (bool, int)) or type(value).__name__ in ("bool", "bool_") or getattr(value, "ndim", 1) == 0:
+        return bool(value)
+    came = "a tensor" if hasattr(value, "data_ptr") else repr(value) if isinstance(value, str) else type(value).__name__
+    raise ValueError(f"{name} must be True or False, got {came}")
 
 
 def check_window(window: int, causal: bool) -> None:
     """Raises ValueError for what is no sliding window, or goes without a causal mask."""
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+    if window >= 2**31:
+        raise ValueError(f"window must be less than 2^31, got {window}: without one every key is seen")
     if not causal:
         raise ValueError("window takes a causal mask, of which it is the last part: say causal, too")
 

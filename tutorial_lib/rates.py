@@ -1,8 +1,8 @@
 """Kernels that keep one unit of an SM busy and do nothing else: how many operations it does in a clock.
 
 Every warp repeats its operation on registers or on a tile in shared memory whose contents do not matter. There is a
-block an SM, so that what all blocks do, over the SMs and the cycles that the launch took, is the unit's rate. The last
-rate is that of blocks: each does nothing but begin, fetch a tile, store it, and end.
+block an SM, of wgmma two, so that what all blocks do, over the SMs and the cycles that the launch took, is the unit's
+rate. The last rate is that of blocks: each does nothing but begin, fetch a tile, store it, and end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ TURNS = 20_000  # enough that a launch takes milliseconds, beside which its star
 
 @dataclass(frozen=True)
 class Rate:
-    """A unit, what keeps it busy, the warps of a block that do, the operations of a turn, and how many turns it has."""
+    """A unit, what keeps it busy, the warps of a block that do, the operations of a turn, and how many turns it has.
+
+    blocks: of an SM, side by side; ``operations`` are those of all of them.
+    """
 
     name: str
     what: str
@@ -27,6 +30,7 @@ class Rate:
     operations: int
     constants: tuple
     turns: int = TURNS
+    blocks: int = 1
 
     @property
     def operations_of_an_sm(self) -> int:
@@ -35,13 +39,14 @@ class Rate:
 
 def _wgmma(columns: int, from_registers: bool) -> Rate:
     place = "registers" if from_registers else "shared memory"
-    rows, depth = 64, 128
+    rows, depth, groups = 64, 128, 2
     return Rate(
         f"wgmma_{'rs' if from_registers else 'ss'}_n{columns}",
         f"wgmma, 64 x {columns} x 16, the first factor from {place}, two warp groups",
-        8,
-        2 * (2 * rows) * columns * depth,
+        4,
+        2 * (groups * rows) * columns * depth,
         (columns, from_registers),
+        blocks=groups,  # each its own: Triton 3.9 has the warp groups of a block wait for each other every turn
     )
 
 
@@ -69,7 +74,7 @@ def call_of(rate: Rate) -> Callable[[int], object]:
         return _blocks(rate, processors)
     out = torch.empty(1, dtype=torch.float32, device="cuda")
     kernel = kernels()[rate.name.split("_n")[0].removesuffix("_rs").removesuffix("_ss")]
-    return lambda i: kernel[(processors,)](
+    return lambda i: kernel[(processors * rate.blocks,)](
         out, 0.5, rate.turns, *rate.constants, num_warps=rate.warps, **compiled_how()
     )
 

@@ -35,18 +35,18 @@ def mma_sync(out, number, turns):
 
 @gluon.jit
 def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexpr):
-    """Two warp groups, each with 64 rows: while one waits and issues again, the other's products run."""
+    """A warp group with 64 rows: while it waits and issues again, the products of the SM's other block run."""
     ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, COLUMNS, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
     )
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     b = gl.allocate_shared_memory(gl.float16, [COLUMNS, 128], SHARED)
     if FROM_REGISTERS:
-        a = gl.full([128, 128], number, gl.float32, LEFT).to(gl.float16)
+        a = gl.full([64, 128], number, gl.float32, LEFT).to(gl.float16)
     else:
-        a = gl.allocate_shared_memory(gl.float16, [128, 128], SHARED)
-    accumulator = gl.full([128, COLUMNS], number, gl.float32, ACCUMULATOR)
+        a = gl.allocate_shared_memory(gl.float16, [64, 128], SHARED)
+    accumulator = gl.full([64, COLUMNS], number, gl.float32, ACCUMULATOR)
     for _ in range(turns):
         accumulator = warpgroup_mma(a, b.permute((1, 0)), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])

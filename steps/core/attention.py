@@ -6,12 +6,16 @@ backward pass of, ``gradients``. A program that runs eagerly and wants none goes
 way to Python costs more than the launch.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from types import NoneType
 from typing import NamedTuple
 
 import torch
+from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steps.core.choice import best
 from steps.core.ladder import get_step
@@ -19,10 +23,18 @@ from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
 from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
-from steps.core.tensors import has_long_strides, has_own_dispatch, is_plain, plain
+from steps.core.tensors import (
+    has_long_strides,
+    has_own_dispatch,
+    is_plain,
+    plain,
+    refuse_tangent,
+    refuse_tangents,
+    rows_overlap,
+)
 from tutorial_lib import reference
 from tutorial_lib.files import RESULTS
-from tutorial_lib.problem import Problem, check_window, number, positive
+from tutorial_lib.problem import Problem, check_window, flag, number, positive
 
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
 MOST_HEAD_DIM = 256  # of a kernel with gradients
@@ -55,9 +67,9 @@ def attention(
     ``scaled_dot_product_attention`` has, and this has not. Gradients have no gradients of their own, and there are no
     derivatives in forward mode.
     """
-    if of_sdpa or type(causal) is not bool:
+    if of_sdpa or isinstance(causal, torch.Tensor):
         _refuse(causal, **of_sdpa)
-    causal, scale = bool(causal), None if scale is None else number("scale", scale)
+    causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
     if window is not None:
         check_window(window, causal)  # here, as torch.compile traces past what is checked further on
     if torch.compiler.is_compiling():
@@ -91,27 +103,25 @@ def _refuse(causal, **of_sdpa) -> None:
     """Raises ValueError for what a caller of ``scaled_dot_product_attention`` passes by habit, or TypeError."""
     if isinstance(causal, torch.Tensor):
         raise ValueError(f"causal must be True or False, got a tensor: {INSTEAD['attn_mask']}")
-    if isinstance(causal, str):
-        raise ValueError(f"causal must be True or False, got {causal!r}")
     for name, value in of_sdpa.items():
         if name not in INSTEAD:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
-        is_mask = isinstance(value, torch.Tensor)
-        if is_mask or name == "is_causal" or value not in (None, 0, False):
-            came = "a tensor" if is_mask else repr(value)
+        nothing = value is None or (name != "attn_mask" and isinstance(value, (int, float)) and value == 0)
+        if name == "is_causal" or not nothing:
+            came = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
             raise ValueError(f"{name} is an argument of scaled_dot_product_attention, got {came}: {INSTEAD[name]}")
 
 
 def _watched(q, k, v, causal: bool, scale: float | None, window: int | None):
     """By the operators, which whoever watches sees; raises ValueError for derivatives in forward mode."""
-    tensors = {"q": q, "k": k, "v": v} if forward_ad._current_level >= 0 else {}
-    for name, x in tensors.items():
-        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
-            raise ValueError(
-                f"{name} must have no derivative in forward mode (torch.func.jvp), as the kernels have none, "
-                "got a tensor with one: take gradients (torch.func.grad or vjp)"
-            )
-    return _in_graph(q, k, v, causal, scale, window)
+    refuse_tangents(q=q, k=k, v=v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if isinstance(x, torch.Tensor) and x.device.type == "meta":
+            plain(**{name: x})
+    _check_sizes(q, k, v, causal, scale, window)
+    if torch.is_grad_enabled() and _wants_gradients(*(inner for x in (q, k, v) for inner in _layers(x))):
+        return _differentiable(q, k, v, causal, scale, window)
+    return operator(q, k, v, causal, scale, window)
 
 
 def _in_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
@@ -120,11 +130,24 @@ def _in_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
     return operator(q, k, v, causal, scale, window)
 
 
+def _layers(x):
+    """A tensor, and those that torch.func has wrapped: of gradients that are wanted of them vmap's own says nothing."""
+    yield x
+    while isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        yield (x := torch._C._functorch.get_unwrapped(x))
+
+
 def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
     """Tensors that are not their memory: written out, given to PyTorch's dispatcher, or refused by name."""
     tensors = {"q": q, "k": k, "v": v}
-    if any(isinstance(x, torch.Tensor) and has_own_dispatch(x) for x in tensors.values()):
-        return operator(q, k, v, causal, scale, window)
+    for name, x in tensors.items():
+        if isinstance(x, torch.Tensor) and has_own_dispatch(x):
+            try:
+                return operator(q, k, v, causal, scale, window)
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"{name} must be a tensor that takes new operators, got a {type(x).__name__}"
+                ) from error
     q, k, v = plain(**tensors)
     Problem.of(q, k, v, causal, scale, window=window)
     kind = kind_of(q, k, v, causal, scale, None), window
@@ -141,8 +164,13 @@ def operator(
     window: int | None = None,
 ) -> torch.Tensor:
     """``attention`` as PyTorch's dispatcher calls it."""
+    refuse_tangents(q=q, k=k, v=v)
     q, k, v = plain(q=q, k=k, v=v)
-    kind = kind_of(q, k, v, causal, scale, None), window
+    try:
+        kind = kind_of(q, k, v, causal, scale, None), window
+    except AttributeError:  # no tensors
+        Problem.of(q, k, v, causal, scale, window=window)
+        raise
     return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
 
 
@@ -154,7 +182,8 @@ def _(q, k, v, causal=False, scale=None, window=None):
 
 def _check_sizes(q, k, v, causal: bool, scale: float | None, window: int | None = None) -> None:
     """What ``Problem.of`` tells, where sizes are numbers and not names."""
-    if all(type(length) is int for x in (q, k, v) for length in x.shape):
+    sizes = [length for x in (q, k, v) if isinstance(x, torch.Tensor) for length in x.shape]
+    if all(type(n) is int for n in sizes) and type(window) in (int, NoneType):
         Problem.of(q, k, v, causal, scale, window=window)
 
 
@@ -189,12 +218,20 @@ class Training(NamedTuple):
 
 
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
-    if window is None and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
-        inside = not torch.compiler.is_compiling() and transformed()
+    compiling, inside = torch.compiler.is_compiling(), transformed()
+    kernels = window is None and not (compiling and inside)  # which is traced through PyTorch's own alone
+    if kernels and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
         return (_Transformed.apply if inside else attention_with_lse)(q, k, v, causal, scale)[0]
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    with torch.autocast(q.device.type, enabled=False):
+    # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way right.
+    plainly = sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext()
+    with torch.autocast(q.device.type, enabled=False), plainly:
         return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
+
+
+def _mapped() -> bool:
+    """Whether torch.vmap looks on."""
+    return any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack())
 
 
 def _a_number(head_dim: int) -> int:
@@ -287,7 +324,12 @@ def _backward(ctx, do, _):
     return *gradients(q, k, v, o, lse, do, ctx.causal, ctx.scale), None, None
 
 
+def _refuse_second(*_):
+    raise ValueError("gradients must be asked for once: those of attention have no gradients of their own")
+
+
 attention_with_lse.register_autograd(_backward, setup_context=_keep)
+gradients.register_autograd(_refuse_second)
 
 
 class _Transformed(torch.autograd.Function):
@@ -300,7 +342,37 @@ class _Transformed(torch.autograd.Function):
     def forward(q, k, v, causal, scale):
         return attention_with_lse(q, k, v, causal, scale)
 
-    setup_context, backward = staticmethod(_keep), staticmethod(torch.no_grad(_backward))
+    setup_context = staticmethod(_keep)
+
+    @staticmethod
+    def backward(ctx, do, _):
+        q, k, v, o, lse = ctx.saved_tensors
+        return *_TransformedGradients.apply(q, k, v, o, lse, do, ctx.causal, ctx.scale), None, None
+
+    @staticmethod
+    def jvp(ctx, *_):
+        refuse_tangent("q, k or v")
+
+
+class _TransformedGradients(torch.autograd.Function):
+    """``gradients`` for torch.func, which would take what has no graph for a constant."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @torch.no_grad
+    def forward(q, k, v, o, lse, do, causal, scale):
+        return gradients(q, k, v, o, lse, do, causal, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx, *_):
+        _refuse_second()
+
+    jvp = backward
 
 
 operator.register_vmap(_by_batches(3)(operator))
@@ -339,7 +411,7 @@ def _recorded(direction: str) -> tuple:
 
 def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None) -> Launch:
     step = chosen(Problem.of(q, k, v, causal, scale, window=window), target_of(q.device))
-    far = has_long_strides(q, k, v)  # which not every step takes
+    far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
     if far:
         q, k, v = (x.contiguous() for x in (q, k, v))
     ready = step.ready(q, k, v, causal, scale, window=window)

@@ -60,8 +60,12 @@ def best(
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem must be a Problem, got {type(problem).__name__}")
+    if direction not in PASSES:
+        raise ValueError(f"direction must be one of {', '.join(PASSES)}, got {direction!r}")
     arch = _architecture(device)
-    runs = recorded_runs(results, direction) if isinstance(results, Path) else list(results)
+    runs = recorded_runs(Path(results), direction) if isinstance(results, str | Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
     of_most = {id(run) for run in of_one_machine(runs)}
     runs = sorted(runs, key=lambda run: (id(run) in of_most, run.date), reverse=True)
@@ -94,7 +98,7 @@ def _architecture(device: str) -> str:
 
     try:
         asked = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         asked = None
     if asked is None or asked.type != "cuda" or not torch.cuda.is_available():
         raise ValueError(

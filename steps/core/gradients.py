@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.step import Step, Unsupported, no_scratch
-from steps.core.tensors import check_out, check_strides, kind, plain
+from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
 from steps.core.tiles import Tile
-from tutorial_lib.problem import Problem, number
+from tutorial_lib.problem import Problem, flag, number
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +54,15 @@ class GradientStep(Step):
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k=k, v=v, o=o, lse=lse, do=do)
-        return self.ready(*tensors, causal, scale, out)(*tensors, out)
+        self._refuse_derivatives(q=q, k=k, v=v, o=o, lse=lse, do=do)
+        made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+        if out is not None:
+            tell_autograd(*out)
+        return made
 
     def ready(self, q, k, v, o, lse, do, causal: bool = False, scale: float | None = None, out=None):
         """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above."""
-        causal, scale = bool(causal), None if scale is None else number("scale", scale)
+        causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
         tensors = (q, k, v, o, lse, do)
         try:
             what = (*map(kind, tensors), causal, scale, None if out is None else tuple(map(kind, out)))

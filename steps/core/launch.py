@@ -37,18 +37,21 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
     Raises AttributeError, TypeError or RuntimeError for what is not a tensor with memory of its own.
     """
     return (
+        type(q),
         q.shape,
         q.stride(),
         q.dtype,
         q.device,
         (q.data_ptr() or 1) % ALIGNED,
         q.is_neg(),
+        type(k),
         k.shape,
         k.stride(),
         k.dtype,
         k.device,
         (k.data_ptr() or 1) % ALIGNED,
         k.is_neg(),
+        type(v),
         v.shape,
         v.stride(),
         v.dtype,
@@ -59,7 +62,7 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
         scale,
         None
         if out is None
-        else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % ALIGNED, out.is_neg()),
+        else (type(out), out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % ALIGNED, out.is_neg()),
     )
 
 
@@ -129,9 +132,12 @@ def on_its_device(launch: Launch, device: torch.device) -> Launch:
     if device.type == "cpu":
 
         def here(*tensors):
+            if torch.get_default_device() != device:  # where the interpreter would have its tensors
+                with torch.device(device):
+                    return here(*tensors)
             if autocast():
                 with torch.autocast("cpu", enabled=False):
-                    return launch(*tensors)
+                    return here(*tensors)
             return launch(*tensors)
 
         return here

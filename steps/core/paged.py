@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import Launch
 from steps.core.step import Step, Unsupported, no_scratch
-from steps.core.tensors import check_out, check_strides, kind, plain
-from tutorial_lib.problem import Problem, number, positive
+from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
+from tutorial_lib.problem import Problem, flag, number, positive
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +53,15 @@ class PagedStep(Step):
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
-        self._refuse_graph(q=q, k_pages=k_pages, v_pages=v_pages)
-        return self.ready(*tensors, causal, scale, out)(*tensors, out)
+        self._refuse_derivatives(q=q, k_pages=k_pages, v_pages=v_pages, out=out)
+        made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+        if out is not None:
+            tell_autograd(out)
+        return made
 
     def ready(self, q, k_pages, v_pages, page_table, lengths, causal=False, scale: float | None = None, out=None):
         """``launch(q, k_pages, v_pages, page_table, lengths, out)`` for calls of this kind, made ready at the first."""
-        causal, scale = bool(causal), None if scale is None else number("scale", scale)
+        causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
         tensors = (q, k_pages, v_pages, page_table, lengths)
         try:
             what = (*map(kind, tensors), causal, scale, None if out is None else kind(out))
@@ -70,11 +73,11 @@ class PagedStep(Step):
         named = dict(zip(("q", "k_pages", "v_pages", "page_table", "lengths"), tensors))
         plain(**named)  # tells what holds no numbers
         problem = problem_of(*tensors, causal, scale)
-        if not self.takes_long_strides:
-            check_strides(**named, out=out)
         q = tensors[0]
         if out is not None:
             check_out("out", out, q)
+        if not self.takes_long_strides:
+            check_strides(**named, out=out)
         return self.kept(what, problem, q.device, lambda: self.make_ready(problem, tensors, out))
 
     def make_ready(self, problem: Problem, tensors: tuple, out):
@@ -122,6 +125,8 @@ def problem_of(q, k_pages, v_pages, page_table, lengths, causal: bool, scale: fl
         raise ValueError(f"q must be float16 or bfloat16, got {q.dtype}")
     batch, heads, seq_len_q, head_dim = q.shape
     pages, page_size, kv_heads, _ = k_pages.shape
+    if not pages:
+        raise ValueError(f"k_pages must hold at least one page, got shape {tuple(k_pages.shape)}")
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
         _check(name, tensor, (pages, page_size, kv_heads, head_dim), q.dtype, q.device)
     width = page_table.shape[1] if getattr(page_table, "ndim", 0) == 2 else "pages"

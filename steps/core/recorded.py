@@ -29,24 +29,24 @@ def read_run(path: Path) -> Run:
 
 
 def in_the_ladder(run: Run) -> Run:
-    """A run with what today's ladder says of its steps, in the ladder's order; those that it does not know come last.
+    """A run with what today's ladder says of its steps, in the ladder's order.
 
-    Steps that are called otherwise now are found under their new names.
+    Steps that are called otherwise now are found under their new names, those that are no more among the peers.
     """
     run = _renamed(run)
     order = {step.name: n for n, step in enumerate(whole_ladder())}
-    told = sorted((_told(m, run) for m in (*run.steps, *run.inside)), key=lambda m: order.get(m.name, len(order)))
+    measured = [*run.steps, *run.inside]
+    gone = [m for m in measured if not m.title and m.name not in order]
+    told = sorted((_told(m, run) for m in measured if m not in gone), key=lambda m: order.get(m.name, len(order)))
     steps, inside = [m for m in told if not m.inside], [m for m in told if m.inside]
-    return run.model_copy(update={"steps": steps, "inside": inside})
+    peers = [*run.peers, *(m.model_copy(update={"title": m.name}) for m in gone)]
+    return run.model_copy(update={"steps": steps, "inside": inside, "peers": peers})
 
 
 def _told(m: Measurement, run: Run) -> Measurement:
     if m.title:  # in no ladder: it says itself what it is
         return m
-    try:
-        step = get_step(m.name)
-    except ValueError:  # a step that is no more
-        return m.model_copy(update={"title": m.name})
+    step = get_step(m.name)
     before, ratio = m.previous, m.speedup_vs_previous
     if before not in line(step):
         before, ratio = None, None

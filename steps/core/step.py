@@ -10,11 +10,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
-from steps.core.tensors import check_out, check_strides, plain, undisturbed
+from steps.core.tensors import check_out, check_strides, plain, refuse_tangents, tell_autograd, undisturbed
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.packing import Packing
-from tutorial_lib.problem import FEATURES, Problem, masks, number, positive
+from tutorial_lib.problem import FEATURES, Problem, flag, masks, number, positive
 
 if TYPE_CHECKING:
     import torch
@@ -109,11 +109,15 @@ class Step:
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         q, k, v = plain(q=q, k=k, v=v)
-        self._refuse_graph(q=q, k=k, v=v)
+        self._refuse_derivatives(q=q, k=k, v=v, out=out)
         if cu_seqlens_q is None and cu_seqlens_k is None:
-            return self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
-        begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-        return self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins)
+            made = self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
+        else:
+            begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+            made = self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins)
+        if out is not None:
+            tell_autograd(out)
+        return made
 
     def _packed(self, q, k, v, causal, scale, out, return_lse: bool, window, softcap, begins: tuple):
         """``attention`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
@@ -123,6 +127,7 @@ class Step:
             if not isinstance(x, torch.Tensor) or x.ndim != 3:
                 came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
                 raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+        begins = tuple(plain(**dict(zip(("cu_seqlens_q", "cu_seqlens_k"), begins))))
         for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
             packing.check(name, cu, q.device)
         if out is None:
@@ -153,7 +158,7 @@ class Step:
         """
         # What is compared below must be plain values: a tensor would be compared by what it holds only now.
         if type(causal) is not bool:
-            causal = bool(causal)
+            causal = flag("causal", causal)
         if scale is not None and type(scale) is not float:
             scale = number("scale", scale)
         if softcap is not None and type(softcap) is not float:
@@ -209,11 +214,14 @@ class Step:
             self.launches.keep(kind, launch)
         return launch
 
-    def _refuse_graph(self, **tensors) -> None:
-        """Raises ValueError for a tensor whose gradients autograd would ask this step's kernel for."""
+    def _refuse_derivatives(self, **tensors) -> None:
+        """Raises ValueError for a tensor whose derivatives autograd would ask this step's kernel for."""
         import torch
 
-        if self.backend in ("torch", "peer") or not torch.is_grad_enabled():
+        if self.backend in ("torch", "peer"):
+            return
+        refuse_tangents(**tensors)
+        if not torch.is_grad_enabled():
             return
         for name, x in tensors.items():
             if getattr(x, "requires_grad", False):
@@ -223,7 +231,9 @@ class Step:
                 )
 
     def refuse(self, problem: Problem, target: str) -> None:
-        """Raises Unsupported for a problem that this step cannot compute on ``target``."""
+        """Raises Unsupported for a problem that this step cannot compute on ``target``, ValueError for no target."""
+        if not isinstance(target, str):
+            raise ValueError(f'arch must be the name of an architecture, such as "sm_90", got {target!r}')
         if reason := self.unsupported(problem, target):
             raise Unsupported(f"step {self.label}: {reason}")
 

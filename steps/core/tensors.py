@@ -94,14 +94,22 @@ def check_out(name: str, out, like) -> None:
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
 
 
-def _overlaps_itself(x) -> bool:
-    """Whether two elements may lie in one place: an axis begins again before those inside it have ended."""
+def _overlaps_itself(x, but_for: int | None = None) -> bool:
+    """Whether two elements may lie in one place: an axis begins again before those inside it have ended.
+
+    but_for: axes with this stride do not count.
+    """
     inside = 0
-    for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
+    for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1 and s != but_for):
         if stride <= inside:
             return True
         inside += stride * (length - 1)
     return False
+
+
+def rows_overlap(*tensors) -> bool:
+    """Whether a tensor's rows begin inside others, as ``unfold`` makes them; not for being expanded."""
+    return any(_overlaps_itself(x, but_for=0) for x in tensors)
 
 
 def check_strides(**tensors) -> None:
@@ -144,3 +152,37 @@ def is_capturing(device) -> bool:
     import torch
 
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_tangent(name: str):
+    raise ValueError(
+        f"{name} must have no derivative in forward mode (torch.func.jvp), as the kernels have none, "
+        "got a tensor with one: take gradients (torch.func.grad or vjp)"
+    )
+
+
+def refuse_tangents(**tensors) -> None:
+    """Raises ValueError for a tensor with a derivative in forward mode, or where vmap or functionalize may hide one."""
+    import torch
+
+    if torch.autograd.forward_ad._current_level < 0:
+        return
+    for name, x in tensors.items():
+        try:
+            hidden = isinstance(x, torch.Tensor) and torch._is_functional_tensor(x)
+            found = hidden or (
+                isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+            )
+        except RuntimeError:
+            found = True
+        if found:
+            refuse_tangent(name)
+
+
+def tell_autograd(*written) -> None:
+    """That a kernel wrote to these tensors: who saved one before for a backward pass gets PyTorch's error, as ever."""
+    import torch
+
+    for x in written:
+        if not x.is_inference():  # which autograd never saves
+            torch.autograd.graph.increment_version(x)

@@ -103,7 +103,7 @@ class CuTileStep(FusedStep):
 
     def variant(self, problem: Problem, arch: str) -> Variant:
         """The constants that ``problem`` is compiled with on ``arch``."""
-        problem = self.in_tiles(problem)
+        given, problem = problem.head_dim, self.in_tiles(problem)
         tile = self.tile or rule_for("attention", problem, arch).choice.tile
         ragged = problem.lengths is not None or problem.seq_len_kv % tile.key != 0
         cut = problem.head_dim == MASK_LOOP_HEAD_DIM and (problem.causal or ragged)
@@ -122,7 +122,8 @@ class CuTileStep(FusedStep):
             section=order.section(problem),
             one_loop=order.one_loop,
             mask_loop=mask_loop,
-            apart=self.apart and mask_loop is None,  # with two loops there is no room for it
+            # With two loops there is no room for it; and both halves of the tile must hold columns of the tensor.
+            apart=self.apart and mask_loop is None and given > problem.head_dim // 2,
             counted=order.counts(problem),
             base=getattr(self.softmax, "base", 2),
             window=problem.window,

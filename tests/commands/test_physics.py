@@ -50,11 +50,12 @@ def test_a_recorded_trace_is_shown_and_drawn_without_a_gpu(name, tmp_path, capsy
         (["nobody"], "nobody"),
         (["linked", "--head-dim", "-1"], "must be a whole number of at least 1"),
         (["linked", "--figure", "/nowhere/trace.png"], "argument --figure: cannot write to /nowhere"),
+        (["linked", "--figure", "/"], "argument --figure: must be a file, got the folder /"),
     ],
 )
 def test_a_bad_request_is_one_line(arguments, told, capsys, monkeypatch):
     if "/nowhere/trace.png" in arguments:
-        monkeypatch.setattr(trace, "check_writable", refuse)
+        monkeypatch.setattr("tutorial_lib.command.check_writable", refuse)
     assert trace.main(arguments) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1

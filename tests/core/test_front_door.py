@@ -6,6 +6,7 @@ ValueError. Every case goes in by every way (``WAYS``), on the CPU and, by ``mak
 
 import contextlib
 
+import numpy
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,7 +16,7 @@ import steps
 from steps import get_step
 from steps.core import attention as front
 from steps.core import launch
-from tutorial_lib import reference
+from tutorial_lib import packing, reference
 
 SHAPE = (1, 2, 40, 64)
 
@@ -160,6 +161,7 @@ REFUSED = {
     "three axes": (lambda x: x[0], r"q must (have 4 dimensions|be a tensor)"),
     "nothing": (lambda x: None, "q must be a torch.Tensor, got NoneType"),
     "no queries": (lambda x: x[:, :, :0], "seq_len_q must be a whole number of at least 1, got 0"),
+    "an array": (lambda x: x.cpu().numpy(), "q must be a torch.Tensor, got ndarray"),
 }
 
 
@@ -203,6 +205,13 @@ OF_SDPA = [
     ({"causal": "no"}, "causal must be True or False, got 'no'"),
     ({"scale": "a half"}, "scale must be a number, got 'a half'"),
     ({"scale": float("nan")}, "scale must be a finite number, got nan"),
+    ({"scale": 10**400}, "scale must be a finite number, got inf"),
+    ({"scale": 2.4e38}, "scale must be between -2.3e"),
+    ({"scale": torch.tensor(1.0, device="meta")}, "scale must be a number, got tensor"),
+    ({"causal": numpy.ones((40, 40))}, "causal must be True or False, got ndarray"),
+    ({"attn_mask": numpy.ones((40, 40))}, "attn_mask is an argument of scaled_dot_product_attention, got a ndarray"),
+    ({"attn_mask": 0}, "attn_mask is an argument of scaled_dot_product_attention, got 0"),
+    ({"causal": True, "window": 2**70}, r"window must be less than 2\^31"),
 ]
 
 
@@ -241,6 +250,44 @@ def test_autocast_changes_no_gradients(name, device):
         assert all(map(torch.equal, get_step(name).gradients(*given), expected))
 
 
+@pytest.mark.parametrize("head_dim", [8, 16])
+@pytest.mark.parametrize("name", ["counted", "window", "varlen"])
+def test_a_tile_half_of_which_is_behind_the_tensors_end(name, head_dim):
+    q, k, v = (random(shape=(1, 2, 40, head_dim)) for _ in range(3))
+    assert_right(get_step(name).attention(q, k, v, causal=True), q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("way", ["the front door", "a step in cuTile"])
+def test_a_subclass_comes_out_as_a_tensor_whatever_came_before(way):
+    q, k, v = random(), random(), random()
+    for given in (q, q.as_subclass(Named), q.as_subclass(Named), q):
+        assert type(WAYS[way](given, k, v)) is torch.Tensor
+
+
+def test_rows_that_lie_inside_others_are_taken_apart():
+    """PyTorch's own attention is wrong with them on the CPU."""
+    q, k, v = random(shape=(1, 1, 103)).unfold(2, 64, 1).expand(SHAPE), random(), random()
+    assert torch.equal(steps.attention(q, k, v), steps.attention(q.contiguous(), k, v))
+
+
+@pytest.mark.parametrize("name", ["sdpa", "exp2", "swizzle", "wgmma"])
+def test_the_default_device_is_the_programs_own(name):
+    q, k, v = random(), random(), random()
+    expected = get_step(name).attention(q, k, v)
+    with torch.device("meta"):
+        assert torch.equal(get_step(name).evolve(name=f"{name} anew").attention(q, k, v), expected)
+
+
+def test_where_sequences_begin_is_read_from_memory(monkeypatch):
+    q, k, v = (random()[0].transpose(0, 1).contiguous() for _ in range(3))
+    begins = torch.tensor([0, 10, 40], dtype=torch.int32, device=q.device)
+    expected = get_step("varlen").attention(q, k, v, cu_seqlens_q=begins)
+    seen, check = [], packing.check
+    monkeypatch.setattr(packing, "check", lambda *given: seen.append(given[1]) or check(*given))
+    assert torch.equal(get_step("varlen").attention(q, k, v, cu_seqlens_q=negated(begins)), expected)
+    assert len(seen) == 2 and not any(x.is_neg() for x in seen)  # a GPU reads memory
+
+
 # --- derivatives ---
 
 
@@ -261,7 +308,78 @@ def test_derivatives_in_forward_mode_are_refused_by_name(pair):
         dual = torch.autograd.forward_ad.make_dual(v, v)
         with pytest.raises(ValueError, match="v must have no derivative in forward mode"):
             steps.attention(q, k, dual)
+        with pytest.raises(ValueError, match="v must have no derivative in forward mode"):
+            front.operator(q, k, dual)
         steps.attention(q, k, v)
+    for hides, given in ((torch.vmap, q[None]), (torch.func.functionalize, q)):
+        with pytest.raises(ValueError, match="q must have no derivative in forward mode"):
+            torch.func.jvp(hides(lambda q: steps.attention(q, k, v)), (given,), (given,))
+
+
+WITHIN = {
+    "vjp": lambda f, q: torch.func.vjp(f, q),
+    "vmap": lambda f, q: torch.vmap(f)(q[None]),
+    "make_fx": lambda f, q: make_fx(f)(q),
+    "autograd": lambda f, q: f(q.clone().requires_grad_()),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "words"),
+    [
+        (lambda k, v: (k, v[:, :, :20]), {}, "v must have k's shape"),
+        (lambda k, v: (k[:, :, :5], v[:, :, :5]), {"causal": True, "window": 3}, "window must leave every query a key"),
+        (lambda k, v: (None, v), {}, "k must be a torch.Tensor, got NoneType"),
+        (lambda k, v: (k.float(), v.float()), {}, "k must (be|have)"),
+        (lambda k, v: (k[:, :, :0], v[:, :, :0]), {}, "seq_len_kv must be a whole number of at least 1"),
+    ],
+)
+@pytest.mark.parametrize("way", WITHIN)
+def test_what_is_wrong_is_told_whoever_looks_on(way, change, asked, words):
+    q = random()
+    k, v = change(random(), random())
+    with pytest.raises(ValueError, match=words):
+        WITHIN[way](lambda q: steps.attention(q, k, v, **asked), q)
+
+
+def test_gradients_of_gradients_are_refused_by_name(monkeypatch):
+    found = front.Training(get_step("counted"), get_step("longest_first"))
+    monkeypatch.setattr(front, "_trains", lambda *_: True)
+    monkeypatch.setattr(front, "training", lambda *_: found)
+    q, k, v = random(), random(), random()
+
+    def loss(q):
+        return steps.attention(q, k, v).float().sin().sum()
+
+    leaf = q.clone().requires_grad_()
+    for twice in (
+        lambda: torch.func.grad(lambda q: torch.func.grad(loss)(q).float().pow(2).sum())(q),
+        lambda: torch.func.grad(loss)(leaf).float().sum().backward(),
+        lambda: torch.autograd.grad(loss(leaf), leaf, create_graph=True)[0].float().sum().backward(),
+    ):
+        with pytest.raises(ValueError, match="those of attention have no gradients of their own"):
+            twice()
+
+
+def test_gradients_go_through_vmap(pair):
+    q, k, v = torch.stack([random(), random()]), random(), random()
+
+    def mapped(q):
+        return torch.vmap(lambda q: steps.attention(q, k, v).float().sin().sum())(q).sum()
+
+    leaf = q.clone().requires_grad_()
+    mapped(leaf).backward()
+    each = torch.stack([torch.func.grad(lambda q: steps.attention(q, k, v).float().sin().sum())(x) for x in q])
+    for found in (leaf.grad, torch.func.grad(mapped)(q)):  # by another of PyTorch's kernels, perhaps
+        torch.testing.assert_close(found, each, rtol=1e-2, atol=5e-3)
+
+
+def test_windows_may_be_variables_of_a_compiled_program():
+    torch.compiler.reset()
+    q, k, v = random(), random(), random()
+    compiled = torch.compile(lambda q, n: steps.attention(q, k, v, causal=True, window=n), backend="aot_eager")
+    for n in (3, 4, 9):
+        torch.testing.assert_close(compiled(q, n), steps.attention(q, k, v, causal=True, window=n))
 
 
 @pytest.mark.parametrize("name", ["exp2", "swizzle", "wgmma"])
@@ -271,6 +389,19 @@ def test_a_kernel_by_itself_says_that_it_has_no_graph(name):
         get_step(name).attention(q, k, v)
     with torch.no_grad():
         assert not get_step(name).attention(q, k, v).requires_grad
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(ValueError, match="q must have no derivative in forward mode"):
+            get_step(name).attention(dual, k.detach(), v)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "exp2", "swizzle", "wgmma"])
+def test_autograd_sees_that_a_place_for_the_output_was_written_to(name):
+    q, k, v, out = random(), random(), random(), random()
+    product = random().requires_grad_() * out  # whose backward pass needs what out held
+    get_step(name).attention(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 def test_gradients_by_torch_func_are_those_of_autograd(pair):

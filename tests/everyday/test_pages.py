@@ -178,6 +178,8 @@ def test_a_tile_with_as_many_rows_as_it_may_have_fits_on_an_sm(head_dim, page_si
         ({"q": lambda x: x.float()}, "q must be float16 or bfloat16"),
         ({"k_pages": lambda x: x[..., :64]}, r"k_pages must have shape \(.*, 64, 2, 128\)"),
         ({"v_pages": lambda x: x[:3]}, "v_pages must have shape"),
+        ({"k_pages": lambda x: x[:0]}, "k_pages must hold at least one page"),
+        ({"out": lambda x: [1]}, "out must be a tensor with shape"),
         ({"page_table": lambda x: x.long()}, r"page_table must have shape \(3, 8\), torch.int32 on cpu, got .*int64"),
         ({"page_table": lambda x: x[0]}, r"page_table must have shape \(3, pages\)"),
         ({"lengths": lambda x: x[:2]}, r"lengths must have shape \(3\)"),

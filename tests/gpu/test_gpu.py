@@ -13,7 +13,7 @@ from steps.reference.peers import PEERS
 from tests import faulty
 from tests.core.test_steps import CUTILE, GLUON, HOPPER, accuracy_of
 from tests.shapes import PADDED, SHAPES, problem
-from tutorial_lib import rewriting
+from tutorial_lib import ptxas, rewriting
 from tutorial_lib.counters import METRICS
 from tutorial_lib.hardware import describe_machine
 from tutorial_lib.passes import FORWARD
@@ -134,7 +134,7 @@ def test_a_hopper_step_compiles_to_what_a_launch_runs(step):
     variant = step.variant(shape)
     blocks, order = step.order.blocks(shape, variant.tile, q.device)
     passed = arguments(q, k, v, q.clone(), shape, shape.effective_scale, order, variant)
-    with rewriting.written_into_ptx():
+    with ptxas.chosen_for("sm_90"), rewriting.written_into_ptx():
         launched = step.kernel(shape)[(blocks,)](*passed, variant, num_warps=variant.warps)
     assert variant.rewrite and launched.asm["ptx"] == step.compile(shape, "sm_90").ptx
 

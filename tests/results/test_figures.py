@@ -214,6 +214,7 @@ COMMITTED = re.compile(
     r"results/(layouts/\w+"
     r"|compiled/\w+/survey"
     rf"|[\w-]+/({'|'.join(problem.slug for problem in HEADLINES)})(_backward)?/figures/\w+"
+    rf"|[\w-]+/({'|'.join(problem.slug.replace('fp16', 'bf16') for problem in HEADLINES)})_backward/figures/\w+"
     rf"|[\w-]+/by_length-({'|'.join(problem.family for problem in HEADLINES)}))\.png"
 )
 

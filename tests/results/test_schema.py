@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from steps.core.choice import best
 from steps.core.recorded import completed_run, in_the_ladder, read_run, recorded_runs
 from tests.results.made_up import run_of
 from tests.results.recorded import EVERYTHING, RECORDED, recorded
@@ -385,20 +386,22 @@ def test_a_record_of_the_schema_before_says_nothing_of_the_ladder(tmp_path):
     assert read_run(path) == run
 
 
-def test_a_step_that_is_no_more_comes_last_under_its_name():
-    run = run_of({"sdpa": 2.0, "gone": 1.5, "exp2": 1.0})
+def test_a_step_that_is_no_more_is_a_peer_and_never_the_best():
+    run = run_of({"sdpa": 2.0, "gone": 0.5, "exp2": 1.0})
     bare = {"title": "", "number": None, "part": None, "previous": None}
-    found = in_the_ladder(run.model_copy(update={"steps": [m.model_copy(update=bare) for m in run.steps]})).steps
-    assert [m.label for m in found] == ["0 sdpa", "3 exp2", "gone"]
-    assert [m.title for m in found] == ["SDPA", "exp2, flush to zero", "gone"]
+    found = in_the_ladder(run.model_copy(update={"steps": [m.model_copy(update=bare) for m in run.steps]}))
+    assert [(m.label, m.title) for m in found.steps] == [("0 sdpa", "SDPA"), ("3 exp2", "exp2, flush to zero")]
+    assert [(m.label, m.title) for m in found.peers] == [("gone", "gone")]
+    assert best(run.the_problem(), "sm_90", [found]).step.name == "exp2"
 
 
 def test_a_ratio_is_that_to_todays_predecessor():
     """What was compared with a step that no longer comes before is looked up in the rounds, or left out."""
     run = recorded()
     m = next(m for m in run.steps if m.speedup_vs_previous and not (m.earlier or m.speedup_vs_previous.earlier))
-    bare = m.model_copy(update={"title": "", "previous": "split_q", "speedup_vs_previous": None})
+    bare = m.model_copy(update={"title": "", "previous": "relaxed"})  # of the backward pass
     steps = [bare if s is m else s for s in run.steps]
     assert in_the_ladder(run.model_copy(update={"steps": steps})).measurement(m.name) == m
     alone = run.model_copy(update={"steps": steps, "rounds": [], "earlier_rounds": []})
-    assert in_the_ladder(alone).measurement(m.name).speedup_vs_previous is None
+    found = in_the_ladder(alone).measurement(m.name)
+    assert (found.previous, found.speedup_vs_previous) == (m.previous, None)
