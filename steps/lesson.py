@@ -131,12 +131,13 @@ class Lesson:
         return ["\n".join(["What changes:", "", *holes]), told + where + ".", difference(before, text)]
 
     def inside(self) -> Page:
-        """What this step was put together from, piece by piece, each against the step that it stands on."""
+        """The variants inside this step, each against what it stands on: its pieces, the step, what else was tried."""
         pieces = [piece for piece in INSIDE if piece.inside == self.step.name]
         if not pieces:
             return Page(f"Step {self.step.label} is one piece.")
         rows = []
-        for piece in (*pieces, self.step):
+        tried = [piece for piece in pieces if piece.previous is self.step]
+        for piece in (*(piece for piece in pieces if piece not in tried), self.step, *tried):
             m, made = self.known(piece), self.compiled(piece) or {}
             figures = [made.get("registers"), made.get("spilled_bytes")]
             timed = [tables.tflops(m), tables.vs_previous(m)] if m and m.tflops else [None, None]

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from steps import PARTS, STEPS, get_step
+from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE, standard
@@ -181,9 +181,8 @@ def architectures() -> Page:
     if not survey:
         return Page("No survey is recorded: `python -m steps.inspect all`.")
     shown = [arch for arch in GENERATIONS if arch in survey.architectures]
-    steps = {label: get_step(label.split()[1]) for label in survey.steps}
-    [aside] = [part.numbers for part in PARTS if part.name == "appendix"]
-    path = [label for label, step in steps.items() if not step.fork and step.number not in aside]
+    steps = {label: get_step(label.split()[-1]) for label in survey.steps}
+    path = [label for label, step in steps.items() if not step.fork and not step.inside]
     several = [label for label in path if sum(isinstance(survey.compiled[label][arch], dict) for arch in shown) > 1]
     alone = [label for label in path if label not in several]
     parts = [

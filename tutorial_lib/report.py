@@ -94,7 +94,12 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
             parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
     parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
     if run.inside:
-        parts += [f"What steps were put together from{_in_rounds(run.inside)}:", "", _inside(run, folder), ""]
+        parts += [
+            f"What steps were put together from, and what else was tried on them{_in_rounds(run.inside)}:",
+            "",
+            _inside(run, folder),
+            "",
+        ]
     if run.peers:
         peer_columns = [column for column in columns if not column[0].startswith("vs previous")]
         cells = [line[1:] for line in tables.rows(run.peers, peer_columns)]  # without the step's number
@@ -140,7 +145,7 @@ def _in_rounds(measurements: Sequence[Measurement]) -> str:
 
 
 def _inside(run: Run, folder: Path | None) -> str:
-    """A table of what steps were put together from, each beside its predecessor and the whole step."""
+    """A table of the variants inside steps, each beside its predecessor and the whole step."""
 
     def versus_step(m: Measurement) -> str:
         owner = run.measurement(m.inside) if m.inside else None
@@ -309,11 +314,10 @@ def best_by_problem(
 
     A cell holds the step, as ``linked`` writes it, its TFLOPS and those two factors. What is the best says ``best_of``.
     Left out are runs without the rival, and those that do not know the best: without any step of a part that holds the
-    best of the runs of that kind with most parts, unless an earlier run of the problem found that part slower. The
-    appendix is no such part: what it holds was tried, and gave at most a little. Of a kind are runs with the same
-    head_dim, with or without a window and the like, with bytes or operations that decide. The factors are of plain
-    attention alone, where operations decide. For a window SDPA has no kernel, and computes what it hides. In decoding
-    all are near what device memory can do.
+    best of the runs of that kind with most parts, unless an earlier run of the problem found that part slower. Of a
+    kind are runs with the same head_dim, with or without a window and the like, with bytes or operations that decide.
+    The factors are of plain attention alone, where operations decide. For a window SDPA has no kernel, and computes
+    what it hides. In decoding all are near what device memory can do.
     """
     known = [(run, best_of(run, run.by_speed())) for run in runs if _is_timed(run, rival)]
     known = [(run, best) for run, best in known if run.together(best, run.measurement(rival))]
@@ -328,14 +332,17 @@ def best_by_problem(
 
 
 def _parts(run: Run) -> set[str]:
-    """Of which parts steps were measured: in its rounds, or earlier, and slower than its fastest."""
-    return {m.part for m in run.known()}
+    """Of which parts steps were measured: in its rounds, or earlier, and slower than its fastest.
+
+    But for everyday problems: each of those steps is for a few.
+    """
+    return {m.part for m in run.known()} - {"everyday"}
 
 
 def _best_parts(known: Sequence[tuple[Run, Measurement]]) -> set[str]:
     """The parts of the best steps, each given with its run, of those runs that hold most parts."""
     most = max(len(_parts(run)) for run, _ in known)
-    return {best.part for run, best in known if len(_parts(run)) == most} - {"appendix"}
+    return {best.part for run, best in known if len(_parts(run)) == most} - {"everyday"}
 
 
 def _kind(run: Run) -> tuple:

@@ -226,7 +226,7 @@ class Ceiling(_Record):
 class Run(_Record):
     """All that was measured on one problem, on one machine, in one go.
 
-    steps: in the order of the ladder. inside: what some of them were put together from. direction: which pass, see
+    steps: in the order of the ladder. inside: variants of them. direction: which pass, see
     ``tutorial_lib.passes``. ranks: processes that measured together, on a GPU each; where there are several, speedups
     over the baseline are those over one GPU alone.
     """

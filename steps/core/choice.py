@@ -74,16 +74,16 @@ def best(
     def may(step: Step) -> bool:
         return step.unsupported(problem, arch) is None and (among is None or among(step))
 
-    def of_the_nearest(knows: Callable[[Run], bool], but: str | None = None) -> Choice:
+    def of_the_nearest(knows: Callable[[Run], bool]) -> Choice:
         for run in sorted(runs, key=lambda run: _distance(problem, arch, run, whole[id(run)], knows(run))):
-            able = [m for m in run.by_speed() if may(get_step(m.name)) and m.part != but]
+            able = [m for m in run.by_speed() if may(get_step(m.name))]
             if able:
                 chosen = best_of(run, able)
                 tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
                 return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
-    usual = of_the_nearest(lambda run: whole[id(run)], but="appendix").step  # whose steps few records hold
+    usual = of_the_nearest(lambda run: whole[id(run)]).step
     while usual.fork and usual.previous is not None:
         usual = usual.previous
     return of_the_nearest(

@@ -1,8 +1,8 @@
 """The ladder: its parts in their order, and the steps that stand in their folders.
 
 A step is found by its file: ``steps/<part>/stepNN_name.py`` holds ``STEP``, whose number is NN and whose name is
-``name``. ``INSIDE``, where a module has it, holds what the step was put together from: steps without a number, which
-are measured by name to show what each of them brings.
+``name``. ``INSIDE``, where a module has it, holds variants, steps without a number: what the step was put together
+from, and what else was tried on it. They are measured by name, to show what each of them brings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Part:
 
     untimed: why no GPU could run its steps, as a clause; empty where one could. Untimed steps are compiled, and run on
     the CPU. Which steps of the other parts were timed, and on which problems, is told by the records alone.
-    beside: whether its steps stand beside the path, as they helped nowhere, or under one condition.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Part:
     numbers: Sequence[int]
     folders: tuple[str, ...]
     untimed: str = ""
-    beside: bool = False
 
     @property
     def timed(self) -> bool:
@@ -80,17 +78,20 @@ PARTS = (
         (*range(100, 120), *range(140, 150)),
         ("everyday",),
     ),
-    Part(
-        "appendix",
-        "Appendix: what did nothing, or only under one condition",
-        range(90, 100),
-        ("appendix",),
-        beside=True,
-    ),
 )
 
 # What steps were called before: in old records, links and answers they are found under their new names.
-OLD_NAMES = {"turns": "three_groups", "early_query": "room"}
+# A number that no step has any more leads to what it was given to.
+OLD_NAMES = {
+    "turns": "three_groups",
+    "early_query": "room",
+    "90": "deferred_sum",
+    "91": "ping_pong",
+    "92": "lean_sum",
+    "93": "diagonal_first",
+}
+# Steps that are no more, and what comes nearest. What is recorded of them stands among a record's peers.
+DELETED = {"one_loop": "stay", "94": "stay"}
 
 
 def part_of(number: int) -> Part:
@@ -118,7 +119,7 @@ def spans(numbers: Sequence[int], between: str = " to ") -> str:
 
 @cache
 def _load() -> tuple[tuple, tuple]:
-    """(all steps, part by part in the order of their numbers, of both directions; what they were put together from)."""
+    """(all steps, part by part in the order of their numbers, of both directions; their variants)."""
     found, inside = {}, []
     for part in PARTS:
         for folder in part.folders:
@@ -154,7 +155,7 @@ def __getattr__(name: str):
 
 
 def whole_ladder() -> tuple:
-    """All steps, part by part in the order of their numbers, and what some were put together from."""
+    """All steps, part by part in the order of their numbers, and the variants inside them."""
     steps, inside = _load()
     return (*steps, *inside)
 
@@ -175,7 +176,7 @@ def steps_of(direction: str) -> tuple:
 
 @cache
 def _by_key() -> dict[str, object]:
-    """All steps, and what some were put together from, by name and by number."""
+    """All steps, and the variants inside them, by name and by number."""
     steps, inside = _load()
     return {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
 
@@ -187,6 +188,8 @@ def get_step(key: int | str):
     """
     if (found := _by_key().get(OLD_NAMES.get(str(key), str(key)))) is not None:
         return found
+    if (nearest := DELETED.get(str(key))) is not None:
+        raise ValueError(f"step {key} is no more; the nearest is {nearest}")
     raise ValueError(unknown("step", key, (name for name in _by_key() if not name.isdecimal()), STEPS_LISTED))
 
 
@@ -218,7 +221,7 @@ def select(text: str, direction: str | None = "forward") -> list:
             chosen |= found
         elif word in parts:
             chosen |= {step.name for step in steps if step.number in parts[word].numbers}
-        elif word in _by_key() or word in OLD_NAMES:
+        elif word in _by_key() or word in OLD_NAMES or word in DELETED:
             chosen.add(get_step(word).name)
         else:
             names = (name for name in (*_by_key(), *parts) if not name.isdecimal())

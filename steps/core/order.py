@@ -34,7 +34,7 @@ class Order:
 
     section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
     head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
-    computes every n-th tile. one_loop: a block goes through the tiles of keys of all its tiles of queries in one loop.
+    computes every n-th tile.
     taken: blocks have no lists, but take the next tile when they are ready for one. even_end: the last section has more
     heads, where blocks would else end at different times (``deal``). computed: where a head has few tiles of queries,
     up to ``FEW``, blocks have no lists, but compute which tiles are theirs.
@@ -45,25 +45,20 @@ class Order:
     persistent: bool
     section_bytes: int | None
     counted: bool = False
-    one_loop: bool = False
     taken: bool = False
     even_end: bool = False
     computed: bool = False
 
     def __post_init__(self):
-        kinds = self.counted + self.one_loop + self.taken + self.computed
+        kinds = self.counted + self.taken + self.computed
         if kinds > self.persistent:
-            raise ValueError(
-                "an order is counted, or in one loop, or taken, or computed, for blocks that stay, and one of these"
-            )
+            raise ValueError("an order is counted, or taken, or computed, for blocks that stay, and one of these")
 
     def __str__(self) -> str:
         if self.counted:
             return "counted by blocks that stay, under a mask dealt to them"
         if self.taken:
             return "taken by blocks that stay"
-        if self.one_loop:
-            return "dealt to blocks that stay, all in one loop"
         if self.persistent:
             few = f", or computed by them where a head has up to {FEW} tiles" if self.computed else ""
             return "dealt to blocks that stay" + (", that end together" if self.even_end else "") + few
@@ -158,7 +153,6 @@ SECTIONS = Order(persistent=False, section_bytes=SECTION_BYTES)
 DEALT = Order(persistent=True, section_bytes=SECTION_BYTES)
 COUNTED = Order(persistent=True, section_bytes=SECTION_BYTES, counted=True)
 TAKEN = Order(persistent=True, section_bytes=SECTION_BYTES, taken=True)
-IN_ONE_LOOP = Order(persistent=True, section_bytes=SECTION_BYTES, one_loop=True)
 
 
 def processors(device) -> int:

@@ -7,7 +7,7 @@ something else there than the step before.
 from __future__ import annotations
 
 from steps.core.fused import FusedStep
-from steps.core.ladder import line, part_of, steps_of
+from steps.core.ladder import line, steps_of
 from steps.core.step import Step
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
@@ -20,7 +20,6 @@ def path(problem: Problem, arch: str, direction: str = "forward") -> list[Step]:
     nobody would learn more than that they were skipped are left out.
     """
     able = [step for step in steps_of(direction) if step.unsupported(problem, arch) is None]
-    able = [step for step in able if not part_of(step.number).beside]
     meant = [
         step for step in able if not step.fork and _kind(step.default_problem, direction) == _kind(problem, direction)
     ]

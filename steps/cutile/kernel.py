@@ -291,41 +291,10 @@ def attend_packed(number, head, Q, K, V, Out, scale, begins_q, begins_k, variant
         attend(i, head, 0, Q, K, V, Out, scale, variant)
 
 
-def attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant):
-    """Attention of all tiles of queries of a block, in one loop over the tiles of keys of all of them."""
-    tile, hints = variant.tile, variant.latency
-    seq_len_kv = K.shape[2]
-    block = ct.bid(0)
-    n = ct.load(starts, (block,), ())
-    last = ct.load(starts, (block + 1,), ()) - 1
-    i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
-    q = load_query(Q, i, head, batch, variant)
-    row_max, row_sum, accumulator = begin(variant)
-    unmasked, end = tiles_to_visit(i, seq_len_kv, tile, variant)
-    j = 0
-    for _turn in range(ct.load(turns, (block,), ())):
-        kv_head = head // variant.group_size
-        scores = product(q, K, batch, kv_head, j, tile, hints, variant)
-        if (variant.causal or variant.ragged) and j >= unmasked:
-            scores = hide(scores, query_indices(i, variant), j, tile, seq_len_kv, variant)
-        row_max, row_sum, accumulator = absorb(
-            scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
-        )
-        j += 1
-        if j == end:
-            finish(Out, i, head, batch, q, with_maxima(row_sum, row_max, variant), accumulator, scale, variant)
-            n = min(n + 1, last)  # behind the last tile it is read once more, for nothing
-            i, head, batch = position(ct.load(order, (n,), ()), Q, variant)
-            q = load_query(Q, i, head, batch, variant)
-            row_max, row_sum, accumulator = begin(variant)
-            unmasked, end = tiles_to_visit(i, seq_len_kv, tile, variant)
-            j = 0
-
-
 def make_kernel_function(variant):
     """The skeleton as a plain Python function, for the interpreter and the compiler.
 
-    Its arguments: Q, K, V, Out, scale; for blocks that stay order, starts; in one loop turns (``steps.core.order``).
+    Its arguments: Q, K, V, Out, scale; for blocks that stay order, starts (``steps.core.order``).
     For packed sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds
     queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim].
     """
@@ -333,11 +302,6 @@ def make_kernel_function(variant):
 
         def fmha(Q, K, V, Out, scale, begins_q, begins_k):
             attend_packed(ct.bid(0), ct.bid(1), Q, K, V, Out, scale, begins_q, begins_k, variant)
-
-    elif variant.one_loop:
-
-        def fmha(Q, K, V, Out, scale, order, starts, turns):
-            attend_in_one_loop(Q, K, V, Out, scale, order, starts, turns, variant)
 
     elif variant.counted:
 

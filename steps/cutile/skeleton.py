@@ -73,8 +73,6 @@ class CuTileStep(FusedStep):
             raise ValueError(f"tile must be a Tile(query, key), got {self.tile!r}")
         if self.mask_loop and (self.tile is None or self.mask_loop.key < 1 or self.tile.key % self.mask_loop.key):
             raise ValueError(f"mask_loop takes a tile whose keys its key divides, got {self.mask_loop} and {self.tile}")
-        if self.mask_loop and self.order.one_loop:
-            raise ValueError("mask_loop takes a loop for every tile of queries, got an order with one loop for all")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -120,7 +118,6 @@ class CuTileStep(FusedStep):
             ragged=ragged,
             persistent=order.persistent,
             section=order.section(problem),
-            one_loop=order.one_loop,
             mask_loop=mask_loop,
             # With two loops there is no room for it; and both halves of the tile must hold columns of the tensor.
             apart=self.apart and mask_loop is None and given > problem.head_dim // 2,
@@ -166,20 +163,8 @@ class CuTileStep(FusedStep):
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         target = target_of(q.device)
         step = self.configured(problem, target)
-        if return_lse:
-            step = step.that_can_store_lse()
         variant = dataclasses.replace(step.variant(problem, target), lse=return_lse)
         return step.make_kernel_ready(step.kernel_function(variant), problem, q, k, v, out, return_lse)
-
-    def that_can_store_lse(self) -> CuTileStep:
-        """This step; in place of one loop over all tiles of a block, a loop for each tile of queries.
-
-        With one loop the kernel that also stores the log-sum-exp had not ended on an H100 after two minutes (tileiras
-        13.4.92; nobody has tried 13.5), and why is not known. On the CPU, and without the log-sum-exp, it ends.
-        """
-        if not self.order.one_loop:
-            return self
-        return dataclasses.replace(self, order=dataclasses.replace(self.order, one_loop=False))
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a kernel function that is given."""

@@ -45,7 +45,6 @@ class Variant:
     ragged: bool  # the last tile of keys is not full
     persistent: bool
     section: int  # heads of a section, where blocks are numbered so; 0: they are not
-    one_loop: bool
     mask_loop: MaskLoop | None
     apart: bool
     counted: bool
@@ -58,8 +57,8 @@ class Variant:
 
     @property
     def lists(self) -> int:
-        """How many lists of ``steps.core.order`` the kernel reads: order, starts, turns."""
-        return 2 + self.one_loop if self.persistent and not self.counted else 0
+        """How many lists of ``steps.core.order`` the kernel reads: order, starts."""
+        return 2 if self.persistent and not self.counted else 0
 
     @property
     def rows(self) -> int:

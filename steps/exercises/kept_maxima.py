@@ -45,8 +45,8 @@ EXERCISE = InKernel(
         ),
     ),
     hints=(
-        "First find the maximum as before: `raise_maxima(scores, row_max, scale)`. Then decide for each row whether it "
-        "counts.",
+        "First find the maximum as before: `gl.maximum(row_max, gl.max(scores, 1) * scale)`. Then decide for each row "
+        "whether it counts.",
         "`gl.where(condition, a, b)` decides for each row. The condition: the new maximum exceeds the old one by more "
         "than THRESHOLD. Where it does not, the row keeps the old one.",
         "The correction is `exp2(row_max - new_max)`, with `new_max` as you return it. Where the row keeps its "
@@ -54,7 +54,7 @@ EXERCISE = InKernel(
     ),
     solution="""
 def next_maxima(scores, row_max, scale):
-    raised = raise_maxima(scores, row_max, scale)
+    raised = gl.maximum(row_max, gl.max(scores, 1) * scale)
     new_max = gl.where(raised - row_max > THRESHOLD, raised, row_max)
     return new_max, exp2(row_max - new_max)
 """,

@@ -13,3 +13,14 @@ STEP = step22_split_q.STEP.evolve(
     change="The next tile of K and V is copied while this one is used.",
     stages=2,
 )
+
+# A row of scores lies in four lanes of a warp. Its maximum is needed at once, in all four; its sum at the end alone.
+DEFERRED_SUM = STEP.evolve(
+    name="deferred_sum",
+    title="Deferred row sum",
+    change="Every lane sums its own columns; the lanes of a row are added up once, after the loop.",
+    inside="stages",
+    defer_sum=True,
+)
+
+INSIDE = (DEFERRED_SUM,)

@@ -4,7 +4,7 @@ With 16 queries a warp, every fragment of K and V that ldmatrix fetches from sha
 and of V a warp and tile at head_dim 128, and shared memory delivers 128 bytes a clock to all warps together. With 32
 queries a warp the same fragment feeds two. The price is registers: output and scores of twice as many rows. Beyond
 head_dim 128 they would not fit, and the block stays as it was. Every lane also sums its own columns only, and the lanes
-of a row are added up after the loop. That alone brings nothing: step deferred_sum, in the appendix, is that and no
+of a row are added up after the loop. That alone brings nothing: ``deferred_sum``, inside step stages, is that and no
 more.
 """
 

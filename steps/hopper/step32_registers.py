@@ -5,8 +5,9 @@ warps keep 24 a thread, the others get 240. What needs more than an even share, 
 columns, then stays in registers.
 """
 
-from steps.core.problems import standard
+from steps.core.problems import FULL, standard
 from steps.hopper import step31_producer
+from steps.hopper.lib import IN_TURN
 
 STEP = step31_producer.STEP.evolve(
     number=32,
@@ -16,3 +17,16 @@ STEP = step31_producer.STEP.evolve(
     default_problem=standard(head_dim=256),
     registers=240,
 )
+
+# FlashAttention-3's ping-pong (Shah et al. 2024, section 3.1) is another: a turn there is the PV product of a tile and
+# the QK product of the next, it is given on once both are begun, and a group's own softmax runs under its own product.
+PING_PONG = STEP.evolve(
+    name="ping_pong",
+    title="Ping-pong",
+    change="The two warp groups issue their QK products in turn, one after the other.",
+    inside="registers",
+    default_problem=FULL,
+    turns=IN_TURN,
+)
+
+INSIDE = (PING_PONG,)

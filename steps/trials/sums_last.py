@@ -1,6 +1,6 @@
 """Trial: what the row sums after the loop are worth where the wait for the PV product is held behind the maxima.
 
-Alone they bring nothing (step lean_sum, in the appendix), and step at_maxima has them.
+Alone they bring nothing (``lean_sum``, inside step room), and step at_maxima has them.
 """
 
 from __future__ import annotations

@@ -15,17 +15,13 @@ from tutorial_lib.results import of_one_machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WAITING = {"group_rows", "split_keys"}  # for rounds that hold them beside the steps they stand on
-MAIN_PATH = [
-    step
-    for step in STEPS[1:]
-    if not step.fork and part_of(step.number).timed and part_of(step.number).name != "appendix"
-]
+MAIN_PATH = [step for step in STEPS[1:] if not step.fork and part_of(step.number).timed]
 
 
 def test_steps_are_numbered_named_and_found():
     in_order = [number for part in PARTS for number in part.numbers]
     places = [in_order.index(step.number) for step in STEPS]
-    assert places == sorted(set(places)) and part_of(STEPS[-1].number).name == "appendix"
+    assert places == sorted(set(places)) and part_of(STEPS[-1].number).name == "everyday"
     for step in STEPS:
         assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
         assert (ROOT / module_file(step)).stem == f"step{step.number:02}_{step.name}"
@@ -34,13 +30,13 @@ def test_steps_are_numbered_named_and_found():
 
 
 def test_a_step_stands_on_one_before_it():
-    """In its own part, but for the first of a part; the appendix and what is for everyday problems stand on others."""
+    """In its own part, but for the first of a part; what is for everyday problems stands on others."""
     for step in STEPS[1:]:
         assert step.previous.number < step.number
         first = min(s.number for s in STEPS if part_of(s.number) is part_of(step.number))
-        if step.number != first and part_of(step.number).name not in ("appendix", "everyday"):
+        if step.number != first and part_of(step.number).name != "everyday":
             assert part_of(step.previous.number) is part_of(step.number)
-        if not step.fork and part_of(step.number).name != "appendix":
+        if not step.fork:
             assert not step.previous.fork  # the main path does not lead over a fork
 
 
@@ -59,6 +55,13 @@ def test_what_is_inside_a_step_has_no_number_and_is_found_by_name():
         assert piece.number is None and get_step(piece.name) is piece
         assert module_file(piece) == module_file(get_step(piece.inside))
     assert get_step("turns") is get_step("three_groups") and get_step("early_query") is get_step("room")
+
+
+def test_an_old_number_leads_to_what_it_was_given_to():
+    assert get_step(93) is get_step("diagonal_first") and select("91") == [get_step("ping_pong")]
+    for gone in (94, "one_loop"):
+        with pytest.raises(ValueError, match=f"^step {gone} is no more; the nearest is stay$"):
+            get_step(gone)
 
 
 def recorded_on_its_own_problem(step):

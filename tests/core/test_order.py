@@ -191,14 +191,14 @@ def test_what_blocks_take_is_all_tiles_with_the_longest_of_a_section_first(probl
 @pytest.mark.parametrize(
     "ways",
     [
-        {"taken": True, "one_loop": True},
+        {"taken": True, "counted": True},
         {"taken": True, "persistent": False},
         {"taken": True, "computed": True},
         {"computed": True, "persistent": False},
     ],
 )
 def test_an_order_is_one_of_its_kinds(ways):
-    with pytest.raises(ValueError, match="an order is counted, or in one loop, or taken"):
+    with pytest.raises(ValueError, match="an order is counted, or taken"):
         order.Order(**{"persistent": True, "section_bytes": None, **ways})
 
 

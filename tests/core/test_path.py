@@ -24,7 +24,7 @@ def test_the_first_steps_of_both_parts_are_always_on_it(problem, arch):
     assert found[0].name == "sdpa" and set(ALWAYS) <= {step.name for step in found}
     assert [step for step in STEPS if step in found] == found  # in the ladder's order
     for step in found:
-        assert not step.fork and step.unsupported(problem, arch) is None and not part_of(step.number).beside
+        assert not step.fork and step.unsupported(problem, arch) is None
 
 
 def test_what_does_nothing_new_on_a_problem_is_left_out():

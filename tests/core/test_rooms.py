@@ -18,7 +18,6 @@ SKELETONS = (
     "steps.hopper",
     "steps.blackwell",
     "steps.parallel",
-    "steps.appendix",
     "steps.reference",
 )
 

@@ -287,8 +287,7 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
         (lambda: replaced("registers", registers=248), "registers must be a multiple of 8 from 24 to 240, got 248"),
         (lambda: replaced("registers", registers=100), "registers must be a multiple of 8"),
         (lambda: Order(persistent=False, section_bytes=None, counted=True), "for blocks that stay"),
-        (lambda: Order(persistent=True, section_bytes=None, counted=True, one_loop=True), "and one of these"),
-        (lambda: replaced("one_loop", mask_loop=MaskLoop(64, Latency())), "mask_loop takes a loop for every tile"),
+        (lambda: Order(persistent=True, section_bytes=None, counted=True, taken=True), "and one of these"),
         (lambda: replaced("mask_loop", mask_loop=MaskLoop(256, Latency())), "a tile whose keys its key divides"),
         (lambda: replaced("mask_loop", mask_loop=MaskLoop(0, Latency())), "a tile whose keys its key divides"),
         (lambda: replaced("exp2", mask_loop=MaskLoop(64, Latency())), "a tile whose keys its key divides"),
@@ -302,8 +301,7 @@ def test_holes_that_do_not_go_together_are_refused(make, message):
 
 
 def replaced(name, **holes):
-    tile = {"tile": get_step("stay").tile} if name == "one_loop" else {}
-    return dataclasses.replace(get_step(name), **tile, **holes)
+    return dataclasses.replace(get_step(name), **holes)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)

@@ -16,14 +16,6 @@ from tutorial_lib.compiler import CUTILE_ARCHITECTURES
 pytestmark = same_compilers
 
 
-def test_the_hot_loop_is_without_what_ends_a_tile_of_queries():
-    """One loop over many tiles of queries jumps over the division and the store of the output in most turns."""
-    shape = dataclasses.replace(EVEN, causal=False)
-    nested, one = (get_step(name).compile(shape) for name in ("stay", "one_loop"))
-    assert one.hot_loop["FP32"] < 1.02 * nested.hot_loop["FP32"] and one.hot_loop["shared memory"] == 0
-    assert one.hot_order[-2:] == [("HGMMA", 8), ("wait", 1)]
-
-
 def test_which_step_lets_products_run_under_exponentials_of_its_own_tile():
     """In halves the first PV products begin before the last exponentials, mask or not; else all of them behind."""
     for causal in (False, True):

@@ -107,9 +107,9 @@ def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
         assert set(chapter.needs) <= {other.name for other in course[:number]} | {c.name for c in path}, chapter.name
 
 
-def test_no_fork_and_nothing_of_the_appendix_is_on_the_path():
+def test_no_fork_is_on_the_path():
     path = {chapter.name for chapter in chapters_of(SOURCE) if chapter.place}
-    assert not path & {f"{s.number:02}_{s.name}" for s in STEPS if s.fork or part_of(s.number).name == "appendix"}
+    assert not path & {f"{s.number:02}_{s.name}" for s in STEPS if s.fork}
 
 
 def test_the_line_under_a_heading_says_what_a_chapter_needs(tmp_path):

@@ -241,15 +241,17 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
 def test_the_mean_is_of_plain_attention_and_who_is_best_elsewhere_leaves_nothing_out():
     """A window, and decoding, have kernels of their own: they are in the table, and other problems stay there."""
     run = small()
-    elsewhere = [m.model_copy(update={"part": "everyday"}) if m.name == "linked" else m for m in run.steps]
 
-    def of(**changes):
+    def of(part="everyday", **changes):
+        elsewhere = [m.model_copy(update={"part": part}) if m.name == "linked" else m for m in run.steps]
         return run.model_copy(update={"steps": elsewhere, "problem": run.problem | changes})
 
     window, decoding = of(window=256), of(seq_len_q=1, seq_len_kv=32768)
     table, factors = best_by_problem([run, window, decoding], "flash_attn_4")
     assert table.count("3 linked: 2000") == 3 and "causal window=256" in table and len(factors) == 1
-    assert best_by_problem([run, of()], "flash_attn_4")[1] == []  # of the same kind neither knows the best of both
+    assert (
+        best_by_problem([run, of("blackwell")], "flash_attn_4")[1] == []
+    )  # of the same kind neither knows the best of both
 
 
 def test_what_is_told_over_lengths_leaves_out_runs_of_some_parts_and_of_other_lengths_of_keys():
