@@ -326,10 +326,10 @@ class Run(_Record):
         return [*self.steps, *self.inside, *self.peers]
 
     def by_speed(self) -> list[Measurement]:
-        """The steps that were timed in its rounds and right, the fastest first; not PyTorch's, their baseline."""
+        """The steps and variants timed in its rounds and right, the fastest first; not PyTorch's, their baseline."""
         from tutorial_lib.passes import PASSES
 
-        others = [m for m in self.steps if m.name != PASSES[self.direction].baseline and not m.earlier]
+        others = [m for m in (*self.steps, *self.inside) if m.name != PASSES[self.direction].baseline and not m.earlier]
         return sorted((m for m in others if m.tflops and m.correct), key=lambda m: -m.tflops)
 
     def known(self) -> list[Measurement]:
@@ -486,10 +486,10 @@ def best_of(run: Run, candidates: Sequence[Measurement]) -> Measurement:
     """The best of some timed steps of a run: the earliest that none of the others is faster than, by the verdict.
 
     Within the noise chance decides which is the fastest, and the best must not change with it; the earliest is the
-    simplest.
+    simplest. Variants, which have no number, come behind all steps.
     """
     names = {m.name for m in candidates}
-    in_order = [m for m in run.steps if m.name in names]
+    in_order = [m for m in (*run.steps, *run.inside) if m.name in names]
     beaten_by_none = (m for m in in_order if not any(run.is_faster(other, m) for other in in_order))
     return next(beaten_by_none, max(in_order, key=lambda m: m.tflops))
 

@@ -85,6 +85,9 @@ PARTS = (
 OLD_NAMES = {
     "turns": "three_groups",
     "early_query": "room",
+    "11": "apart",
+    "12": "counted",
+    "16": "halves",
     "90": "deferred_sum",
     "91": "ping_pong",
     "92": "lean_sum",

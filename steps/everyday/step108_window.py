@@ -12,9 +12,9 @@ NaN.
 from dataclasses import replace
 
 from steps.core.problems import standard
-from steps.cutile import step12_counted
+from steps.cutile.step10_mask_loop import COUNTED_TILES
 
-STEP = step12_counted.STEP.evolve(
+STEP = COUNTED_TILES.evolve(
     number=108,
     name="window",
     title="A sliding window",
