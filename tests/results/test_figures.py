@@ -106,7 +106,7 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     steps = {label for labels in panels.values() for label in labels[2:]}
     forks = {m.label for m in LENGTHS[0].steps if m.fork}
     assert forks and not any(forks & set(labels[:-1]) for labels in panels.values())  # one at most, behind the path
-    assert {"1 naive", "12 counted", "20 explicit", "24 wide_block", "30 wgmma", "39 at_maxima"} <= steps
+    assert {"1 naive", "10 mask_loop", "20 explicit", "24 wide_block", "30 wgmma", "39 at_maxima"} <= steps
 
 
 def test_over_the_length_gradients_stand_beside_pytorchs_and_the_fastest_peer():

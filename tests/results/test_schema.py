@@ -86,13 +86,14 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_inside_a_step_is_found_and_is_not_ranked():
+def test_what_is_inside_a_step_is_found_and_ranked_with_the_steps():
     run = run_of({"sdpa": 1.0, "eight_warps": 0.5, "large_tile": 0.4})
     *steps, part = run.steps
     part = part.model_copy(update={"number": None, "inside": "eight_warps"})
     run = run.model_copy(update={"steps": steps, "inside": [part]})
     assert run.measurement("large_tile") is part and run.everybody == [*steps, part]
-    assert [m.name for m in run.by_speed()] == ["eight_warps"]
+    assert [m.name for m in run.by_speed()] == ["large_tile", "eight_warps"]
+    assert best_of(run, run.by_speed()).name == "large_tile"  # by the verdict
     assert part.label == "large_tile" and part.verdict == "faster than eight_warps"
 
 
