@@ -127,6 +127,7 @@ HARMLESS = [
         AGAIN, VALUE_READY, number=1, kernels=lambda v: v.hopper and v.softmax is not wait_last and not by_nobody(v)
     ),
     Harmless(HELD, "mbarrier.wait(barriers.nobody.index(0), 1)", kernels=by_nobody),
+    Harmless(HELD, "hold_by_nobody(barriers)", kernels=by_nobody),
     Harmless(VALUES_FIRST, KEY_READY, number=1, kernels=lambda v: skips(v) and not in_pairs(v)),
     Harmless(QUERIES_FIRST, KEY_READY, number=1, kernels=lambda v: v.hopper and v.walk is DOWNWARDS),
     Harmless(MEETING, "fence_async_shared()", number=1, kernels=in_pairs),
