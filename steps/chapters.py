@@ -91,8 +91,9 @@ def _link(source: Path, chapter: Chapter) -> str:
 
 def _label(step) -> str:
     before = step.previous
-    same = step.number is not None and before.number in part_of(step.number).numbers
-    return before.label if same else f"{before.label} of {part_of(before.number).name}"
+    owner = get_step(before.inside) if before.inside else before
+    same = step.number is not None and owner.number in part_of(step.number).numbers
+    return before.label if same else f"{before.label} of {part_of(owner.number).name}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
