@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import Part, module_file, part_of
+from steps.core.ladder import Part, line, module_file, part_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs, recorded_survey
 from steps.core.step import Step, Unsupported
@@ -136,7 +136,7 @@ class Lesson:
         if not pieces:
             return Page(f"Step {self.step.label} is one piece.")
         rows = []
-        tried = [piece for piece in pieces if piece.previous is self.step]
+        tried = [piece for piece in pieces if self.step.name in line(piece)]
         for piece in (*(piece for piece in pieces if piece not in tried), self.step, *tried):
             m, made = self.known(piece), self.compiled(piece) or {}
             figures = [made.get("registers"), made.get("spilled_bytes")]
