@@ -84,7 +84,7 @@ def best(
         raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
 
     usual = of_the_nearest(lambda run: whole[id(run)]).step
-    while usual.fork and usual.previous is not None:
+    while (usual.fork or usual.inside) and usual.previous is not None:
         usual = usual.previous
     return of_the_nearest(
         lambda run: whole[id(run)] or any(usual.name in line(get_step(m.name)) for m in run.by_speed())

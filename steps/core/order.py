@@ -95,7 +95,7 @@ class Order:
         number = tiles_a_head(problem, tile) * problem.heads * problem.batch
         gpu = REFERENCE_GPUS.get(arch)
         blocks = min(number, gpu.multiprocessors if gpu else number)
-        return number, blocks + 1, blocks
+        return number, blocks + 1
 
     def lists(self, problem: Problem, tile: Tile, arch: str, together: int = 1) -> str | None:
         """A fingerprint of the lists on the reference GPU of ``arch``, where ``even_end`` makes them others; else None.
@@ -122,9 +122,9 @@ class Order:
     def blocks(
         self, problem: Problem, tile: Tile, device, a_processor: int = 1, together: int = 1
     ) -> tuple[int, tuple]:
-        """(number of blocks, (order, starts, turns)): block b computes the tiles order[starts[b] : starts[b + 1]].
+        """(number of blocks, (order, starts)): block b computes the tiles order[starts[b] : starts[b + 1]].
 
-        They have turns[b] tiles of keys together. All are int32 tensors on the device. A tile of queries has the number
+        Both are int32 tensors on the device. A tile of queries has the number
         (batch * heads + head) * tiles_a_head + tile. Without ``persistent``, or where blocks count or compute which
         tiles are theirs, nobody reads them.
         a_processor: blocks that an SM holds. together: SMs whose blocks share a tile, and count as one here. Where
@@ -140,12 +140,11 @@ class Order:
             return min(number, places), _nothing(device)
         if self.taken:
             if problem.lengths is not None:  # which the GPU alone knows
-                nothing, _, turns = _nothing(device)
-                return min(number, places), (nothing, _taken(number, device), turns)
-            order, _, turns = _on_device(problem, tile, 1, self.section_bytes, False, device)
-            return min(number, places), (order, _taken(number, device), turns)
-        tensors = _on_device(problem, tile, places, self.section_bytes, self.even_end, device)
-        return len(tensors[2]), tensors
+                return min(number, places), (_nothing(device)[0], _taken(number, device))
+            order, _ = _on_device(problem, tile, 1, self.section_bytes, False, device)
+            return min(number, places), (order, _taken(number, device))
+        lists = _on_device(problem, tile, places, self.section_bytes, self.even_end, device)
+        return len(lists[1]) - 1, lists
 
 
 NATURAL = Order(persistent=False, section_bytes=None)
@@ -264,10 +263,7 @@ def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int
     for tiles in dealt:
         starts.append(starts[-1] + len(tiles))
     order = [number for tiles in dealt for number in tiles]
-    a_head = tiles_a_head(problem, tile)
-    seen = [tiles_seen(problem, tile, i) for i in range(a_head)]
-    turns = [sum(seen[number % a_head] for number in tiles) for tiles in dealt]
-    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts, turns))
+    return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (order, starts))
 
 
 def _taken(number: int, device):
@@ -280,4 +276,4 @@ def _taken(number: int, device):
 def _nothing(device):
     import torch
 
-    return (torch.zeros(1, dtype=torch.int32, device=device),) * 3
+    return (torch.zeros(1, dtype=torch.int32, device=device),) * 2

@@ -247,7 +247,7 @@ def power_of_two(n: int) -> int:
 def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = False) -> KernelSignature:
     """The kernel's parameters as a launch on contiguous tensors of ``problem`` would compile it for.
 
-    lists: lengths of the arrays order, starts and turns, as far as the kernel reads them, or of where sequences begin.
+    lists: lengths of the arrays order and starts, as far as the kernel reads them, or of where sequences begin.
     by_group: whether queries come as [batch, kv_heads, group_size, query, head_dim].
     """
     dtype = getattr(ct, problem.dtype)

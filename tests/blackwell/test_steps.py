@@ -127,7 +127,7 @@ def test_blocks_that_run_at_once_take_every_tile_once():
     inputs, step = FORWARD.inputs(shape, 0), get_step("taken")
     expected = get_step("lasting_blocks").attention(*inputs, shape.causal)
     tile = step.variant(shape).tile
-    blocks, (order, starts, _) = step.order.blocks(shape, tile, expected.device)
+    blocks, (order, starts) = step.order.blocks(shape, tile, expected.device)
     assert order.tolist() == deal(shape, tile, 1)[0] and starts.tolist() == list(range(blocks + 1))
     for seed in SCHEDULES:
         with watched(seed, at_once=3) as watch:

@@ -16,6 +16,7 @@ import steps
 from steps import get_step
 from steps.core import attention as front
 from steps.core import launch
+from steps.core.tensors import tell_autograd
 from tutorial_lib import packing, reference
 
 SHAPE = (1, 2, 40, 64)
@@ -397,6 +398,11 @@ def test_a_kernel_by_itself_says_that_it_has_no_graph(name):
 
 @pytest.mark.parametrize("name", ["sdpa", "exp2", "swizzle", "wgmma"])
 def test_autograd_sees_that_a_place_for_the_output_was_written_to(name):
+    """On the CPU a kernel writes by PyTorch's own functions, which tell it; so ``tell_autograd`` by itself as well."""
+    held = random()
+    version = held._version
+    tell_autograd(held)
+    assert held._version > version
     q, k, v, out = random(), random(), random(), random()
     product = random().requires_grad_() * out  # whose backward pass needs what out held
     get_step(name).attention(q, k, v, out=out)

@@ -119,23 +119,21 @@ def test_the_lists_are_as_long_as_was_said(problem):
     import torch
 
     _, lists = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
-    number, starts, turns = order.DEALT.lengths(problem, TILE, "sm_90")
+    number, starts = order.DEALT.lengths(problem, TILE, "sm_90")
     assert len(lists[0]) == number
-    assert starts == turns + 1 == len(order.deal(problem, TILE, REFERENCE_GPUS["sm_90"].multiprocessors)) + 1
+    assert starts == len(order.deal(problem, TILE, REFERENCE_GPUS["sm_90"].multiprocessors)) + 1
     assert order.NATURAL.lengths(problem, TILE, "sm_90") == ()
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_turns_are_the_tiles_of_keys_that_a_block_visits(problem):
+def test_the_lists_hold_all_tiles_of_keys_that_are_visited(problem):
     import torch
 
-    blocks, (dealt, starts, turns) = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
+    blocks, (dealt, starts) = order.DEALT.blocks(problem, TILE, torch.device("cpu"))
     a_head = order.tiles_a_head(problem, TILE)
-    assert blocks == len(turns) == len(starts) - 1
-    for block in range(blocks):
-        mine = dealt[starts[block] : starts[block + 1]] % a_head
-        assert turns[block] == sum(order.length(problem, TILE, int(i)) - order.START for i in mine)
-    assert turns.sum() == tiles_visited(problem, TILE)
+    assert blocks == len(starts) - 1 and starts[-1] == len(dealt)
+    visited = sum(order.length(problem, TILE, int(i)) - order.START for i in dealt % a_head)
+    assert visited == tiles_visited(problem, TILE)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
@@ -180,11 +178,11 @@ def test_a_section_may_be_asked_to_be_larger():
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
 def test_what_blocks_take_is_all_tiles_with_the_longest_of_a_section_first(problem):
     cpu = torch.device("cpu")
-    blocks, (tiles, starts, _) = order.TAKEN.blocks(problem, TILE, cpu)
+    blocks, (tiles, starts) = order.TAKEN.blocks(problem, TILE, cpu)
     number = order.tiles_a_head(problem, TILE) * problem.heads * problem.batch
     assert blocks == min(number, order.processors(cpu)) and starts.tolist() == [0, number]
     assert tiles.tolist() == order.deal(problem, TILE, 1)[0] and sorted(tiles.tolist()) == list(range(number))
-    _, (_, others, _) = order.TAKEN.blocks(problem, TILE, cpu)
+    _, (_, others) = order.TAKEN.blocks(problem, TILE, cpu)
     assert others.data_ptr() != starts.data_ptr()  # launches that run at the same time count for themselves
 
 
