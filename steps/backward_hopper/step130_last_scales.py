@@ -11,6 +11,7 @@ meanwhile. Only behind the last blocks of all nothing is left to multiply.
 """
 
 from steps.backward_hopper import step58_even_banks
+from steps.backward_hopper.last import SCALES
 
 STEP = step58_even_banks.STEP.evolve(
     number=130,
@@ -18,5 +19,5 @@ STEP = step58_even_banks.STEP.evolve(
     title="The last block scales dQ",
     change="The last block of a head scales and rounds dQ, in place of a kernel of its own behind all of them.",
     fork=True,
-    last_scales=True,
+    ending=SCALES,
 )

@@ -11,6 +11,7 @@ At head_dim 256 warp groups tell each other other things, and nothing changes.
 """
 
 from steps.backward_hopper import step133_heads_apart
+from steps.backward_hopper.products import WITH_D_OUTPUT
 
 STEP = step133_heads_apart.STEP.evolve(
     number=134,
@@ -18,5 +19,5 @@ STEP = step133_heads_apart.STEP.evolve(
     title="One word frees two places",
     change="The place of dS is free when that of dO is: warps meet once less in a turn.",
     fork=True,
-    freed_together=True,
+    exchange=WITH_D_OUTPUT,
 )

@@ -14,6 +14,7 @@ head_dim 256 the sums alone fill the registers.
 """
 
 from steps.backward_hopper import step134_freed_together
+from steps.backward_hopper.products import ALL_KEPT, HALF_KEPT
 
 STEP = step134_freed_together.STEP.evolve(
     number=135,
@@ -21,5 +22,6 @@ STEP = step134_freed_together.STEP.evolve(
     title="K in registers",
     change="Warp groups keep K, or half of its columns, in registers, and read less of shared memory.",
     fork=True,
-    keys_kept=True,
+    keys_64=ALL_KEPT,
+    keys_unmasked=HALF_KEPT,
 )

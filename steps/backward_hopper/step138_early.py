@@ -12,6 +12,7 @@ The first kernel of a call waits as before, as what it reads may come from anybo
 """
 
 from steps.backward_hopper import step137_whole_lines
+from steps.backward_hopper.lib import EARLY
 from steps.core.problems import standard
 
 STEP = step137_whole_lines.STEP.evolve(
@@ -20,6 +21,6 @@ STEP = step137_whole_lines.STEP.evolve(
     title="Kernels that begin early",
     change="The kernels of a call begin before the one before has ended; they wait for it where they need to.",
     fork=True,
-    early=True,
+    begin=EARLY,
     default_problem=standard(1024, causal=True),
 )

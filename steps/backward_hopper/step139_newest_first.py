@@ -11,6 +11,7 @@ To expect, as a hypothesis: as many bytes, of which more come from L2, where the
 """
 
 from steps.backward_hopper import step138_early
+from steps.backward_hopper.rows import last_head_first
 from steps.core.problems import standard
 
 STEP = step138_early.STEP.evolve(
@@ -19,6 +20,6 @@ STEP = step138_early.STEP.evolve(
     title="The newest rows first",
     change="Small kernels begin with the last head, whose sums L2 still holds.",
     fork=True,
-    newest_first=True,
+    line_of_block=last_head_first,
     default_problem=standard(1024, causal=True),
 )

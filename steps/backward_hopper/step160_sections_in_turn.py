@@ -18,6 +18,9 @@ kernels that begin early (138), and the newest rows first (139).
 """
 
 from steps.backward_hopper import step132_adder
+from steps.backward_hopper.adding import LINES
+from steps.backward_hopper.lib import EARLY
+from steps.backward_hopper.rows import last_head_first
 from steps.core.problems import standard
 
 STEP = step132_adder.STEP.evolve(
@@ -27,8 +30,8 @@ STEP = step132_adder.STEP.evolve(
     change="Without a mask, blocks in turn begin in sections of heads, so that a block's turn has come when it begins.",
     fork=True,
     sections=True,
-    whole_lines=True,
-    early=True,
-    newest_first=True,
+    wide_adding=LINES,
+    begin=EARLY,
+    line_of_block=last_head_first,
     default_problem=standard(4096, causal=False),
 )

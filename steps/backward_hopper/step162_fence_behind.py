@@ -20,6 +20,7 @@ turn is shorter, so that the wait is a larger part of it.
 """
 
 from steps.backward_hopper import step139_newest_first
+from steps.backward_hopper.products import FENCE_BEHIND
 from steps.core.problems import standard
 
 STEP = step139_newest_first.STEP.evolve(
@@ -28,6 +29,6 @@ STEP = step139_newest_first.STEP.evolve(
     title="The fence behind the products",
     change="A warp group asks for dQ and dK before the fence behind its dS, not after.",
     fork=True,
-    fence_behind=True,
+    fence=FENCE_BEHIND,
     default_problem=standard(4096, causal=False),
 )

@@ -16,6 +16,7 @@ To expect, as a hypothesis: the chain from dO to dS gets shorter, and a turn wit
 """
 
 from steps.backward_hopper import step163_no_turns
+from steps.backward_hopper.products import FROM_ROW_SUMS
 from steps.core.problems import standard
 
 STEP = step163_no_turns.STEP.evolve(
@@ -24,6 +25,6 @@ STEP = step163_no_turns.STEP.evolve(
     title="The gradient begins with the row sums",
     change="The product for the weights' gradient begins with minus the row sums in its registers, not with zeros.",
     fork=True,
-    from_row_sums=True,
+    gradient=FROM_ROW_SUMS,
     default_problem=standard(4096, causal=False),
 )

@@ -6,11 +6,12 @@ and the last kernel puts them back. No number moves from lane to lane.
 """
 
 from steps.backward_hopper import step51_under_way
+from steps.backward_hopper.adding import FOURS
 
 STEP = step51_under_way.STEP.evolve(
     number=52,
     name="fours",
     title="dQ added by fours",
     change="The sums for dQ hold columns in another order, so that a lane adds four numbers at once.",
-    adding="fours",
+    adding=FOURS,
 )

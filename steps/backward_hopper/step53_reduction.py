@@ -6,11 +6,12 @@ once more for every tile. The sums hold their columns in order again.
 """
 
 from steps.backward_hopper import step52_fours
+from steps.backward_hopper.adding import BY_TMA
 
 STEP = step52_fours.STEP.evolve(
     number=53,
     name="reduction",
     title="dQ added by TMA",
     change="dQ goes through shared memory, and TMA adds it to the sums in place of the warps.",
-    adding="reduction",
+    adding=BY_TMA,
 )

@@ -7,12 +7,12 @@ cores busy. At head_dim 64 there is room for tiles of 128 queries. At head_dim 2
 have roles: one computes the scores and dV, the other the scores' gradients and dK (``roles.py``).
 """
 
-from steps.backward_hopper import step53_reduction
+from steps.backward_hopper import apart, step53_reduction
 
 STEP = step53_reduction.STEP.evolve(
     number=54,
     name="groups_apart",
     title="Warp groups on their own",
     change="Each warp group has 64 keys and half of dQ, computed a turn later, and waits for the other's dS alone.",
-    parts=2,
+    generation=apart.fmha_backward,
 )

@@ -9,6 +9,7 @@ distance. What is lost is that first wait, and more so the fewer tiles of querie
 """
 
 from steps.backward_hopper import step54_groups_apart
+from steps.backward_hopper.adding import IN_TURN
 
 STEP = step54_groups_apart.STEP.evolve(
     number=55,
@@ -16,5 +17,5 @@ STEP = step54_groups_apart.STEP.evolve(
     title="The same bits every time",
     change="Blocks add to a tile of dQ in the same order every time, each when those before it have.",
     fork=True,
-    in_turn=True,
+    sequence=IN_TURN,
 )

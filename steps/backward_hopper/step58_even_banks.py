@@ -13,11 +13,12 @@ and takes 256 now. The products of a turn take the tensor cores 2560 cycles, and
 """
 
 from steps.backward_hopper import step57_alternate
+from steps.backward_hopper.adding import FOURS_BY_TMA
 
 STEP = step57_alternate.STEP.evolve(
     number=58,
     name="even_banks",
     title="dQ without bank conflicts",
     change="dQ goes to shared memory in chunks of four columns of a lane, so that every store meets every bank once.",
-    adding="reduction_of_fours",
+    adding=FOURS_BY_TMA,
 )
