@@ -95,12 +95,6 @@ def consume_apart(
     variant.ending.end(aside, work, scale, padded, part, variant)
 
 
-@gluon.jit
-def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
-    """The warps of a part, which go through all turns for themselves: ``consume_apart``, or ``roles.consume``."""
-    variant.consume(arrays, tiles, barriers, work, scale, padded, aside, part, variant)
-
-
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
     Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
@@ -118,8 +112,8 @@ def fmha_backward(
     BUDGETS: gl.constexpr = variant.budgets
     gl.warp_specialize(
         [
-            (consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
-            (consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+            (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+            (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
             (produce, (arrays, tiles, barriers, work, aside, variant)),
         ],
         WORKERS,

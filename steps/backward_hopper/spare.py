@@ -24,7 +24,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from steps.backward_hopper.apart import consume
 from steps.backward_hopper.lib import (
     AWAIT,
     WRITTEN,
@@ -207,18 +206,6 @@ def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr
     gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=(row < aside.seq_len_q)[:, None])
 
 
-@gluon.jit
-def help_first(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
-    """The first helper beside the producer."""
-    variant.helpers.first(arrays, tiles, barriers, work, scale, padded, aside, n, variant)
-
-
-@gluon.jit
-def help_second(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
-    """And the second."""
-    variant.helpers.second(arrays, tiles, barriers, work, scale, padded, aside, n, variant)
-
-
 SPARE = Helpers(prepare_ahead, scale_behind, await_rows, (2, 1))
 CLEARS = Helpers(clear_ahead, None, await_zeros, (1,), zeros=True)
 TOLD = Ending(tell_added, end_at_once)
@@ -242,10 +229,10 @@ def fmha_backward(
     if variant.helpers.second is None:
         gl.warp_specialize(
             [
-                (consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, aside, variant)),
-                (help_first, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.helpers.first, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
             ],
             WORKERS,
             BUDGETS,
@@ -253,11 +240,11 @@ def fmha_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
                 (produce, (arrays, tiles, barriers, work, aside, variant)),
-                (help_first, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
-                (help_second, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+                (variant.helpers.first, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.helpers.second, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
             ],
             WORKERS,
             BUDGETS,
