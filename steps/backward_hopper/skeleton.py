@@ -95,35 +95,33 @@ class HopperGradients(GradientStep, FusedStep):
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def __post_init__(self):
-        alone, whole = self.generation is together.fmha_backward, not (self.in_turn or self.two_streams)
-        others = self.turns, self.ending, self.helpers, self.sequence
-        if alone and others != (NO_TURNS, lib.AT_ONCE, lib.NOBODY, by.ANY_ORDER):
+        ends, by_heads = self.ending is not lib.AT_ONCE, self.helpers is spare.SPARE
+        takes_apart = self.turns, self.ending, self.helpers, self.sequence
+        if self.together and takes_apart != (NO_TURNS, lib.AT_ONCE, lib.NOBODY, by.ANY_ORDER):
             raise ValueError("turns, ending, helpers and sequence take warp groups that are apart")
-        if not (alone or self.adding.by_tma):
+        if not (self.together or self.adding.by_tma):
             raise ValueError("warp groups that are apart take adding by TMA")
-        if self.in_turn and (self.adding_unmasked or self.ending is not lib.AT_ONCE):
-            raise ValueError("sequence=IN_TURN takes adding_unmasked=None, and no ending")
-        if self.adds_in_turn != self.in_turn and self.helpers is not lib.NOBODY and not self.by_heads:
-            raise ValueError("warps that add in turn take sequence=IN_TURN")
-        if (self.by_heads or self.heads_apart or self.ending is not lib.AT_ONCE) and not (whole and self.adding.fours):
-            raise ValueError("ending, spare warps and heads_apart take adding of fours, in any order, in one stream")
-        if self.ending is not lib.AT_ONCE and (self.by_heads or self.begin.early):
+        if self.in_turn and self.adding_unmasked:
+            raise ValueError(
+                "sequence=IN_TURN takes adding_unmasked=None: who adds in turn does not wait for a later one"
+            )
+        if (self.helpers.hear or self.wide_helpers.hear) and not self.in_turn:
+            raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
+        fits = self.adding.fours and not (self.in_turn or self.two_streams)
+        if (ends or by_heads or self.heads_apart) and not fits:
+            raise ValueError("ending, spare warps and heads_apart take adding by fours, in any order, in one stream")
+        if ends and (by_heads or self.begin.early):
             raise ValueError("ending takes no spare warps, and kernels that do not begin early")
+
+    @property
+    def together(self) -> bool:
+        """Whether warp groups compute together."""
+        return self.generation is together.fmha_backward
 
     @property
     def in_turn(self) -> bool:
         """Whether blocks add to dQ in turn."""
         return self.sequence is by.IN_TURN
-
-    @property
-    def adds_in_turn(self) -> bool:
-        """Whether there are warps that add, or pass tiles on, in turn."""
-        return any(helpers.hear for helpers in (self.helpers, self.wide_helpers))
-
-    @property
-    def by_heads(self) -> bool:
-        """Whether spare warps work for other heads."""
-        return self.helpers is spare.SPARE
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -140,8 +138,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def rule(self, problem: Problem) -> Rule | None:
         """The launch rule for warp groups that compute together, or apart; None where there is none."""
-        together_ = self.generation is together.fmha_backward
-        return rule_for("hopper_together" if together_ else "hopper_apart", problem, DEFAULT_ARCH)
+        return rule_for("hopper_together" if self.together else "hopper_apart", problem, DEFAULT_ARCH)
 
     def kernel(self, problem: Problem):
         """The kernel whose blocks own keys."""
@@ -183,10 +180,9 @@ class HopperGradients(GradientStep, FusedStep):
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
         tile, head_dim = self.rule(problem).choice.tile, problem.head_dim
-        one_each = self.generation is together.fmha_backward
-        wide = head_dim == 256
-        blocks = -(-problem.seq_len_kv // tile.key)
-        masked = problem.causal or problem.seq_len_kv % tile.key != 0
+        blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
+        ragged = problem.seq_len_kv % tile.key != 0
+        masked = problem.causal or ragged
         sharing = problem.group_size if self.heads_apart and not wide and self.turns_enough(problem, tile) else 1
         group_size = problem.group_size // sharing
         in_sections = self.sections and group_size == 1 and problem.causal != self.in_turn
@@ -204,25 +200,22 @@ class HopperGradients(GradientStep, FusedStep):
         keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
         if head_dim == 128 and not masked:
             keys = self.keys_unmasked
+        place = lib.from_last_keys if self.in_turn and problem.causal else lib.by_number
         ending = self.ending if problem.group_size == 1 else lib.AT_ONCE
         return Variant(
             tile=tile,
             head_dim=head_dim,
             group_size=group_size,
             causal=problem.causal,
-            ragged=problem.seq_len_kv % tile.key != 0,
+            ragged=ragged,
             unseen=problem.causal and (blocks - 1) * tile.key >= tiles_a_head(problem, tile) * tile.query,
-            parts=1 if one_each else 2,
+            parts=1 if self.together else 2,
             sharing=sharing,
             section=SECTION if in_sections else 0,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
             consume=roles.consume if tile.key == ROWS else apart.consume_apart,
-            place=lib.in_sections
-            if in_sections
-            else lib.from_last_keys
-            if self.in_turn and problem.causal
-            else lib.by_number,
+            place=lib.in_sections if in_sections else place,
             adding=adding,
             sequence=sequence,
             turns=self.turns if head_dim == 128 else NO_TURNS,

@@ -4,7 +4,7 @@ Registers are handed to whole warp groups, so that beside the producer's one war
 of them prepare rows of a head whose blocks begin later (``rows.prepare``), one scales dQ of a head whose blocks have
 ended (``rows.scaled``). Both wait for device memory most of the time, and need little of the SM.
 
-Blocks begin in the order of their numbers, and the heads in sections (``pipeline.place_in_section``), or one after the
+Blocks begin in the order of their numbers, and the heads in sections (``lib.in_sections``), or one after the
 other. ``lines_ahead`` counts the heads from a block's own to that whose rows it prepares: where heads come in sections,
 to a later one. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and
 scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
@@ -45,7 +45,7 @@ from steps.gluon import names  # noqa: F401
 
 @gluon.jit
 def lines_ahead(variant: gl.constexpr):
-    """The heads from a block's own to that whose rows it prepares, or clears (``variant.heads_ahead``)."""
+    """The heads from a block's own to that whose rows it prepares, or clears (``skeleton.heads_ahead``)."""
     return gl.maximum(2, variant.ahead // gl.num_programs(0))
 
 

@@ -1,7 +1,7 @@
 """Step 55, a fork from step 54: the same bits every time.
 
 Blocks add to dQ in an order that chance decides, and a float32 sum depends on it: two runs on the same inputs differ in
-the last bits. Here blocks add one after the other, in the same order every time (``in_turn.py``). What dK and dV add up
+the last bits. Here blocks add one after the other, in the same order every time (``adding``). What dK and dV add up
 to was always the same, as one block does it.
 
 To expect, as a hypothesis: a block waits for the one before it at its first tile, and from then on follows it at a
