@@ -251,7 +251,7 @@ def test_what_runs_in_halves_is_not_taken_for_the_same_code():
         assert now.sass == before.sass and now.same_code(before) is same
 
 
-IN_TURN = [
+MANY_BLOCKS = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=600, head_dim=64, causal=False),
     problem(batch=1, heads=1, seq_len_q=500, seq_len_kv=700, head_dim=128),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=200, head_dim=256),
@@ -271,10 +271,10 @@ def bits(step, shape, seeds) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *(("in_turn", shape) for shape in IN_TURN),
-        *(("adder", shape) for shape in IN_TURN[:2]),
-        *(("two_adders", shape) for shape in IN_TURN),
-        *(("short_turns", shape) for shape in IN_TURN[:2]),
+        *(("in_turn", shape) for shape in MANY_BLOCKS),
+        *(("adder", shape) for shape in MANY_BLOCKS[:2]),
+        *(("two_adders", shape) for shape in MANY_BLOCKS),
+        *(("short_turns", shape) for shape in MANY_BLOCKS[:2]),
     ],
     ids=str,
 )
@@ -386,7 +386,6 @@ def test_a_warp_adds_where_tma_does():
 
 def test_of_two_adders_each_takes_every_other_tile():
     """And at head_dim 256, where warp groups add from registers, each has a warp that passes its tiles on."""
-    step = get_step("two_adders")
     for head_dim, places in ((64, (1, 2)), (128, (1, 2)), (256, (5, 2))):  # where a block counts itself
         code = [get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("sections_in_turn", "two_adders")]
         assert tuple(text.count("red.global.gpu.release.add") for text in code) == places
