@@ -17,6 +17,7 @@ from steps.backward_hopper.adding import add_to_keys
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
+from steps.hopper.lib import release
 
 
 @gluon.jit
@@ -144,12 +145,14 @@ def in_16_bits(weights, rounded):
 
 @dataclass(frozen=True)
 class Gradient(Pieces):
-    """issue(values, d_output, row_sum, turn, variant): begin the weights' gradient [key, query]. less(d_weights,
-    row_sum, turn, variant): it, complete, less the row sums of dO * O (delta), as dS takes it.
+    """issue(values, d_output, row_sum, turn, variant): begin the weights' gradient [key, query].
+
+    d_scores(weights, d_weights, row_sum, turn, dtype, variant): dS, rounded: the weights times what is left of their
+    gradient when the row sums of dO * O (delta) are taken off.
     """
 
     issue: Callable
-    less: Callable
+    d_scores: Callable
 
 
 @gluon.jit
@@ -159,9 +162,10 @@ def issue_from_zero(values, d_output, row_sum, turn, variant: gl.constexpr):
 
 
 @gluon.jit
-def less_row_sums(d_weights, row_sum, turn, variant: gl.constexpr):
-    """Take the row sums off."""
-    return d_weights - number_of(row_sum, turn, variant)
+def less_row_sums(weights, d_weights, row_sum, turn, dtype: gl.constexpr, variant: gl.constexpr):
+    """dS: the row sums are taken off now."""
+    d_weights -= number_of(row_sum, turn, variant)
+    return (weights * d_weights).to(dtype)
 
 
 @gluon.jit
@@ -173,9 +177,9 @@ def issue_from_row_sums(values, d_output, row_sum, turn, variant: gl.constexpr):
 
 
 @gluon.jit
-def as_it_is(d_weights, row_sum, turn, variant: gl.constexpr):
-    """The row sums are off already."""
-    return d_weights
+def as_it_is(weights, d_weights, row_sum, turn, dtype: gl.constexpr, variant: gl.constexpr):
+    """dS: the row sums are off already."""
+    return (weights * d_weights).to(dtype)
 
 
 # --- how two parts exchange dS ---
@@ -183,12 +187,12 @@ def as_it_is(d_weights, row_sum, turn, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Exchange(Pieces):
-    """When the place of a turn's dS is free. wait(barriers, turn, variant): until it is. tell(...): that of the turn
-    before is, for this part. barriers: whether it has mbarriers of its own.
+    """When the place of a turn's dS is free. wait(barriers, turn, variant): until it is. free(...): this part needs no
+    more the place of the turn's dO, and that of dS of the turn before. barriers: whether dS has mbarriers of its own.
     """
 
     wait: Callable
-    tell: Callable
+    free: Callable
     barriers: bool
 
 
@@ -199,8 +203,9 @@ def await_place(barriers, turn, variant: gl.constexpr):
 
 
 @gluon.jit
-def free_place(barriers, turn, variant: gl.constexpr):
-    """This part has multiplied dS of the turn before."""
+def free_each(barriers, turn, variant: gl.constexpr):
+    """This part has multiplied dO of the turn, and dS of the turn before."""
+    release(barriers.d_output_free, turn, variant.stages)
     mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
 
 
@@ -212,8 +217,9 @@ def await_place_with_d_output(barriers, turn, variant: gl.constexpr):
 
 
 @gluon.jit
-def freed_with_d_output(barriers, turn, variant: gl.constexpr):
-    """The word about the place of dO stands for that of dS, too."""
+def free_together(barriers, turn, variant: gl.constexpr):
+    """Likewise: one word says both."""
+    release(barriers.d_output_free, turn, variant.stages)
 
 
 @dataclass(frozen=True)
@@ -284,7 +290,7 @@ HALF_KEPT = Keys(in_registers, issue_from_registers, in_float32, share=2)
 ALL_KEPT = Keys(in_registers, issue_from_registers, in_16_bits, share=1)
 FROM_ZERO = Gradient(issue_from_zero, less_row_sums)
 FROM_ROW_SUMS = Gradient(issue_from_row_sums, as_it_is)
-BY_ITSELF = Exchange(await_place, free_place, barriers=True)
-WITH_D_OUTPUT = Exchange(await_place_with_d_output, freed_with_d_output, barriers=False)
+BY_ITSELF = Exchange(await_place, free_each, barriers=True)
+WITH_D_OUTPUT = Exchange(await_place_with_d_output, free_together, barriers=False)
 FENCE_FIRST = Fence(tell_stored, not_here)
 FENCE_BEHIND = Fence(not_here, tell_stored)

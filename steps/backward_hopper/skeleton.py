@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from steps.backward_hopper import adding as by
-from steps.backward_hopper import apart, lib, roles, spare, together
+from steps.backward_hopper import apart, lib, loop, roles, spare, together
 from steps.backward_hopper import products as with_wgmma
 from steps.backward_hopper.halves import axis_of, ready_in_halves
 from steps.backward_hopper.last import SCALES
@@ -214,7 +214,7 @@ class HopperGradients(GradientStep, FusedStep):
             section=SECTION if in_sections else 0,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
-            consume=roles.consume if tile.key == ROWS else apart.consume_apart,
+            consume=roles.consume if tile.key == ROWS else loop.consume,
             place=lib.in_sections if in_sections else place,
             adding=adding,
             sequence=sequence,
