@@ -23,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from steps.backward_hopper.lib import AWAIT, WRITTEN, Helpers, async_reduce_shared_to_global, position, rows_are_there
+from steps.backward_hopper.lib import AWAIT, WRITTEN, Helpers, async_reduce_shared_to_global, nothing, position
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 
@@ -121,11 +121,6 @@ def in_fours(d_query, variant: gl.constexpr):
 def in_lines(d_query, variant: gl.constexpr):
     """A lane has four columns side by side, and eight lanes 128 bytes of a row."""
     return gl.convert_layout(fours_together(d_query, variant.query_fours), variant.query_lines)
-
-
-@gluon.jit
-def nothing_later(arrays, tiles, turns, work, part: gl.constexpr, variant: gl.constexpr):
-    """All of a turn's dQ is on its way."""
 
 
 @gluon.jit
@@ -245,21 +240,6 @@ def await_own_turn(barriers, aside, turn, work, part: gl.constexpr, variant: gl.
     await_turn(barriers, aside, turn, work, part, variant)
 
 
-@gluon.jit
-def at_once(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Blocks add when they come to it."""
-
-
-@gluon.jit
-def tell_nobody(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
-    """Nobody waits for it."""
-
-
-@gluon.jit
-def nothing_to_pass_on(aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Nobody waits for the last tile, or other warps pass it on."""
-
-
 # --- warps of their own, which add in turn or pass tiles on ---
 
 
@@ -319,16 +299,16 @@ def pass_turns_on(
 
 # --- the pieces, by what they do ---
 
-PAIRS = Adding(add_from_registers, in_pairs, nothing_later, nothing_later, by_tma=False, fours=False)
-FOURS = Adding(add_from_registers, in_fours, nothing_later, nothing_later, by_tma=False, fours=True)
-LINES = Adding(add_from_registers, in_lines, nothing_later, nothing_later, by_tma=False, fours=True)
-BY_TMA = Adding(add_by_tma, in_pairs, nothing_later, nothing_later, by_tma=True, fours=False)
-FOURS_BY_TMA = Adding(add_by_tma, in_fours, nothing_later, nothing_later, by_tma=True, fours=True)
+PAIRS = Adding(add_from_registers, in_pairs, nothing, nothing, by_tma=False, fours=False)
+FOURS = Adding(add_from_registers, in_fours, nothing, nothing, by_tma=False, fours=True)
+LINES = Adding(add_from_registers, in_lines, nothing, nothing, by_tma=False, fours=True)
+BY_TMA = Adding(add_by_tma, in_pairs, nothing, nothing, by_tma=True, fours=False)
+FOURS_BY_TMA = Adding(add_by_tma, in_fours, nothing, nothing, by_tma=True, fours=True)
 FOURS_LATER = Adding(store_to_add_later, in_fours, add_stored, add_last, by_tma=True, fours=True)
-ANY_ORDER = Sequence(at_once, tell_nobody, nothing_to_pass_on)
-IN_TURN = Sequence(await_own_turn, tell_nobody, pass_on)
-BY_ADDER = Sequence(await_adder, tell_adder, nothing_to_pass_on)
-PASSED_ON = Sequence(await_turn, tell_who_passes_on, nothing_to_pass_on)
-ADDER = Helpers(add_in_turn, None, rows_are_there, (1,), hear=2)
-TWO_ADDERS = Helpers(add_in_turn, add_in_turn, rows_are_there, (1, 1), hear=4)
-PASS_ON = Helpers(pass_turns_on, pass_turns_on, rows_are_there, (1, 1), hear=2)
+ANY_ORDER = Sequence(nothing, nothing, nothing)
+IN_TURN = Sequence(await_own_turn, nothing, pass_on)
+BY_ADDER = Sequence(await_adder, tell_adder, nothing)
+PASSED_ON = Sequence(await_turn, tell_who_passes_on, nothing)
+ADDER = Helpers(add_in_turn, None, nothing, nothing, (1,), hear=2)
+TWO_ADDERS = Helpers(add_in_turn, add_in_turn, nothing, nothing, (1, 1), hear=4)
+PASS_ON = Helpers(pass_turns_on, pass_turns_on, nothing, nothing, (1, 1), hear=2)

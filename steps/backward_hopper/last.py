@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.lib import WRITTEN, Ending, tell_nobody
+from steps.backward_hopper.lib import WRITTEN
 from steps.gluon import names  # noqa: F401
 
 
@@ -65,6 +65,3 @@ def scale_head(aside, line, scale, padded, part: gl.constexpr, variant: gl.const
         dtype: gl.constexpr = aside.d_query.dtype.element_ty
         gl.store(target, (pairs * (scale * LN2)).to(dtype), mask=(query < aside.seq_len_q)[:, None])
         sums = following
-
-
-SCALES = Ending(tell_nobody, scale_if_last)

@@ -76,8 +76,8 @@ def let_next_begin():
 
 
 @gluon.jit
-def nothing():
-    """A kernel begins when the one before it has ended."""
+def nothing(a=None, b=None, c=None, d=None, e=None, f=None):
+    """What is not done: a function for any arguments."""
 
 
 ONE_BY_ONE = Begin(nothing, nothing, early=False)
@@ -314,7 +314,7 @@ def own_line(work):
     return work.batch * gl.num_programs(1) + work.head
 
 
-# --- warps beside the producer, in its warp group, and what a part does at its end ---
+# --- warps beside the producer, in its warp group ---
 
 
 @dataclass(frozen=True)
@@ -322,47 +322,22 @@ class Helpers(Pieces):
     """Warps of the producer's warp group beside the producer. first, second: what they do, as
     f(arrays, tiles, barriers, work, scale, padded, aside, n, variant), where n is 0 and 1; None: there is none.
 
-    rows(aside, work, variant): the producer waits for rows that helpers have made. warps: of first and second. hear: so
-    many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared memory.
+    rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, two_behind,
+    variant): a part has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
+    first and second. hear: so many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared
+    memory.
     """
 
     first: Callable | None
     second: Callable | None
     rows: Callable
+    added: Callable
     warps: tuple[int, ...]
     hear: int = 0
     zeros: bool = False
 
 
-@dataclass(frozen=True)
-class Ending(Pieces):
-    """What a part does when it has added all that it adds to dQ: added(aside, work, two_behind, variant), at once;
-    end(aside, work, scale, padded, part, variant), when TMA has read all that it stores.
-
-    two_behind: behind dQ the part had TMA store dK and dV.
-    """
-
-    added: Callable
-    end: Callable
-
-
-@gluon.jit
-def rows_are_there(aside, work, variant: gl.constexpr):
-    """A kernel before this one has made all rows."""
-
-
-@gluon.jit
-def tell_nobody(aside, work, two_behind: gl.constexpr, variant: gl.constexpr):
-    """Nobody waits for what a part adds but the next kernel."""
-
-
-@gluon.jit
-def end_at_once(aside, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Nothing is left to do."""
-
-
-NOBODY = Helpers(None, None, rows_are_there, ())
-AT_ONCE = Ending(tell_nobody, end_at_once)
+NOBODY = Helpers(None, None, nothing, nothing, ())
 
 # --- the producer ---
 

@@ -88,6 +88,6 @@ def consume(
     # --- dK and dV ---
     variant.leave(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, part, variant)
     TWO_BEHIND: gl.constexpr = part == 0 and variant.sharing == 1
-    variant.ending.added(aside, work, TWO_BEHIND, variant)
+    variant.helpers.added(aside, work, TWO_BEHIND, variant)
     tma.store_wait(0)
-    variant.ending.end(aside, work, scale, padded, part, variant)
+    variant.end(aside, work, scale, padded, part, variant)

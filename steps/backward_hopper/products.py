@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from steps.backward_hopper.adding import add_to_keys
+from steps.backward_hopper.lib import nothing
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
@@ -237,11 +238,6 @@ def tell_stored(barriers, turn):
     mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
 
 
-@gluon.jit
-def not_here(barriers, turn):
-    """It is told elsewhere."""
-
-
 # --- dK and dV ---
 
 
@@ -292,5 +288,5 @@ FROM_ZERO = Gradient(issue_from_zero, less_row_sums)
 FROM_ROW_SUMS = Gradient(issue_from_row_sums, as_it_is)
 BY_ITSELF = Exchange(await_place, free_each, barriers=True)
 WITH_D_OUTPUT = Exchange(await_place_with_d_output, free_together, barriers=False)
-FENCE_FIRST = Fence(tell_stored, not_here)
-FENCE_BEHIND = Fence(not_here, tell_stored)
+FENCE_FIRST = Fence(tell_stored, nothing)
+FENCE_BEHIND = Fence(nothing, tell_stored)

@@ -77,9 +77,9 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, aside, 0, variant)
         variant.sequence.end(aside, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
-    variant.ending.added(aside, work, False, variant)
+    variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
-    variant.ending.end(aside, work, scale, padded, 0, variant)
+    variant.end(aside, work, scale, padded, 0, variant)
 
 
 @gluon.jit
@@ -119,9 +119,9 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
     if turns > 0:
         variant.sequence.end(aside, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
-    variant.ending.added(aside, work, False, variant)
+    variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
-    variant.ending.end(aside, work, scale, padded, 1, variant)
+    variant.end(aside, work, scale, padded, 1, variant)
 
 
 @gluon.jit

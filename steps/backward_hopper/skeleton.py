@@ -12,7 +12,7 @@ from steps.backward_hopper import adding as by
 from steps.backward_hopper import apart, lib, loop, roles, spare, together
 from steps.backward_hopper import products as with_wgmma
 from steps.backward_hopper.halves import axis_of, ready_in_halves
-from steps.backward_hopper.last import SCALES
+from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
 from steps.core.fused import FusedStep, hole, too_long_to_simulate
@@ -52,7 +52,7 @@ class HopperGradients(GradientStep, FusedStep):
     block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
     turns: in which order parts compute weights and dS, at head_dim 128.
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
-    ending: what a part does at its end; not with grouped heads.
+    end: what a part does at its end; not with grouped heads.
     helpers: warps of the producer's warp group that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
@@ -75,7 +75,7 @@ class HopperGradients(GradientStep, FusedStep):
     sections: bool = hole(told=False, default=False)
     turns: Turns = hole(told=False, default=NO_TURNS)
     two_streams: bool = hole(told=False, default=False)
-    ending: lib.Ending = hole(told=False, default=lib.AT_ONCE)
+    end: Callable = hole(told=False, default=lib.nothing)
     helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     wide_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     short_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
@@ -95,10 +95,10 @@ class HopperGradients(GradientStep, FusedStep):
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def __post_init__(self):
-        ends, by_heads = self.ending is not lib.AT_ONCE, self.helpers is spare.SPARE
-        takes_apart = self.turns, self.ending, self.helpers, self.sequence
-        if self.together and takes_apart != (NO_TURNS, lib.AT_ONCE, lib.NOBODY, by.ANY_ORDER):
-            raise ValueError("turns, ending, helpers and sequence take warp groups that are apart")
+        ends, by_heads = self.end is not lib.nothing, self.helpers is spare.SPARE
+        takes_apart = self.turns, self.end, self.helpers, self.sequence
+        if self.together and takes_apart != (NO_TURNS, lib.nothing, lib.NOBODY, by.ANY_ORDER):
+            raise ValueError("turns, end, helpers and sequence take warp groups that are apart")
         if not (self.together or self.adding.by_tma):
             raise ValueError("warp groups that are apart take adding by TMA")
         if self.in_turn and self.adding_unmasked:
@@ -109,9 +109,9 @@ class HopperGradients(GradientStep, FusedStep):
             raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
         fits = self.adding.fours and not (self.in_turn or self.two_streams)
         if (ends or by_heads or self.heads_apart) and not fits:
-            raise ValueError("ending, spare warps and heads_apart take adding by fours, in any order, in one stream")
+            raise ValueError("end, spare warps and heads_apart take adding by fours, in any order, in one stream")
         if ends and (by_heads or self.begin.early):
-            raise ValueError("ending takes no spare warps, and kernels that do not begin early")
+            raise ValueError("end takes no spare warps, and kernels that do not begin early")
 
     @property
     def together(self) -> bool:
@@ -201,7 +201,6 @@ class HopperGradients(GradientStep, FusedStep):
         if head_dim == 128 and not masked:
             keys = self.keys_unmasked
         place = lib.from_last_keys if self.in_turn and problem.causal else lib.by_number
-        ending = self.ending if problem.group_size == 1 else lib.AT_ONCE
         return Variant(
             tile=tile,
             head_dim=head_dim,
@@ -225,7 +224,7 @@ class HopperGradients(GradientStep, FusedStep):
             fence=with_wgmma.FENCE_FIRST if wide else self.fence,
             leave=with_wgmma.add_both if sharing > 1 else with_wgmma.store_both,
             helpers=helpers,
-            ending=spare.TOLD if helpers is spare.SPARE else ending,
+            end=self.end if problem.group_size == 1 else lib.nothing,
             begin=self.begin,
             line_of_block=self.line_of_block,
         )
@@ -251,7 +250,7 @@ class HopperGradients(GradientStep, FusedStep):
     def entry(self, problem: Problem, arch: str):
         kernel, variant = self.kernel(problem), self.variant(problem)
         missing = set() if variant.spare else {"AllNumbers", "Out", "AllDO", "LSE", "strides", "rates"}
-        missing |= set() if variant.spare or variant.ending is SCALES else {"AllSums", "DQ"}
+        missing |= set() if variant.spare or variant.end is scale_if_last else {"AllSums", "DQ"}
         missing |= set() if variant.counts else {"Counts"}
         return kernel, {"variant": variant, **dict.fromkeys(n for n in kernel.arg_names if n in missing)}
 
@@ -264,7 +263,7 @@ class HopperGradients(GradientStep, FusedStep):
 
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
-        if into[0] and self.ending is SCALES:
+        if into[0] and self.end is scale_if_last:
             into[0] = out[0].is_contiguous()
 
         def fitted(q, k, v, o, do):
@@ -336,7 +335,7 @@ class HopperGradients(GradientStep, FusedStep):
             """What the kernel whose blocks own keys takes behind its constants."""
             if variant.spare:
                 return *counted, sums, dq, numbers, o, do, lse
-            return (*counted, sums, dq) if variant.ending is SCALES else counted
+            return (*counted, sums, dq) if variant.end is scale_if_last else counted
 
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
@@ -352,7 +351,7 @@ class HopperGradients(GradientStep, FusedStep):
             return _launcher(scaled, blocks, passed, (), ROW_WARPS, device, 2, **how)
 
         scaling = None
-        if variant.ending is not SCALES:
+        if variant.end is not scale_if_last:
             of = (*sizes, first_line, variant, False)
             scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
         rounding = []  # dK and dV, where they were added up
@@ -389,7 +388,7 @@ class HopperGradients(GradientStep, FusedStep):
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
         into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.sharing > 1 else k
         more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
-        if variant.ending is SCALES:
+        if variant.end is scale_if_last:
             more = (*more, sums, q)
         if variant.spare:
             lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")

@@ -30,9 +30,8 @@ from steps.backward_hopper.lib import (
     WRITTEN_BUT_TWO,
     Arrays,
     Aside,
-    Ending,
     Helpers,
-    end_at_once,
+    nothing,
     own_line,
     own_work,
     produce,
@@ -206,9 +205,8 @@ def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr
     gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=(row < aside.seq_len_q)[:, None])
 
 
-SPARE = Helpers(prepare_ahead, scale_behind, await_rows, (2, 1))
-CLEARS = Helpers(clear_ahead, None, await_zeros, (1,), zeros=True)
-TOLD = Ending(tell_added, end_at_once)
+SPARE = Helpers(prepare_ahead, scale_behind, await_rows, tell_added, (2, 1))
+CLEARS = Helpers(clear_ahead, None, await_zeros, nothing, (1,), zeros=True)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])

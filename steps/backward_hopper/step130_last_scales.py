@@ -11,7 +11,7 @@ meanwhile. Only behind the last blocks of all nothing is left to multiply.
 """
 
 from steps.backward_hopper import step58_even_banks
-from steps.backward_hopper.last import SCALES
+from steps.backward_hopper.last import scale_if_last
 
 STEP = step58_even_banks.STEP.evolve(
     number=130,
@@ -19,5 +19,5 @@ STEP = step58_even_banks.STEP.evolve(
     title="The last block scales dQ",
     change="The last block of a head scales and rounds dQ, in place of a kernel of its own behind all of them.",
     fork=True,
-    ending=SCALES,
+    end=scale_if_last,
 )

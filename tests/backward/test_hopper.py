@@ -396,7 +396,7 @@ UNFIT = [{"sequence": IN_TURN}, {"adding": BY_TMA}, {"two_streams": True}]
 
 @pytest.mark.parametrize("changes", UNFIT, ids=str)
 def test_what_the_last_block_cannot_scale_is_refused(changes):
-    with pytest.raises(ValueError, match="ending, spare warps and heads_apart take"):
+    with pytest.raises(ValueError, match="end, spare warps and heads_apart take"):
         replace(get_step("last_scales"), **changes)
 
 
