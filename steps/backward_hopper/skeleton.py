@@ -102,9 +102,7 @@ class HopperGradients(GradientStep, FusedStep):
         if not (self.together or self.adding.by_tma):
             raise ValueError("warp groups that are apart take adding by TMA")
         if self.in_turn and self.adding_unmasked:
-            raise ValueError(
-                "sequence=IN_TURN takes adding_unmasked=None: who adds in turn does not wait for a later one"
-            )
+            raise ValueError("sequence=IN_TURN takes adding_unmasked=None: nobody's turn is put off")
         if (self.helpers.hear or self.wide_helpers.hear) and not self.in_turn:
             raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
         fits = self.adding.fours and not (self.in_turn or self.two_streams)

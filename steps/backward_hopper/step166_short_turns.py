@@ -8,8 +8,7 @@ To expect, as a hypothesis: as much as those steps gained, unless blocks wait fo
 if it then waits for the one before it.
 """
 
-from steps.backward_hopper import step161_two_adders
-from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
+from steps.backward_hopper import products, step161_two_adders
 from steps.core.problems import standard
 from steps.hopper.lib import NO_TURNS
 
@@ -20,7 +19,7 @@ STEP = step161_two_adders.STEP.evolve(
     change="In turn, with the fence behind the products, weights without turns, and gradients from the row sums.",
     fork=True,
     turns=NO_TURNS,
-    fence=FENCE_BEHIND,
-    gradient=FROM_ROW_SUMS,
+    fence=products.FENCE_BEHIND,
+    gradient=products.FROM_ROW_SUMS,
     default_problem=standard(4096, causal=False),
 )

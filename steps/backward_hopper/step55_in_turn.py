@@ -8,8 +8,7 @@ To expect, as a hypothesis: a block waits for the one before it at its first til
 distance. What is lost is that first wait, and more so the fewer tiles of queries there are.
 """
 
-from steps.backward_hopper import step54_groups_apart
-from steps.backward_hopper.adding import IN_TURN
+from steps.backward_hopper import adding, step54_groups_apart
 
 STEP = step54_groups_apart.STEP.evolve(
     number=55,
@@ -17,5 +16,5 @@ STEP = step54_groups_apart.STEP.evolve(
     title="The same bits every time",
     change="Blocks add to a tile of dQ in the same order every time, each when those before it have.",
     fork=True,
-    sequence=IN_TURN,
+    sequence=adding.IN_TURN,
 )

@@ -419,7 +419,7 @@ def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, p
         "add": "add_stored(" if name == "added_later" else "add_to_query(",
     }
     text = write_step(get_step(name), shape).text
-    turn = text[text.index("for turn in range(turns):", text.index("def consume_apart")) :]
+    turn = text[text.index("for turn in range(turns):", text.index("def consume")) :]
     turn = turn[: turn.index("# --- dQ of the last turn")]
     assert sorted(pieces, key=lambda piece: turn.index(marks[piece])) == list(pieces)
 
