@@ -8,4 +8,4 @@ has which.
 """
 
 # Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
-PIECES = ("adding", "lib", "products")
+PIECES = ("lib", "products")

@@ -5,8 +5,9 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from steps import GRADIENTS, get_step
-from steps.backward_hopper import halves
+from steps.backward_hopper import apart, halves, spare, together
 from steps.backward_hopper.adding import ANY_ORDER, BY_TMA, FOURS_LATER, IN_TURN
 from steps.backward_hopper.halves import BATCH, HEADS
 from steps.backward_hopper.lib import ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
 from steps.backward_hopper.skeleton import own_blocks
+from steps.backward_hopper.variant import Variant
 from steps.core.problems import standard
 from steps.simulate import Examination
 from steps.writing.written import write_step
@@ -39,6 +41,17 @@ SHAPES = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=150, head_dim=256),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=300, head_dim=64, causal=False),
 ]
+
+
+def test_kernels_ask_what_the_problem_is_and_never_which_step_it_is():
+    switches = {field.name for field in fields(Variant) if field.type in (bool, "bool")}
+    assert switches == {"causal", "ragged", "unseen"}
+
+
+@pytest.mark.parametrize("generation", [together, apart, spare], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_generation_is_read_at_one_go(generation):
+    text = Path(generation.__file__).read_text(encoding="utf-8")
+    assert re.findall(r"^def (\w+)", text, re.MULTILINE)[-1] == "fmha_backward" and len(text.splitlines()) < 260
 
 
 CASES = distinct(HOPPER, SHAPES)
