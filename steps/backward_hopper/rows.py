@@ -61,8 +61,8 @@ def first_head_first():
 
 @gluon.jit
 def last_head_first():
-    """Likewise. It is what the kernel before has written last, and L2 is likely to hold it; and of what this kernel
-    reads or writes the next one needs the first head's rows first.
+    """Likewise, the last head first. It is what the kernel before has written last, and L2 is likely to hold it; and of
+    what this kernel reads or writes the next one needs the first head's rows first.
     """
     return gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
 

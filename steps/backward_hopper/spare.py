@@ -1,5 +1,6 @@
-"""What the spare warps of the producer's warp group do: the small kernels' work for other heads, under the products.
+"""Parts on their own, and beside the producer warps that add in turn (``adding``), or do the small kernels' work.
 
+What the latter do, for other heads and under the products, stands here, and the kernel with all roles at the end.
 Registers are handed to whole warp groups, so that beside the producer's one warp three have registers and no work. Two
 of them prepare rows of a head whose blocks begin later (``rows.prepare``), one scales dQ of a head whose blocks have
 ended (``rows.scaled``). Both wait for device memory most of the time, and need little of the SM.
