@@ -179,7 +179,7 @@ class HopperGradients(GradientStep, FusedStep):
         """The constants that ``problem`` is compiled with, and the pieces."""
         tile, head_dim = self.rule(problem).choice.tile, problem.head_dim
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
-        ragged = problem.seq_len_kv % tile.key != 0
+        ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
         sharing = problem.group_size if self.heads_apart and not wide and self.turns_enough(problem, tile) else 1
         group_size = problem.group_size // sharing
@@ -205,7 +205,7 @@ class HopperGradients(GradientStep, FusedStep):
             group_size=group_size,
             causal=problem.causal,
             ragged=ragged,
-            unseen=problem.causal and (blocks - 1) * tile.key >= tiles_a_head(problem, tile) * tile.query,
+            unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             parts=1 if self.together else 2,
             sharing=sharing,
             section=SECTION if in_sections else 0,

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper import last, spare
+from steps.backward_hopper import last
 from steps.backward_hopper.adding import ANY_ORDER, Adding, Sequence
 from steps.backward_hopper.lib import Begin, Helpers
 from steps.backward_hopper.products import Exchange, Fence, Gradient, Keys
@@ -37,7 +37,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    unseen: bool  # there are blocks that take no turn: no query sees their keys
+    unseen: bool  # kernels begin early, and there are blocks that take no turn: no query sees their keys
     parts: int  # that compute for themselves, of WARPS / parts warps each
     sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     section: int  # blocks of a section, about, where blocks begin in sections
@@ -101,7 +101,7 @@ class Variant:
     @property
     def spare(self) -> bool:
         """Whether spare warps prepare rows and scale dQ (spare.py)."""
-        return self.helpers is spare.SPARE
+        return self.ahead > 0 and not self.helpers.zeros
 
     @property
     def counts(self) -> bool:

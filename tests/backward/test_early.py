@@ -59,12 +59,13 @@ def test_which_problems_have_keys_that_no_query_sees(head_dim, queries):
         starts = range(0, keys, variant.tile.key)
         assert variant.unseen == any(start // variant.tile.query >= tiles for start in starts)
         assert not get_step("early").variant(dataclasses.replace(shape, causal=False)).unseen
+        assert not get_step("whole_lines").variant(shape).unseen  # there it is all one
 
 
 def test_where_a_warp_clears_sums(nothing_is_zero, monkeypatch, seeds):
     zeros_alone(monkeypatch)
     shape = problem(**LATER, head_dim=64)
-    assert get_step("early").variant(shape).clears
+    assert get_step("early").variant(shape).helpers.zeros
     assert all(right("early", shape, seed) for seed in seeds)
 
 

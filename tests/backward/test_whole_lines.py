@@ -32,7 +32,7 @@ def small_problems(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero, pytestconfig):
     variant = get_step("zeros_ahead").variant(shape)
-    assert variant.clears and not variant.spare
+    assert variant.helpers.zeros and not variant.spare
     assert all(right("zeros_ahead", shape, seed) for seed in some_of((None, 1, 2), 1, pytestconfig))
 
 
@@ -79,7 +79,7 @@ def test_zeros_are_written_before_they_are_counted(head_dim, monkeypatch):
     monkeypatch.undo()
     step, shape = get_step("zeros_ahead"), standard(1024, head_dim, causal=True)
     variant, compiled = step.variant(shape), step.compile(shape)
-    assert variant.clears and variant.workers == [4, 1, 1] and compiled.threads == 32 * 12
+    assert variant.helpers.zeros and variant.workers == [4, 1, 1] and compiled.threads == 32 * 12
     assert compiled.ptx.count("fence.proxy.async.global") == 1  # the producer awaits the zeros
     [before] = compiled.ptx.split("red.global.gpu.release.add.u32")[:-1]
     waits = re.findall(r"cp\.async\.bulk\.(?:wait_group|commit_group|tensor\.\w+\.global)[^;]*;", before)
@@ -90,7 +90,7 @@ def test_only_where_spare_warps_would_do_nothing(monkeypatch):
     monkeypatch.undo()
     step, before = get_step("zeros_ahead"), get_step("keys_kept")
     clears = {
-        (seq_len, head_dim, causal): step.variant(standard(seq_len, head_dim, causal)).clears
+        (seq_len, head_dim, causal): step.variant(standard(seq_len, head_dim, causal)).helpers.zeros
         for seq_len in (1024, 2048)
         for head_dim in (64, 128, 256)
         for causal in (True, False)
