@@ -264,9 +264,7 @@ def tell_who_passes_on(barriers, turn, part: gl.constexpr, variant: gl.constexpr
 
 
 @gluon.jit
-def add_in_turn(
-    arrays, tiles, barriers, work, scale, padded, aside, first: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
+def add_in_turn(arrays, tiles, barriers, work, scale, padded, aside, first: gl.constexpr, variant: gl.constexpr):
     """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
 
     It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
@@ -287,9 +285,7 @@ def add_in_turn(
 
 
 @gluon.jit
-def pass_turns_on(
-    arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
+def pass_turns_on(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
     """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
     for turn in range(variant.group_size * work.a_head):
         mbarrier.wait(barriers.sums_ready.index(part), turn & 1)

@@ -23,9 +23,7 @@ from steps.hopper.lib import await_tile
 
 
 @gluon.jit
-def consume(
-    arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
+def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
     """A part: dK and dV of its keys, and its share of what the block adds to dQ."""
     dtype: gl.constexpr = tiles.key.dtype
     KEYS: gl.constexpr = variant.keys

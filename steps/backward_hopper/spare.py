@@ -76,9 +76,7 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def prepare_ahead(
-    arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
+def prepare_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
     """The spare warps that prepare rows of a later head."""
     ROWS: gl.constexpr = variant.rows_prepared
     variant.begin.wait()
@@ -98,9 +96,7 @@ def prepare_ahead(
 
 
 @gluon.jit
-def clear_ahead(
-    arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
+def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
     """The spare warp that lets TMA clear sums of a later head: a share of its rows, as large for every block."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
@@ -161,9 +157,7 @@ def tell_added(aside, work, two_behind: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
-def scale_behind(
-    arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr
-):  # fmt: skip
+def scale_behind(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
     """The spare warp that scales dQ of an earlier head."""
     ROWS: gl.constexpr = variant.rows_scaled
     variant.begin.wait()
