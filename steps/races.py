@@ -49,19 +49,19 @@ def hazards(output: str) -> tuple[list[str], int, int]:
 
 def _definitions() -> Iterator[str]:
     """Patterns of where the kernels with roles are defined, as racecheck says it: forward and backward pass."""
-    from steps.backward_hopper.kernel import fmha_backward
+    from steps.backward_hopper import apart, spare, together
     from steps.hopper import ahead, linked, overlapped, producer
 
-    for kernel in (*(generation.fmha for generation in (producer, overlapped, linked, ahead)), fmha_backward):
+    forward = (generation.fmha for generation in (producer, overlapped, linked, ahead))
+    for kernel in (*forward, *(generation.fmha_backward for generation in (together, apart, spare))):
         yield rf" at {kernel.fn.__name__}\+\S+ in {_where(kernel, 'def ')}$"
 
 
 def _handover() -> str:
     """Pattern of where weights that were handed over are loaded."""
-    from steps.backward_hopper.kernel import fmha_backward
     from steps.backward_hopper.roles import consume_gradients
 
-    return rf" at {fmha_backward.fn.__name__}\+\S+ in {_where(consume_gradients, 'weights = handover.weights.load(')}$"
+    return rf" at fmha_backward\+\S+ in {_where(consume_gradients, 'weights = barriers.handover.weights.load(')}$"
 
 
 def _where(function, begin: str) -> str:

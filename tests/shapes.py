@@ -61,17 +61,17 @@ def few_at_once(monkeypatch):
     And query heads have blocks of their own, however few turns these take (``heads_apart``).
     """
     for name, value in {"SECTION": 4, "AT_ONCE": 4, "TURNS": 0}.items():
-        monkeypatch.setattr(f"steps.backward_hopper.variant.{name}", value)
+        monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", value)
     always_apart(monkeypatch)
 
 
 def zeros_alone(monkeypatch):
     """Likewise, and spare warps keep pace nowhere: one of them clears sums (``zeros_ahead``)."""
     few_at_once(monkeypatch)
-    monkeypatch.setattr("steps.backward_hopper.variant.TURNS", 1000)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.TURNS", 1000)
 
 
 def always_apart(monkeypatch):
     """With grouped heads, query heads have blocks of their own in step heads_apart."""
     for name in ("TURNS_APART", "TURNS_APART_CAUSAL", "TURNS_FEW"):
-        monkeypatch.setattr(f"steps.backward_hopper.variant.{name}", 0)
+        monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", 0)

@@ -1,56 +1,71 @@
-"""How a tile of dQ is added to what other blocks have added, from registers or by TMA; and one of dK or dV."""
+"""Pieces of the backward kernels for Hopper: how dQ is added to what other blocks have added, and in which order.
+
+A float32 sum depends on the order of its additions. Where blocks add in turn, its last bits are the same every time:
+for every tile of dQ, and every part, global memory holds a number, how many blocks have added. A block waits until all
+before it have, adds, and counts itself. It counts itself a turn later, when TMA has long written what it added, so that
+it seldom waits for that. Warps of their own may do all of this, or count the block as soon as it has added.
+
+The order is that of the blocks' numbers, in which a GPU starts them: a block waits for such as have started, and they
+cannot all wait. Without a mask all blocks begin with the first tile of queries, and the first to add is block 0. Under
+a causal mask the last keys come first: of all that add to a tile, their block begins with it. A block comes to a tile
+when those before it have gone on, and nobody waits for long. FlashAttention-3 has that order, and calls it "shortest
+processing time first" (https://github.com/Dao-AILab/flash-attention/pull/1893).
+
+Where blocks begin in sections (``lib.in_sections``), blocks of other heads begin between two of a head.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from steps.backward_hopper.in_turn import await_own_turn, await_turn, pass_on
-from steps.backward_hopper.instruction import async_reduce_shared_to_global, await_kernels_before
-from steps.backward_hopper.pipeline import position
+from steps.backward_hopper.lib import AWAIT, WRITTEN, Helpers, async_reduce_shared_to_global, nothing, position
+from steps.core.fused import Pieces
+from steps.gluon import names  # noqa: F401
+
+
+@dataclass(frozen=True)
+class Adding(Pieces):
+    """How dQ is added. add(d_query, arrays, tiles, turn, work, padded, part, variant): that of a turn.
+
+    order(d_query, variant): dQ as the sums have its columns. later(arrays, tiles, turns, work, part, variant): what is
+    left to do of a turn when the next scores are under way; rest(...): when all turns are over. by_tma: whether TMA
+    adds. fours: whether the sums have a lane's four columns side by side.
+    """
+
+    add: Callable
+    order: Callable
+    later: Callable
+    rest: Callable
+    by_tma: bool
+    fours: bool
+
+
+@dataclass(frozen=True)
+class Sequence(Pieces):
+    """In which order blocks add. before(barriers, aside, turn, work, part, variant): wait until this part may.
+
+    behind(barriers, turn, part, variant): it has. end(aside, turn, work, part, variant): so it has
+    in the last turn, too.
+    """
+
+    before: Callable
+    behind: Callable
+    end: Callable
 
 
 @gluon.jit
 def add_to_query(
-    d_query, arrays, tiles, barriers, turn, work, padded, Turns, part: gl.constexpr, variant: gl.constexpr
+    d_query, arrays, tiles, barriers, turn, work, padded, aside, part: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums; in turn, if blocks add so."""
-    ROWS: gl.constexpr = variant.query_rows
-    COLUMNS: gl.constexpr = variant.query_columns
-    if variant.adders > 0 and variant.by_tma:
-        mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
-        store_for_tma(d_query, tiles, part, variant)
-        fence_async_shared()
-        mbarrier.arrive(barriers.sums_ready.index(turn % variant.adders * variant.parts + part), count=1)
-    else:
-        if variant.adders > 0:
-            await_turn(Turns, turn, work, part, variant)
-        elif variant.in_turn:
-            await_own_turn(Turns, turn, work, part, variant)
-        if variant.by_tma:
-            tma.store_wait(0)
-            store_for_tma(d_query, tiles, part, variant)
-            if not variant.added_later:
-                let_tma_add(arrays, tiles, turn, work, part, variant)
-        else:
-            if variant.in_fours:
-                FOURS: gl.constexpr = variant.query_fours
-                LAYOUT: gl.constexpr = variant.query_lines if variant.whole_lines else FOURS
-                d_query = gl.convert_layout(fours_together(d_query, FOURS), LAYOUT)
-            else:  # as wgmma leaves it, a lane has pairs of neighbouring columns
-                LAYOUT: gl.constexpr = variant.query_sums
-            D: gl.constexpr = variant.head_dim
-            batch, head, first_row, first_column = corner(turn, work, part, variant)
-            start = ((batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
-            row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-            column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-            place = arrays.sums + (start + row * D)[:, None] + column[None, :]
-            gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
-        if variant.adders > 0:
-            mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
-            gl.barrier()  # one thread tells for all
-            mbarrier.arrive(barriers.sums_ready.index(part), count=1)
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums, in the order of blocks."""
+    variant.sequence.before(barriers, aside, turn, work, part, variant)
+    variant.adding.add(d_query, arrays, tiles, turn, work, padded, part, variant)
+    variant.sequence.behind(barriers, turn, part, variant)
 
 
 @gluon.jit
@@ -62,55 +77,29 @@ def corner(turn, work, part: gl.constexpr, variant: gl.constexpr):
     return [work.batch, head, first_row, first_column]
 
 
+# --- from registers ---
+
+
 @gluon.jit
-def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it. A fence must follow."""
+def add_from_registers(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
+    """Lanes add what they have."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    place = tiles.d_query.index(part)
-    if variant.in_fours:
-        place_of_fours = place.reinterpret(gl.float32, [ROWS, COLUMNS], variant.shared_fours)
-        LAYOUT: gl.constexpr = variant.query_fours
-        place_of_fours.store(fours_together(d_query, LAYOUT))
-    else:
-        place.reshape([ROWS, COLUMNS]).store(d_query)
+    D: gl.constexpr = variant.head_dim
+    d_query = variant.adding.order(d_query, variant)
+    LAYOUT: gl.constexpr = d_query.type.layout
+    batch, head, first_row, first_column = corner(turn, work, part, variant)
+    start = ((batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    place = arrays.sums + (start + row * D)[:, None] + column[None, :]
+    gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
 
 
 @gluon.jit
-def let_tma_add(arrays, tiles, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
-    fence_async_shared()
-    async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
-
-
-@gluon.jit
-def add_in_turn(arrays, tiles, barriers, work, Turns, first: gl.constexpr, variant: gl.constexpr):
-    """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
-
-    It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
-    adders each takes every other tile, from the ``first`` on, so that it waits while the other is at work.
-    """
-    PARTS: gl.constexpr = variant.parts
-    ADDERS: gl.constexpr = variant.adders
-    await_kernels_before(variant)
-    for turn in range(first, variant.group_size * work.a_head, ADDERS):
-        await_turn(Turns, turn, work, 0, variant)
-        for part in gl.static_range(PARTS):
-            mbarrier.wait(barriers.sums_ready.index(first * PARTS + part), turn // ADDERS & 1)
-            async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
-        tma.store_wait(0)
-        for part in gl.static_range(PARTS):
-            mbarrier.arrive(barriers.sums_free.index(part), count=1)
-        pass_on(Turns, turn, work, 0, variant)
-
-
-@gluon.jit
-def pass_turns_on(barriers, work, Turns, part: gl.constexpr, variant: gl.constexpr):
-    """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
-    for turn in range(variant.group_size * work.a_head):
-        mbarrier.wait(barriers.sums_ready.index(part), turn & 1)
-        mbarrier.arrive(barriers.sums_free.index(part), count=1)
-        pass_on(Turns, turn, work, part, variant)
+def in_pairs(d_query, variant: gl.constexpr):
+    """As wgmma leaves it, a lane has pairs of neighbouring columns."""
+    return d_query
 
 
 @gluon.jit
@@ -123,6 +112,18 @@ def fours_together(x, layout: gl.constexpr):
 
 
 @gluon.jit
+def in_fours(d_query, variant: gl.constexpr):
+    """A lane has four columns side by side."""
+    return fours_together(d_query, variant.query_fours)
+
+
+@gluon.jit
+def in_lines(d_query, variant: gl.constexpr):
+    """A lane has four columns side by side, and eight lanes 128 bytes of a row."""
+    return gl.convert_layout(fours_together(d_query, variant.query_fours), variant.query_lines)
+
+
+@gluon.jit
 def add_to_keys(x, sums, work, part: gl.constexpr, variant: gl.constexpr):
     """Add a part's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
     LAYOUT: gl.constexpr = variant.key_fours
@@ -132,3 +133,178 @@ def add_to_keys(x, sums, work, part: gl.constexpr, variant: gl.constexpr):
     column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, LAYOUT))
     place = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
     gl.atomic_add(place, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
+
+
+# --- by TMA: PTX's reduce-add ---
+
+
+@gluon.jit
+def store_for_adder(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
+    """Store a part's dQ where TMA reads it, and let the warp that adds see to the rest."""
+    store_for_tma(d_query, tiles, part, variant)
+    fence_async_shared()
+
+
+@gluon.jit
+def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
+    """Store a part's dQ where TMA reads it. A fence must follow."""
+    place = tiles.d_query.index(part)
+    shape: gl.constexpr = [variant.query_rows, variant.query_columns]
+    if variant.adding.fours:
+        place.reinterpret(gl.float32, shape, variant.shared_fours).store(in_fours(d_query, variant))
+    else:
+        place.reshape(shape).store(d_query)
+
+
+@gluon.jit
+def let_tma_add(arrays, tiles, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
+    fence_async_shared()
+    async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+
+
+@gluon.jit
+def add_by_tma(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
+    """Store a part's dQ when TMA has read the last one, and ask it to add this one."""
+    tma.store_wait(0)
+    store_for_tma(d_query, tiles, part, variant)
+    let_tma_add(arrays, tiles, turn, work, part, variant)
+
+
+@gluon.jit
+def store_to_add_later(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
+    """Store a part's dQ when TMA has read the last one. It is asked to add it when the next scores are under way."""
+    tma.store_wait(0)
+    store_for_tma(d_query, tiles, part, variant)
+
+
+@gluon.jit
+def add_stored(arrays, tiles, turns, work, part: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add what was stored at the end of the turn before."""
+    if turns > 1:
+        let_tma_add(arrays, tiles, turns - 2, work, part, variant)
+
+
+@gluon.jit
+def add_last(arrays, tiles, turns, work, part: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add dQ of the last turn."""
+    let_tma_add(arrays, tiles, turns - 1, work, part, variant)
+
+
+# --- in turn ---
+
+
+@gluon.jit
+def count_of(counts, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Where it is counted how many blocks have added to this part's dQ of a turn's tile."""
+    head, i = position(work, turn, variant)
+    line = work.batch * work.heads + head
+    return counts + ((line * (work.first + work.a_head) + i) * variant.parts + part)
+
+
+@gluon.jit
+def blocks_before(turn, work, variant: gl.constexpr):
+    """How many blocks add to a turn's tile before this one."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    j = work.key_row // TILE_KEY
+    if variant.causal:
+        _, i = position(work, turn, variant)
+        last = gl.minimum(gl.cdiv(work.seq_len_kv, TILE_KEY), gl.cdiv((i + 1) * variant.tile.query, TILE_KEY)) - 1
+        return last - j
+    else:
+        return j
+
+
+@gluon.jit
+def pass_on(aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Count this block at a turn's tile, to which it has added."""
+    if variant.adding.by_tma:
+        gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.barrier()  # one thread counts for all
+    gl.atomic_add(count_of(aside.counts, turn, work, part, variant), 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def await_turn(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Wait until all blocks that add to a turn's tile earlier have."""
+    count = count_of(aside.counts, turn, work, part, variant)
+    before = blocks_before(turn, work, variant)
+    gl.inline_asm_elementwise(AWAIT, "=r,l,r", [count, before], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_own_turn(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Pass the tile before on, and wait for this one."""
+    if turn > 0:
+        pass_on(aside, turn - 1, work, part, variant)
+    await_turn(barriers, aside, turn, work, part, variant)
+
+
+# --- warps of their own, which add in turn or pass tiles on ---
+
+
+@gluon.jit
+def await_adder(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
+    """Wait until TMA has read this part's last dQ."""
+    mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
+
+
+@gluon.jit
+def tell_adder(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
+    """This part's dQ is in shared memory."""
+    mbarrier.arrive(barriers.sums_ready.index(turn % variant.adders * variant.parts + part), count=1)
+
+
+@gluon.jit
+def tell_who_passes_on(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
+    """This part has added from registers."""
+    mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
+    gl.barrier()  # one thread tells for all
+    mbarrier.arrive(barriers.sums_ready.index(part), count=1)
+
+
+@gluon.jit
+def add_in_turn(arrays, tiles, barriers, work, scale, padded, aside, first: gl.constexpr, variant: gl.constexpr):
+    """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
+
+    It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
+    adders each takes every other tile, from the ``first`` on, so that it waits while the other is at work.
+    """
+    PARTS: gl.constexpr = variant.parts
+    ADDERS: gl.constexpr = variant.adders
+    variant.begin.wait()
+    for turn in range(first, variant.group_size * work.a_head, ADDERS):
+        await_turn(barriers, aside, turn, work, 0, variant)
+        for part in gl.static_range(PARTS):
+            mbarrier.wait(barriers.sums_ready.index(first * PARTS + part), turn // ADDERS & 1)
+            async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+        tma.store_wait(0)
+        for part in gl.static_range(PARTS):
+            mbarrier.arrive(barriers.sums_free.index(part), count=1)
+        pass_on(aside, turn, work, 0, variant)
+
+
+@gluon.jit
+def pass_turns_on(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
+    """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
+    for turn in range(variant.group_size * work.a_head):
+        mbarrier.wait(barriers.sums_ready.index(part), turn & 1)
+        mbarrier.arrive(barriers.sums_free.index(part), count=1)
+        pass_on(aside, turn, work, part, variant)
+
+
+# --- the pieces, by what they do ---
+
+PAIRS = Adding(add_from_registers, in_pairs, nothing, nothing, by_tma=False, fours=False)
+FOURS = Adding(add_from_registers, in_fours, nothing, nothing, by_tma=False, fours=True)
+LINES = Adding(add_from_registers, in_lines, nothing, nothing, by_tma=False, fours=True)
+BY_TMA = Adding(add_by_tma, in_pairs, nothing, nothing, by_tma=True, fours=False)
+FOURS_BY_TMA = Adding(add_by_tma, in_fours, nothing, nothing, by_tma=True, fours=True)
+FOURS_LATER = Adding(store_to_add_later, in_fours, add_stored, add_last, by_tma=True, fours=True)
+ANY_ORDER = Sequence(nothing, nothing, nothing)
+IN_TURN = Sequence(await_own_turn, nothing, pass_on)
+BY_ADDER = Sequence(await_adder, tell_adder, nothing)
+PASSED_ON = Sequence(await_turn, tell_who_passes_on, nothing)
+ADDER = Helpers(add_in_turn, None, nothing, nothing, (1,), hear=2)
+TWO_ADDERS = Helpers(add_in_turn, add_in_turn, nothing, nothing, (1, 1), hear=4)
+PASS_ON = Helpers(pass_turns_on, pass_turns_on, nothing, nothing, (1, 1), hear=2)

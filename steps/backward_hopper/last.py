@@ -6,39 +6,28 @@ share. Whoever finds all others counted reads the sums of all blocks. That L2 st
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.instruction import WRITTEN
+from steps.backward_hopper.lib import WRITTEN
 from steps.gluon import names  # noqa: F401
 
 
-class Ending(NamedTuple):
-    """What the last block needs. counts: of blocks that have added, by head and part; sums, d_query: pointers."""
-
-    counts: object
-    sums: object
-    d_query: object
-    seq_len_q: object
-
-
 @gluon.jit
-def scale_if_last(ending, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
+def scale_if_last(aside, work, scale, padded, part: gl.constexpr, variant: gl.constexpr):
     """Count this block, and scale this part's share of dQ of its head, if no other block will add to it."""
     PARTS: gl.constexpr = variant.parts
-    if variant.by_tma:
+    if variant.adding.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
     line = work.batch * work.heads + work.head
-    count = gl.atomic_add(ending.counts + (line * PARTS + part), 1, sem="acq_rel", scope="gpu")
+    count = gl.atomic_add(aside.counts + (line * PARTS + part), 1, sem="acq_rel", scope="gpu")
     if count == gl.cdiv(work.seq_len_kv, variant.tile.key) - 1:
-        scale_head(ending, line, scale, padded, part, variant)
+        scale_head(aside, line, scale, padded, part, variant)
 
 
 @gluon.jit
-def scale_head(ending, line, scale, padded, part: gl.constexpr, variant: gl.constexpr):
+def scale_head(aside, line, scale, padded, part: gl.constexpr, variant: gl.constexpr):
     """dQ of a head, a part's rows or columns: what has been added up, times the scale, rounded.
 
     The sums of the next tile are asked for before those of this one are stored.
@@ -55,15 +44,15 @@ def scale_head(ending, line, scale, padded, part: gl.constexpr, variant: gl.cons
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, variant.query_fours))
     column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, variant.query_fours))
     place = row[:, None] * D + column[None, :]
-    if variant.by_tma:
+    if variant.adding.by_tma:
         place = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
         place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
-    sums_of_head = ending.sums + line.to(gl.int64) * padded * D + place
+    sums_of_head = aside.sums + line.to(gl.int64) * padded * D + place
 
     # --- where dQ goes ---
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, variant.query_sums))
     column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, variant.query_sums))
-    rows = ending.d_query + line.to(gl.int64) * ending.seq_len_q * D
+    rows = aside.d_query + line.to(gl.int64) * aside.seq_len_q * D
 
     tiles = padded // TILE
     sums = gl.load(sums_of_head)
@@ -73,6 +62,6 @@ def scale_head(ending, line, scale, padded, part: gl.constexpr, variant: gl.cons
         pairs = gl.convert_layout(pairs, variant.query_sums, assert_trivial=True)
         query = i * TILE + row
         target = rows + (query[:, None] * D + column[None, :])
-        dtype: gl.constexpr = ending.d_query.dtype.element_ty
-        gl.store(target, (pairs * (scale * LN2)).to(dtype), mask=(query < ending.seq_len_q)[:, None])
+        dtype: gl.constexpr = aside.d_query.dtype.element_ty
+        gl.store(target, (pairs * (scale * LN2)).to(dtype), mask=(query < aside.seq_len_q)[:, None])
         sums = following

@@ -18,8 +18,6 @@ A handover says more than that something is there, which saves barriers:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -31,24 +29,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from steps.backward_hopper.adding import add_to_query
-from steps.backward_hopper.apart import issue_part_of_d_query
-from steps.backward_hopper.consumer import issue_side, keys_of, number_of, rows_of, weigh
-from steps.backward_hopper.in_turn import pass_on
-from steps.backward_hopper.last import scale_if_last
-from steps.backward_hopper.pipeline import await_tile, position
-from steps.backward_hopper.spare import tell_added
-
-
-class Handover(NamedTuple):
-    """Where one warp group hands its weights to the other, and mbarriers: when they are there, and when it has them."""
-
-    weights: object
-    ready: object
-    free: object
+from steps.backward_hopper.lib import position
+from steps.backward_hopper.products import issue_part_of_d_query, issue_side, keys_of, number_of, rows_of, weigh
+from steps.gluon import names  # noqa: F401
+from steps.hopper.lib import await_tile, release
 
 
 @gluon.jit
-def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns, variant: gl.constexpr):
+def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant: gl.constexpr):
     """The warp group that has the scores: the weights, for both; dV; and the first half of dQ's columns."""
     dtype: gl.constexpr = tiles.key.dtype
     keys = keys_of(tiles.key, variant)
@@ -64,12 +52,12 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         scores = issue_side(keys, query, variant)
         lse = number_of(tiles.lse, turn, variant)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+        release(barriers.query_free, turn, variant.stages)
         weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
-        mbarrier.wait(handover.free.index(0), turn & 1 ^ 1)
-        handover.weights.store(weights)
+        mbarrier.wait(barriers.handover.free.index(0), turn & 1 ^ 1)
+        barriers.handover.weights.store(weights)
         factor = gl.convert_layout(weights.to(dtype), variant.factor)  # now: dQ needs the weights' registers
-        mbarrier.arrive(handover.ready.index(0), count=1)
+        mbarrier.arrive(barriers.handover.ready.index(0), count=1)
 
         # --- dQ of the turn before, which is added under dV; what it is in the first turn nobody needs ---
         mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
@@ -78,27 +66,24 @@ def consume_scores(arrays, tiles, barriers, handover, work, scale, padded, Turns
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
         if turn > 0:
-            add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, Turns, 0, variant)
+            add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, aside, 0, variant)
         d_value = warpgroup_mma_wait(0, deps=[d_value])
-        mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
+        release(barriers.d_output_free, turn, variant.stages)
 
     # --- dQ of the last turn ---
     if turns > 0:
         mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
-        add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, Turns, 0, variant)
-        if variant.in_turn and variant.adders == 0:
-            pass_on(Turns, turns - 1, work, 0, variant)
+        add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, aside, 0, variant)
+        variant.sequence.end(aside, turns - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
-    if variant.spare:
-        tell_added(Turns, work, variant)
+    variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
-    if variant.last_scales:
-        scale_if_last(Turns, work, scale, padded, 0, variant)
+    variant.end(aside, work, scale, padded, 0, variant)
 
 
 @gluon.jit
-def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Turns, variant: gl.constexpr):
+def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, variant: gl.constexpr):
     """The warp group that has the scores' gradients: dS, for both; dK; and the second half of dQ's columns."""
     dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
@@ -113,11 +98,11 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         await_tile(barriers.d_output_ready, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
         row_sum = number_of(tiles.row_sum, turn, variant)
-        mbarrier.wait(handover.ready.index(0), turn & 1)  # and Q is there
-        weights = handover.weights.load(variant.scores)
-        mbarrier.arrive(handover.free.index(0), count=1)
+        mbarrier.wait(barriers.handover.ready.index(0), turn & 1)  # and Q is there
+        weights = barriers.handover.weights.load(variant.scores)
+        mbarrier.arrive(barriers.handover.free.index(0), count=1)
         d_weights = warpgroup_mma_wait(0, deps=[d_weights])
-        mbarrier.arrive(barriers.d_output_free.index(turn % variant.stages), count=1)
+        release(barriers.d_output_free, turn, variant.stages)
         d_scores = (weights * (d_weights - row_sum)).to(dtype)
         tiles.d_scores.index(turn & 1).store(d_scores)
         fence_async_shared()
@@ -127,19 +112,16 @@ def consume_gradients(arrays, tiles, barriers, handover, work, scale, padded, Tu
         d_query = issue_part_of_d_query(tiles, turn, 1, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
-        add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, Turns, 1, variant)
+        add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, aside, 1, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
-        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+        release(barriers.query_free, turn, variant.stages)
 
-    if variant.in_turn and variant.adders == 0:  # noqa: SIM102
-        if turns > 0:
-            pass_on(Turns, turns - 1, work, 1, variant)
+    if turns > 0:
+        variant.sequence.end(aside, turns - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
-    if variant.spare:
-        tell_added(Turns, work, variant)
+    variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
-    if variant.last_scales:
-        scale_if_last(Turns, work, scale, padded, 1, variant)
+    variant.end(aside, work, scale, padded, 1, variant)
 
 
 @gluon.jit
@@ -149,3 +131,12 @@ def store_sums(sums, ring, array, work, variant: gl.constexpr):
     keys_of(place, variant).store(sums.to(place.dtype))
     fence_async_shared()
     tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], place)
+
+
+@gluon.jit
+def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
+    """A part: of two, the first has the scores, and the second their gradients."""
+    if part == 0:
+        consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant)
+    else:
+        consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, variant)

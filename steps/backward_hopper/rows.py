@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper.instruction import await_kernels_before, let_next_begin
+from steps.gluon import names  # noqa: F401
 
 
 @gluon.jit
@@ -54,16 +54,17 @@ def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: g
 
 
 @gluon.jit
-def line_of_block(variant: gl.constexpr):
-    """The head of a block of a small kernel, among those of all batches that it is for. A GPU starts block 0 first.
+def first_head_first():
+    """The head of a block of a small kernel, among those of all batches that it is for. A GPU starts block 0 first."""
+    return gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
 
-    newest_first: the last head begins. It is what the kernel before has written last, and L2 is likely to hold it; and
-    of what this one reads or writes the next kernel needs the first head's rows first.
+
+@gluon.jit
+def last_head_first():
+    """Likewise, the last head first. It is what the kernel before has written last, and L2 is likely to hold it; and of
+    what this kernel reads or writes the next one needs the first head's rows first.
     """
-    line = gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
-    if variant.newest_first:
-        line = gl.num_programs(1) * gl.num_programs(2) - 1 - line
-    return line
+    return gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
@@ -77,9 +78,9 @@ def prepare(
     and for so many pieces of sums behind those for dQ, each as large as a tile of queries.
     """
     ROWS: gl.constexpr = variant.tile.query
-    let_next_begin(variant)
+    variant.begin.let()
     i = gl.program_id(0)
-    line = line_of_block(variant)
+    line = variant.line_of_block()
     prepare_rows(
         Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * ROWS, line % heads, line // heads, heads,
         batches, seq_len_q, padded, False, variant,
@@ -87,7 +88,7 @@ def prepare(
     if line < clearing:
         clear_rows(Sums, i * ROWS, line.to(gl.int64), padded, False, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-    if variant.counts:
+    if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
             gl.store(Counts + n, 0)
     if variant.sharing > 1:
@@ -110,21 +111,21 @@ def scaled(
     ROWS: gl.constexpr = variant.tile.query
     D: gl.constexpr = variant.head_dim
     if followed:
-        let_next_begin(variant)
-    await_kernels_before(variant)
+        variant.begin.let()
+    variant.begin.wait()
     i = gl.program_id(0)
-    line = (first_line + line_of_block(variant)).to(gl.int64)
+    line = (first_line + variant.line_of_block()).to(gl.int64)
     head, batch = line % heads, line // heads
     row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
     far = row.to(gl.int64)
     place = far[:, None] * D + column[None, :]
-    if variant.by_tma and variant.in_fours and not of_keys:
+    if variant.adding.by_tma and variant.adding.fours and not of_keys:
         # in odd rows halves of 128 bytes have changed places: see shared_fours
         place = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
         place = gl.max_contiguous(gl.multiple_of(place, [1, 8]), [1, 8])
     sums = gl.load(Sums + line * padded * D + place)
-    if variant.in_fours:  # columns back to their places: see adding.py
+    if variant.adding.fours:  # columns back to their places: see adding.py
         sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
         sums = gl.convert_layout(sums, variant.rows)
     rows = DQ + batch * dq_strides[0] + head * dq_strides[1]

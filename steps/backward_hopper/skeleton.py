@@ -1,95 +1,92 @@
-"""A backward step for Hopper: the holes of the skeleton, and how its kernels are launched and compiled."""
+"""A backward step for Hopper: which kernel it runs, which pieces that is made of, and how it is launched."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from steps.backward_hopper import adding as by
+from steps.backward_hopper import apart, lib, loop, roles, spare, together
+from steps.backward_hopper import products as with_wgmma
 from steps.backward_hopper.halves import axis_of, ready_in_halves
-from steps.backward_hopper.kernel import fmha_backward
-from steps.backward_hopper.rows import prepare, scaled
-from steps.backward_hopper.variant import BY_TMA, WARPS, Adding, Variant, heads_ahead, make_variant, rule_of
+from steps.backward_hopper.last import scale_if_last
+from steps.backward_hopper.rows import first_head_first, prepare, scaled
+from steps.backward_hopper.variant import ROWS, WARPS, Variant
 from steps.core.fused import FusedStep, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.launch import gluon_launcher
 from steps.core.order import tiles_a_head
+from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.gluon.tensors import contiguous_copy
 from steps.hopper.launching import describable
+from steps.hopper.lib import NO_TURNS, Turns
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem
 
 ROW_WARPS = 4  # of the small kernels
+SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
+AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
+PROCESSORS = 132  # of an H100; a block has one alone
+# Turns that a block takes for a query head at least, in the mean, for query heads to have blocks of their own: from
+# trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
+TURNS_APART_CAUSAL, TURNS_APART = 5, 64
+TURNS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
+TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopperGradients(GradientStep, FusedStep):
-    """Kernels for sm_90 in Gluon: ``steps.backward_hopper.kernel.fmha_backward`` with these holes filled.
+    """Kernels for sm_90 in Gluon, with these holes filled. Each piece is explained where it is defined.
 
-    under_way: products are under way while others are waited for.
-    adding: how a block adds its part of dQ: a lane's numbers in "pairs" or "fours"; by TMA, "reduction", and as fours
-    by TMA, "reduction_of_fours". At head_dim 256 shared memory has no room for dQ, and it is added by fours, without
-    TMA.
-    parts: whether the two warp groups compute together, or each for itself.
-    in_turn: blocks add to dQ always in the same order, for the same bits every time. Takes parts that are apart.
+    generation: the kernel, which reads from top to bottom in a module of its own. ``spare`` runs where there are
+    helpers for a problem; elsewhere ``apart`` runs in its place.
+    compute: of a turn, where warp groups compute together. Nothing that follows counts there but ``adding``.
+    adding: how a block adds its part of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
+    adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
+    sequence: in which order blocks add to dQ; in turn, for the same bits every time.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
     block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
-    alternate: warp groups that are apart compute weights and dS one at a time, at head_dim 128; at others nothing
-    changes. Takes parts that are apart.
+    turns: in which order parts compute weights and dS, at head_dim 128.
     two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
-    last_scales: the last block of a head scales dQ (``last``); not with grouped heads. Takes parts that are apart and
-    add fours by TMA, not in turn, and calls that stay whole.
-    adder: a warp of its own adds dQ in turn, where TMA adds; at head_dim 256 nothing changes. Takes in_turn.
-    two_adders: two such warps, each of which adds every other tile; at head_dim 256 a warp for each part that passes
-    tiles on, to which the part has added. Takes adder.
-    spare_warps: warps of the producer's warp group that have nothing to do prepare rows of later heads, and scale dQ of
-    earlier ones (``spare``), where there are heads enough, and blocks enough for each tile of queries; not with grouped
-    heads, unless these are apart. Takes the same, and not last_scales.
+    end: what a part does at its end; not with grouped heads.
+    helpers: warps of the producer's warp group that had nothing to do. wide_helpers: at head_dim 256. Spare warps
+    prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
+    not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
     heads_apart: with grouped heads a block has one query head, and not all of a group, where it takes turns enough for
-    it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too. At head_dim 256
-    nothing changes. Takes the same.
-    freed_together: the place of dS is free when that of dO is, with one barrier for both. Takes parts that are apart;
-    at head_dim 256 nothing changes.
-    keys_kept: parts keep K in registers, too, at head_dim 64; without a mask half of its columns at head_dim 128, where
-    spare warps then have fewer registers, and do fewer rows at a time. Takes the same.
-    zeros_ahead: where spare warps cannot keep pace, one lets TMA clear the sums of later heads. Takes spare_warps; at
-    head_dim 256 nothing changes.
-    whole_lines: at head_dim 256 eight lanes have 128 bytes of a row of dQ when it is added. Takes fours.
-    early: a kernel of a call begins before the one before it has ended, and waits for that where it needs to. Takes
-    last_scales=False.
-    newest_first: small kernels begin with the last head, not with the first.
-    fence_behind: a warp group asks for the products that it can before the fence behind its dS, and not after. Takes
-    parts that are apart; at head_dim 256 nothing changes.
-    from_row_sums: at head_dim 128 the product for the weights' gradient begins with minus the row sums. Takes the same.
-    added_later: at head_dim 64 without a mask TMA is asked to add dQ when the next scores are under way. Takes the
-    same, and not in_turn.
+    it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
+    keys_64, keys_unmasked: where parts have K at head_dim 64, and at head_dim 128 without a mask.
+    gradient: at head_dim 128, how the product for the weights' gradient begins.
+    exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their own.
+    begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
     """
 
-    under_way: bool = hole(default=False)
-    adding: Adding = hole(default="pairs")
-    parts: Literal[1, 2] = hole(default=1)
-    in_turn: bool = hole(default=False)
-    sections: bool = hole(default=False)
-    alternate: bool = hole(default=False)
-    two_streams: bool = hole(default=False)
-    last_scales: bool = hole(default=False)
-    adder: bool = hole(default=False)
-    two_adders: bool = hole(default=False)
-    spare_warps: bool = hole(default=False)
-    heads_apart: bool = hole(default=False)
-    freed_together: bool = hole(default=False)
-    keys_kept: bool = hole(default=False)
-    zeros_ahead: bool = hole(default=False)
-    whole_lines: bool = hole(default=False)
-    early: bool = hole(default=False)
-    newest_first: bool = hole(default=False)
-    fence_behind: bool = hole(default=False)
-    from_row_sums: bool = hole(default=False)
-    added_later: bool = hole(default=False)
+    generation: Callable = hole(default=together.fmha_backward)
+    compute: Callable = hole(default=together.one_by_one)
+    adding: by.Adding = hole(default=by.PAIRS)
+    wide_adding: by.Adding = hole(told=False, default=by.FOURS)
+    adding_unmasked: by.Adding | None = hole(told=False, default=None)
+    sequence: by.Sequence = hole(told=False, default=by.ANY_ORDER)
+    sections: bool = hole(told=False, default=False)
+    turns: Turns = hole(told=False, default=NO_TURNS)
+    two_streams: bool = hole(told=False, default=False)
+    end: Callable = hole(told=False, default=lib.nothing)
+    helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
+    wide_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
+    short_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
+    heads_apart: bool = hole(told=False, default=False)
+    keys_64: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
+    keys_unmasked: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
+    gradient: with_wgmma.Gradient = hole(told=False, default=with_wgmma.FROM_ZERO)
+    exchange: with_wgmma.Exchange = hole(told=False, default=with_wgmma.BY_ITSELF)
+    fence: with_wgmma.Fence = hole(told=False, default=with_wgmma.FENCE_FIRST)
+    begin: lib.Begin = hole(told=False, default=lib.ONE_BY_ONE)
+    line_of_block: Callable = hole(told=False, default=first_head_first)
 
     backend: ClassVar[str] = "hopper"
     shown: ClassVar[str] = (
@@ -98,47 +95,53 @@ class HopperGradients(GradientStep, FusedStep):
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def __post_init__(self):
-        if self.in_turn and self.parts == 1:
-            raise ValueError("in_turn takes parts=2: where warp groups compute together dQ is added in another way")
-        if self.parts > 1 and self.adding not in BY_TMA:
-            raise ValueError(f"parts=2 takes adding {' or '.join(map(repr, BY_TMA))}, got {self.adding!r}")
-        if self.alternate and self.parts == 1:
-            raise ValueError("alternate takes parts=2: there is nobody else to take turns with")
-        for name in ("freed_together", "keys_kept", "fence_behind", "from_row_sums", "added_later"):
-            if getattr(self, name) and self.parts == 1:
-                raise ValueError(f"{name} takes parts=2: it is about warp groups that compute each for itself")
-        if self.whole_lines and self.adding not in ("fours", "reduction_of_fours"):
-            raise ValueError(f'whole_lines takes adding "fours" or "reduction_of_fours", got {self.adding!r}')
-        if self.added_later and self.in_turn:
-            raise ValueError("added_later takes in_turn=False: who adds in turn does not wait for a later one")
-        if self.zeros_ahead and not self.spare_warps:
-            raise ValueError("zeros_ahead takes spare_warps=True: of these one clears")
-        fits = self.parts == 2 and self.adding == "reduction_of_fours" and not (self.in_turn or self.two_streams)
-        if self.last_scales and not fits:
-            raise ValueError('last_scales takes parts=2, adding="reduction_of_fours", in_turn and two_streams=False')
-        if self.early and self.last_scales:
-            raise ValueError("early takes last_scales=False: a block that takes no turn would count too early")
-        if self.adder and not self.in_turn:
-            raise ValueError("adder takes in_turn=True: elsewhere nobody waits for a turn to add")
-        if self.two_adders and not self.adder:
-            raise ValueError("two_adders takes adder=True: it is a second one")
-        for name in ("spare_warps", "heads_apart"):
-            if getattr(self, name) and (self.last_scales or not fits):
-                wanted = "in_turn, two_streams and last_scales=False"
-                raise ValueError(f'{name} takes parts=2, adding="reduction_of_fours", {wanted}')
+        ends, by_heads = self.end is not lib.nothing, self.helpers is spare.SPARE
+        takes_apart = self.turns, self.end, self.helpers, self.sequence
+        if self.together and takes_apart != (NO_TURNS, lib.nothing, lib.NOBODY, by.ANY_ORDER):
+            raise ValueError("turns, end, helpers and sequence take warp groups that are apart")
+        if not (self.together or self.adding.by_tma):
+            raise ValueError("warp groups that are apart take adding by TMA")
+        if self.in_turn and self.adding_unmasked:
+            raise ValueError("sequence=IN_TURN takes adding_unmasked=None: nobody's turn is put off")
+        if (self.helpers.hear or self.wide_helpers.hear) and not self.in_turn:
+            raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
+        fits = self.adding.fours and not (self.in_turn or self.two_streams)
+        if (ends or by_heads or self.heads_apart) and not fits:
+            raise ValueError("end, spare warps and heads_apart take adding by fours, in any order, in one stream")
+        if ends and (by_heads or self.begin.early):
+            raise ValueError("end takes no spare warps, and kernels that do not begin early")
+
+    @property
+    def together(self) -> bool:
+        """Whether warp groups compute together."""
+        return self.generation is together.fmha_backward
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether blocks add to dQ in turn."""
+        return self.sequence is by.IN_TURN
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
             return reason
         if target not in ("sm_90", "cpu"):
             return f"made of wgmma, which sm_90 alone has, not {target}"
-        if rule_of(self.parts, problem) is None:
+        if self.rule(problem) is None:
             return f"its two warp groups compute together, which has no tile for head_dim {problem.head_dim}"
         return None
 
     @property
     def deterministic(self) -> bool:
         return self.in_turn
+
+    def rule(self, problem: Problem) -> Rule | None:
+        """The launch rule for warp groups that compute together, or apart; None where there is none."""
+        return rule_for("hopper_together" if self.together else "hopper_apart", problem, DEFAULT_ARCH)
+
+    def kernel(self, problem: Problem):
+        """The kernel whose blocks own keys."""
+        alone = self.generation is spare.fmha_backward and self.variant(problem).helpers is lib.NOBODY
+        return apart.fmha_backward if alone else self.generation
 
     def scratch_bytes(self, problem: Problem) -> int:
         """Two numbers for each query, what is added up in float32, and what blocks count for each other."""
@@ -156,7 +159,7 @@ class HopperGradients(GradientStep, FusedStep):
         """Numbers in global memory that blocks count up: of each part's tiles of queries, or up to two of each head."""
         variant = self.variant(problem)
         if variant.ahead:
-            return (1 if variant.clears else 2) * problem.batch * problem.heads
+            return (2 if variant.spare else 1) * problem.batch * problem.heads
         tiles = self.padded(problem) // variant.tile.query
         return variant.parts * problem.batch * problem.heads * tiles if variant.counts else 0
 
@@ -167,49 +170,90 @@ class HopperGradients(GradientStep, FusedStep):
 
     def choices(self, problem: Problem, target: str) -> tuple[str, ...]:
         """Of the kernel whose blocks own keys."""
-        return (rule_of(self.parts, problem).name,)
+        return (self.rule(problem).name,)
 
     def counted_kernels(self, problem: Problem) -> int:
         return 1 if self._cut(problem) is None else 2
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
-        """The constants that ``problem`` is compiled with."""
-        return make_variant(
-            problem,
-            under_way=self.under_way,
-            adding=self.adding,
-            parts=self.parts,
-            in_turn=self.in_turn,
-            sections=self.sections,
-            alternate=self.alternate,
-            last_scales=self.last_scales,
-            adder=self.adder,
-            two_adders=self.two_adders,
-            spare_warps=self.spare_warps,
-            heads_apart=self.heads_apart,
-            freed_together=self.freed_together,
-            keys_kept=self.keys_kept,
-            zeros_ahead=self.zeros_ahead,
-            whole_lines=self.whole_lines,
-            early=self.early,
-            newest_first=self.newest_first,
-            fence_behind=self.fence_behind,
-            from_row_sums=self.from_row_sums,
-            added_later=self.added_later,
+        """The constants that ``problem`` is compiled with, and the pieces."""
+        tile, head_dim = self.rule(problem).choice.tile, problem.head_dim
+        blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
+        ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
+        masked = problem.causal or ragged
+        sharing = problem.group_size if self.heads_apart and not wide and self.turns_enough(problem, tile) else 1
+        group_size = problem.group_size // sharing
+        in_sections = self.sections and group_size == 1 and problem.causal != self.in_turn
+        ahead = max(AT_ONCE, SECTION if in_sections else 0)
+        helpers = self.wide_helpers if wide else self.helpers
+        if helpers is spare.SPARE:
+            helpers = self.spare_for(problem, tile, group_size, ahead)
+        adding = self.wide_adding if wide else self.adding
+        if self.adding_unmasked and head_dim == 64 and not masked:
+            adding = self.adding_unmasked
+        sequence = self.sequence
+        if helpers.hear:
+            sequence = by.BY_ADDER if adding.by_tma else by.PASSED_ON
+            adding = replace(adding, add=by.store_for_adder) if adding.by_tma else adding
+        keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
+        if head_dim == 128 and not masked:
+            keys = self.keys_unmasked
+        place = lib.from_last_keys if self.in_turn and problem.causal else lib.by_number
+        return Variant(
+            tile=tile,
+            head_dim=head_dim,
+            group_size=group_size,
+            causal=problem.causal,
+            ragged=ragged,
+            unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
+            parts=1 if self.together else 2,
+            sharing=sharing,
+            section=SECTION if in_sections else 0,
+            ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
+            compute=self.compute,
+            consume=roles.consume if tile.key == ROWS else loop.consume,
+            place=lib.in_sections if in_sections else place,
+            adding=adding,
+            sequence=sequence,
+            turns=self.turns if head_dim == 128 else NO_TURNS,
+            key_place=keys,
+            gradient=self.gradient if head_dim == 128 else with_wgmma.FROM_ZERO,
+            exchange=with_wgmma.BY_ITSELF if wide else self.exchange,
+            fence=with_wgmma.FENCE_FIRST if wide else self.fence,
+            leave=with_wgmma.add_both if sharing > 1 else with_wgmma.store_both,
+            helpers=helpers,
+            end=self.end if problem.group_size == 1 else lib.nothing,
+            begin=self.begin,
+            line_of_block=self.line_of_block,
         )
+
+    def turns_enough(self, problem: Problem, tile) -> bool:
+        """Whether a block takes turns enough for a query head, in the mean, for each to have blocks of its own."""
+        blocks = -(-problem.seq_len_kv // tile.key)
+        turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
+        few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
+        return turns >= (TURNS_FEW if few else TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
+
+    def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
+        """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
+        blocks = -(-problem.seq_len_kv // tile.key)
+        if group_size > 1 or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
+            return lib.NOBODY
+        turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
+        return spare.SPARE if turns >= TURNS else lib.NOBODY if problem.head_dim == 256 else self.short_helpers
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
 
     def entry(self, problem: Problem, arch: str):
-        variant = self.variant(problem)
-        missing = () if variant.spare else ("AllNumbers", "Out", "AllDO", "LSE", "strides", "rates")
-        missing = missing if variant.last_scales or variant.spare else ("AllSums", "DQ", *missing)
-        missing = missing if variant.counts else ("Turns", *missing)
-        return fmha_backward, {"variant": variant, **dict.fromkeys(missing)}
+        kernel, variant = self.kernel(problem), self.variant(problem)
+        missing = set() if variant.spare else {"AllNumbers", "Out", "AllDO", "LSE", "strides", "rates"}
+        missing |= set() if variant.spare or variant.end is scale_if_last else {"AllSums", "DQ"}
+        missing |= set() if variant.counts else {"Counts"}
+        return kernel, {"variant": variant, **dict.fromkeys(n for n in kernel.arg_names if n in missing)}
 
     def make_ready(self, problem, tensors, out):
-        return self.make_kernel_ready(fmha_backward, problem, tensors, out, self.variant(problem))
+        return self.make_kernel_ready(self.kernel(problem), problem, tensors, out, self.variant(problem))
 
     def make_kernel_ready(self, kernel, problem: Problem, tensors, out, *constants):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take."""
@@ -217,7 +261,7 @@ class HopperGradients(GradientStep, FusedStep):
 
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
-        if into[0] and self.variant(problem).last_scales:
+        if into[0] and self.end is scale_if_last:
             into[0] = out[0].is_contiguous()
 
         def fitted(q, k, v, o, do):
@@ -273,14 +317,14 @@ class HopperGradients(GradientStep, FusedStep):
 
         numbers, sums, key_sums, counted = scratch()
         rows, first_line = (tiles, problem.heads, problem.batch), 0
-        cleared = heads_ahead(variant, own_blocks(problem, variant)[0]) if variant.ahead else lines  # by a kernel
+        cleared = heads_ahead(variant.ahead, own_blocks(problem, variant)[0]) if variant.ahead else lines  # by a kernel
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
             rows, first_line = (tiles, 1, cleared), lines - cleared
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
         pieces = math.prod(of_keys) // (variant.tile.query * problem.head_dim)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, cleared, variant)
-        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.early)
+        preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.begin.early)
         blocks = own_blocks(problem, variant)
         into = key_sums if variant.sharing > 1 else (dk, dv)
         passed = (*arguments(q, k, v, do, numbers, sums, *into, problem, padded, variant), *constants)
@@ -289,23 +333,23 @@ class HopperGradients(GradientStep, FusedStep):
             """What the kernel whose blocks own keys takes behind its constants."""
             if variant.spare:
                 return *counted, sums, dq, numbers, o, do, lse
-            return (*counted, sums, dq) if variant.last_scales else counted
+            return (*counted, sums, dq) if variant.end is scale_if_last else counted
 
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
         multiplying = _launcher(
             kernel, blocks, passed, more, variant.warps, device, 8, kept,
-            early=variant.early, overtaken=variant.early, rewrite=True,
+            early=variant.begin.early, overtaken=variant.begin.early, rewrite=True,
         )  # fmt: skip
 
         def scaled_launcher(blocks, summed, x, scale, *of, last: bool):
             """Of ``scaled``. last: of the call's kernels."""
             passed = (summed, x, x.stride()[:3], scale, *of, not last)
-            how = {"early": variant.early, "overtaken": variant.early and not last}
+            how = {"early": variant.begin.early, "overtaken": variant.begin.early and not last}
             return _launcher(scaled, blocks, passed, (), ROW_WARPS, device, 2, **how)
 
         scaling = None
-        if not variant.last_scales:
+        if variant.end is not scale_if_last:
             of = (*sizes, first_line, variant, False)
             scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
         rounding = []  # dK and dV, where they were added up
@@ -329,7 +373,7 @@ class HopperGradients(GradientStep, FusedStep):
     def compile(self, problem, arch="sm_90"):
         """The kernel whose blocks own keys."""
         self.refuse(problem, arch)  # before its variant is asked for, which there may be none of
-        return self.compile_kernel(fmha_backward, problem, arch, self.variant(problem))
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given: see ``make_kernel_ready``."""
@@ -342,7 +386,7 @@ class HopperGradients(GradientStep, FusedStep):
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
         into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.sharing > 1 else k
         more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
-        if variant.last_scales:
+        if variant.end is scale_if_last:
             more = (*more, sums, q)
         if variant.spare:
             lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")
@@ -359,7 +403,7 @@ class HopperGradients(GradientStep, FusedStep):
         )
         blocks = math.prod(own_blocks(problem, variant))
         again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
-        order = "the last head first" if variant.newest_first else None
+        order = "the last head first" if variant.line_of_block is not first_head_first else None
         turns = tiles_visited(problem, variant.tile)
         return replace(compiled, blocks=blocks, kv_tiles=turns, other_kernels=again, lists=order)
 
@@ -369,6 +413,11 @@ def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
     rows = tiles_a_head(problem, variant.tile) * variant.tile.query
     turns = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
     return tuple(-(-(rows // of_piece << 16) // turns) for of_piece in (variant.rows_prepared, variant.rows_scaled))
+
+
+def heads_ahead(ahead: int, tiles: int) -> int:
+    """By how many heads spare warps are ahead and behind, with so many tiles of keys (``spare.lines_ahead``)."""
+    return max(2, ahead // tiles)
 
 
 def own_blocks(problem: Problem, variant: Variant) -> tuple[int, int, int]:
@@ -396,7 +445,7 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
         strides = [stride if n > 1 else head_dim for stride, n in zip(x.stride()[:3], x.shape)]
         return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
 
-    if variant.by_tma:
+    if variant.adding.by_tma:
         sums = described(sums, variant.query_rows, variant.query_columns, variant.shared_sums)
 
     return (

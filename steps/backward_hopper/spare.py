@@ -1,10 +1,11 @@
-"""What the spare warps of the producer's warp group do: the small kernels' work for other heads, under the products.
+"""Parts on their own, and beside the producer warps that add in turn (``adding``), or do the small kernels' work.
 
+What the latter do, for other heads and under the products, stands here, and the kernel with all roles at the end.
 Registers are handed to whole warp groups, so that beside the producer's one warp three have registers and no work. Two
 of them prepare rows of a head whose blocks begin later (``rows.prepare``), one scales dQ of a head whose blocks have
 ended (``rows.scaled``). Both wait for device memory most of the time, and need little of the SM.
 
-Blocks begin in the order of their numbers, and the heads in sections (``pipeline.place_in_section``), or one after the
+Blocks begin in the order of their numbers, and the heads in sections (``lib.in_sections``), or one after the
 other. ``lines_ahead`` counts the heads from a block's own to that whose rows it prepares: where heads come in sections,
 to a later one. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and
 scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
@@ -20,46 +21,32 @@ lower numbers alone, which have begun: theirs prepare without waiting for anybod
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from steps.backward_hopper.instruction import AWAIT, WRITTEN, WRITTEN_BUT_TWO, await_kernels_before
+from steps.backward_hopper.lib import (
+    AWAIT,
+    WRITTEN,
+    WRITTEN_BUT_TWO,
+    Arrays,
+    Aside,
+    Helpers,
+    nothing,
+    own_line,
+    own_work,
+    produce,
+    rings,
+    rooms,
+)
 from steps.backward_hopper.rows import clear_rows, prepare_rows
 from steps.gluon import names  # noqa: F401
 
 
-class Spare(NamedTuple):
-    """Pointers to what the small kernels read and write, with the strides of o, dO, the log-sum-exp and dQ.
-
-    counts: the two numbers of every head. rates: pieces to prepare and to scale in a turn, times 2^16.
-    """
-
-    counts: object
-    output: object
-    d_output: object
-    lse: object
-    numbers: object
-    sums: object
-    d_query: object
-    strides: object
-    rates: object
-    seq_len_q: object
-    padded: object
-
-
 @gluon.jit
 def lines_ahead(variant: gl.constexpr):
-    """The heads from a block's own to that whose rows it prepares, or clears (``variant.heads_ahead``)."""
+    """The heads from a block's own to that whose rows it prepares, or clears (``skeleton.heads_ahead``)."""
     return gl.maximum(2, variant.ahead // gl.num_programs(0))
-
-
-@gluon.jit
-def own_line(work):
-    """The number of a block's head, among those of all batches."""
-    return work.batch * gl.num_programs(1) + work.head
 
 
 @gluon.jit
@@ -89,34 +76,34 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def prepare_ahead(spare, work, variant: gl.constexpr):
+def prepare_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
     """The spare warps that prepare rows of a later head."""
     ROWS: gl.constexpr = variant.rows_prepared
-    await_kernels_before(variant)
+    variant.begin.wait()
     line = own_line(work) + lines_ahead(variant)
     lines = gl.num_programs(1) * gl.num_programs(2)
     if line < lines:
-        first, end = own_share(spare.padded // ROWS, spare.rates[0], work, variant)
-        for n in range(first, end):
+        first, end = own_share(aside.padded // ROWS, aside.rates[0], work, variant)
+        for piece in range(first, end):
             prepare_rows(
-                spare.output, spare.d_output, spare.lse, spare.numbers, spare.strides[0], spare.strides[1],
-                spare.strides[2], n * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
-                spare.seq_len_q, spare.padded, True, variant,
+                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides[0], aside.strides[1],
+                aside.strides[2], piece * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
+                aside.seq_len_q, aside.padded, True, variant,
             )  # fmt: skip
-            clear_rows(spare.sums, n * ROWS, line.to(gl.int64), spare.padded, True, variant)
+            clear_rows(aside.sums, piece * ROWS, line.to(gl.int64), aside.padded, True, variant)
         gl.barrier()  # one thread counts for all
-        gl.atomic_add(spare.counts + line, end - first, sem="release", scope="gpu")
+        gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
 
 @gluon.jit
-def clear_ahead(arrays, zeros, counts, work, padded, variant: gl.constexpr):
+def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
     """The spare warp that lets TMA clear sums of a later head: a share of its rows, as large for every block."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
-    await_kernels_before(variant)
+    variant.begin.wait()
     line = own_line(work) + lines_ahead(variant)
     if line < gl.num_programs(1) * gl.num_programs(2):
-        place = zeros.reshape([ROWS, COLUMNS])
+        place = tiles.zeros.reshape([ROWS, COLUMNS])
         for n in gl.static_range(ROWS // 8):
             place.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
         fence_async_shared()
@@ -124,58 +111,69 @@ def clear_ahead(arrays, zeros, counts, work, padded, variant: gl.constexpr):
         j = work.key_row // variant.tile.key
         first = pieces * j // gl.num_programs(0)
         end = pieces * (j + 1) // gl.num_programs(0)
-        for n in range(first, end):
+        for piece in range(first, end):
             for m in gl.static_range(variant.head_dim // COLUMNS):
-                corner = [line // work.heads, line % work.heads, n * ROWS, m * COLUMNS]
-                tma.async_store(arrays.sums, corner, zeros)
+                corner = [line // work.heads, line % work.heads, piece * ROWS, m * COLUMNS]
+                tma.async_store(arrays.sums, corner, tiles.zeros)
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         gl.barrier()  # one thread counts for all
-        gl.atomic_add(counts + line, end - first, sem="release", scope="gpu")
+        gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
 
 @gluon.jit
-def await_made(counts, padded, rows: gl.constexpr, work, variant: gl.constexpr):
-    """Wait until what a spare warp makes for this block's head is there, in pieces of so many rows."""
+def await_made(aside, pieces, work, variant: gl.constexpr):
+    """Wait until so many pieces are there of what spare warps make for this block's head."""
     line = own_line(work)
     if line >= lines_ahead(variant):  # what those before need a kernel has made
-        pieces = padded // rows
-        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def tell_added(spare, work, variant: gl.constexpr, two_behind: gl.constexpr = False):
+def await_rows(aside, work, variant: gl.constexpr):
+    """Wait until this block's head is prepared."""
+    await_made(aside, aside.padded // variant.rows_prepared, work, variant)
+
+
+@gluon.jit
+def await_zeros(aside, work, variant: gl.constexpr):
+    """Wait until the sums of this block's head are cleared."""
+    await_made(aside, aside.padded // variant.query_rows, work, variant)
+
+
+@gluon.jit
+def tell_added(aside, work, two_behind: gl.constexpr, variant: gl.constexpr):
     """Count this part of this block, when all that it has added to dQ is in global memory.
 
     two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
     """
     if variant.unseen:  # whoever has had a turn is behind the producer, which has waited
-        await_kernels_before(variant)
-    if variant.by_tma:
+        variant.begin.wait()
+    if variant.adding.by_tma:
         SO_FAR: gl.constexpr = WRITTEN_BUT_TWO if two_behind else WRITTEN
         gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
     lines = gl.num_programs(1) * gl.num_programs(2)
-    gl.atomic_add(spare.counts + lines + own_line(work), 1, sem="release", scope="gpu")
+    gl.atomic_add(aside.counts + lines + own_line(work), 1, sem="release", scope="gpu")
 
 
 @gluon.jit
-def scale_behind(spare, work, scale, variant: gl.constexpr):
+def scale_behind(arrays, tiles, barriers, work, scale, padded, aside, n: gl.constexpr, variant: gl.constexpr):
     """The spare warp that scales dQ of an earlier head."""
     ROWS: gl.constexpr = variant.rows_scaled
-    await_kernels_before(variant)
+    variant.begin.wait()
     line = own_line(work) - lines_ahead(variant)
     if line >= 0:
-        first, end = own_share(spare.padded // ROWS, spare.rates[1], work, variant)
+        first, end = own_share(aside.padded // ROWS, aside.rates[1], work, variant)
         if first < end:
-            added = spare.counts + gl.num_programs(1) * gl.num_programs(2) + line
+            added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
             parts = gl.num_programs(0) * variant.parts
             gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
-        for n in range(first, end):
-            scale_rows(spare, n * ROWS, line % work.heads, line // work.heads, work, scale, variant)
+        for piece in range(first, end):
+            scale_rows(aside, piece * ROWS, line % work.heads, line // work.heads, work, scale, variant)
 
 
 @gluon.jit
-def scale_rows(spare, first_row, head, batch, work, scale, variant: gl.constexpr):
+def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr):
     """dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are stored."""
     ROWS: gl.constexpr = variant.rows_scaled
     D: gl.constexpr = variant.head_dim
@@ -186,17 +184,61 @@ def scale_rows(spare, first_row, head, batch, work, scale, variant: gl.constexpr
 
     # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added (see shared_fours) ---
     place = row[:, None] * D + column[None, :]
-    if variant.by_tma:
+    if variant.adding.by_tma:
         place = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
         place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
     line = batch.to(gl.int64) * work.heads + head
-    sums = gl.load(spare.sums + line * spare.padded * D + place)
+    sums = gl.load(aside.sums + line * aside.padded * D + place)
 
     # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further (see adding.py) ---
     column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
-    strides = spare.strides[3]
-    rows = spare.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    strides = aside.strides[3]
+    rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
     target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
-    dtype: gl.constexpr = spare.d_query.dtype.element_ty
-    gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=(row < spare.seq_len_q)[:, None])
+    dtype: gl.constexpr = aside.d_query.dtype.element_ty
+    gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=(row < aside.seq_len_q)[:, None])
+
+
+SPARE = Helpers(prepare_ahead, scale_behind, await_rows, tell_added, (2, 1))
+CLEARS = Helpers(clear_ahead, None, await_zeros, nothing, (1,), zeros=True)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
+def fmha_backward(
+    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, variant: gl.constexpr,
+    Counts, AllSums=None, DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None, rates=None,
+):  # fmt: skip
+    arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
+    tiles = rooms(Q.dtype, variant)
+    barriers = rings(variant)
+    fence_async_shared()  # TMA sees the barriers
+    work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
+    aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
+
+    # --- who does what; the first part's warps are those that the block began with ---
+    WORKERS: gl.constexpr = variant.workers
+    BUDGETS: gl.constexpr = variant.budgets
+    if variant.helpers.second is None:
+        gl.warp_specialize(
+            [
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, aside, variant)),
+                (variant.helpers.first, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.consume, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+                (produce, (arrays, tiles, barriers, work, aside, variant)),
+                (variant.helpers.first, (arrays, tiles, barriers, work, scale, padded, aside, 0, variant)),
+                (variant.helpers.second, (arrays, tiles, barriers, work, scale, padded, aside, 1, variant)),
+            ],
+            WORKERS,
+            BUDGETS,
+        )

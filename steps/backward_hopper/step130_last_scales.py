@@ -10,7 +10,7 @@ To expect, as a hypothesis: the sums of a head have just been added to, so L2 ho
 meanwhile. Only behind the last blocks of all nothing is left to multiply.
 """
 
-from steps.backward_hopper import step58_even_banks
+from steps.backward_hopper import last, step58_even_banks
 
 STEP = step58_even_banks.STEP.evolve(
     number=130,
@@ -18,5 +18,5 @@ STEP = step58_even_banks.STEP.evolve(
     title="The last block scales dQ",
     change="The last block of a head scales and rounds dQ, in place of a kernel of its own behind all of them.",
     fork=True,
-    last_scales=True,
+    end=last.scale_if_last,
 )

@@ -17,7 +17,7 @@ Spare warps do nothing with few heads, with grouped heads, and where a tile of q
 not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. The kernel is then that of step 58.
 """
 
-from steps.backward_hopper import step58_even_banks
+from steps.backward_hopper import spare, step58_even_banks
 
 STEP = step58_even_banks.STEP.evolve(
     number=131,
@@ -25,5 +25,7 @@ STEP = step58_even_banks.STEP.evolve(
     title="Spare warps do the rest",
     change="Warps that did nothing prepare rows of later heads, and scale dQ of earlier ones, under the products.",
     fork=True,
-    spare_warps=True,
+    generation=spare.fmha_backward,
+    helpers=spare.SPARE,
+    wide_helpers=spare.SPARE,
 )

@@ -14,7 +14,7 @@ To expect, as a hypothesis: nearly the speed of step 58, but for the sections. A
 before it, by the time that its counting takes; from then on they go on side by side.
 """
 
-from steps.backward_hopper import step58_even_banks
+from steps.backward_hopper import adding, spare, step58_even_banks
 
 STEP = step58_even_banks.STEP.evolve(
     number=132,
@@ -22,7 +22,8 @@ STEP = step58_even_banks.STEP.evolve(
     title="A warp adds in turn",
     change="Blocks add to dQ in turn again; a warp of its own waits for the turn, has TMA add, and passes it on.",
     fork=True,
-    in_turn=True,
+    generation=spare.fmha_backward,
+    sequence=adding.IN_TURN,
     sections=False,
-    adder=True,
+    helpers=adding.ADDER,
 )

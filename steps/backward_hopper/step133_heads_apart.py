@@ -10,7 +10,7 @@ rule of step 131. Each block adds what it has for dK and dV to sums in global me
 other heads of its group add, too. So dK and dV differ in their last bits from run to run. A small kernel rounds them.
 flash-attn-4 does likewise (``dk_accum``, https://github.com/Dao-AILab/flash-attention).
 
-Where a block would take few turns for a head (``variant.TURNS_APART``) nothing changes, nor without grouped heads, nor
+Where a block would take few turns for a head (``skeleton.TURNS_APART``) nothing changes, nor without grouped heads, nor
 at head_dim 256.
 """
 

@@ -10,7 +10,7 @@ Here the word about dO stands for both. Who writes dS waits for the barrier that
 At head_dim 256 warp groups tell each other other things, and nothing changes.
 """
 
-from steps.backward_hopper import step133_heads_apart
+from steps.backward_hopper import products, step133_heads_apart
 
 STEP = step133_heads_apart.STEP.evolve(
     number=134,
@@ -18,5 +18,5 @@ STEP = step133_heads_apart.STEP.evolve(
     title="One word frees two places",
     change="The place of dS is free when that of dO is: warps meet once less in a turn.",
     fork=True,
-    freed_together=True,
+    exchange=products.WITH_D_OUTPUT,
 )

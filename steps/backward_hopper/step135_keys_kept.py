@@ -13,7 +13,7 @@ to the spare warps, and these do half as many rows at a time. With a mask the lo
 head_dim 256 the sums alone fill the registers.
 """
 
-from steps.backward_hopper import step134_freed_together
+from steps.backward_hopper import products, step134_freed_together
 
 STEP = step134_freed_together.STEP.evolve(
     number=135,
@@ -21,5 +21,6 @@ STEP = step134_freed_together.STEP.evolve(
     title="K in registers",
     change="Warp groups keep K, or half of its columns, in registers, and read less of shared memory.",
     fork=True,
-    keys_kept=True,
+    keys_64=products.ALL_KEPT,
+    keys_unmasked=products.HALF_KEPT,
 )

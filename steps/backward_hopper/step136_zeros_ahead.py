@@ -11,7 +11,7 @@ query.
 Where spare warps do all, and at head_dim 256, nothing changes.
 """
 
-from steps.backward_hopper import step135_keys_kept
+from steps.backward_hopper import spare, step135_keys_kept
 from steps.core.problems import standard
 
 STEP = step135_keys_kept.STEP.evolve(
@@ -20,6 +20,6 @@ STEP = step135_keys_kept.STEP.evolve(
     title="Zeros by TMA",
     change="Where spare warps cannot keep pace with all small work, one lets TMA clear sums of later heads.",
     fork=True,
-    zeros_ahead=True,
+    short_helpers=spare.CLEARS,
     default_problem=standard(1024, causal=True),
 )

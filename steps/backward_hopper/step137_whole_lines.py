@@ -10,7 +10,7 @@ instruction then adds 128 bytes in each of four rows: as many bytes, in half as 
 Where TMA adds dQ nothing changes.
 """
 
-from steps.backward_hopper import step136_zeros_ahead
+from steps.backward_hopper import adding, step136_zeros_ahead
 from tutorial_lib.problem import Problem
 
 STEP = step136_zeros_ahead.STEP.evolve(
@@ -19,6 +19,6 @@ STEP = step136_zeros_ahead.STEP.evolve(
     title="dQ by whole lines",
     change="At head_dim 256 lanes exchange dQ, such that a warp adds to half as many lines at a time.",
     fork=True,
-    whole_lines=True,
+    wide_adding=adding.LINES,
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
 )

@@ -11,7 +11,7 @@ do what depends on nobody, here barriers, K and V. Then they wait until all of t
 The first kernel of a call waits as before, as what it reads may come from anybody.
 """
 
-from steps.backward_hopper import step137_whole_lines
+from steps.backward_hopper import lib, step137_whole_lines
 from steps.core.problems import standard
 
 STEP = step137_whole_lines.STEP.evolve(
@@ -20,6 +20,6 @@ STEP = step137_whole_lines.STEP.evolve(
     title="Kernels that begin early",
     change="The kernels of a call begin before the one before has ended; they wait for it where they need to.",
     fork=True,
-    early=True,
+    begin=lib.EARLY,
     default_problem=standard(1024, causal=True),
 )

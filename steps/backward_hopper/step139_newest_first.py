@@ -10,7 +10,7 @@ first, and finds them, and dO, in L2.
 To expect, as a hypothesis: as many bytes, of which more come from L2, where the small kernels have much to do.
 """
 
-from steps.backward_hopper import step138_early
+from steps.backward_hopper import rows, step138_early
 from steps.core.problems import standard
 
 STEP = step138_early.STEP.evolve(
@@ -19,6 +19,6 @@ STEP = step138_early.STEP.evolve(
     title="The newest rows first",
     change="Small kernels begin with the last head, whose sums L2 still holds.",
     fork=True,
-    newest_first=True,
+    line_of_block=rows.last_head_first,
     default_problem=standard(1024, causal=True),
 )

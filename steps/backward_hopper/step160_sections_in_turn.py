@@ -17,7 +17,7 @@ What came since step 132 is in here, too, where it goes together with turns: who
 kernels that begin early (138), and the newest rows first (139).
 """
 
-from steps.backward_hopper import step132_adder
+from steps.backward_hopper import adding, lib, rows, step132_adder
 from steps.core.problems import standard
 
 STEP = step132_adder.STEP.evolve(
@@ -27,8 +27,8 @@ STEP = step132_adder.STEP.evolve(
     change="Without a mask, blocks in turn begin in sections of heads, so that a block's turn has come when it begins.",
     fork=True,
     sections=True,
-    whole_lines=True,
-    early=True,
-    newest_first=True,
+    wide_adding=adding.LINES,
+    begin=lib.EARLY,
+    line_of_block=rows.last_head_first,
     default_problem=standard(4096, causal=False),
 )

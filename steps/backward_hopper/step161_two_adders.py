@@ -16,7 +16,7 @@ To expect, as a hypothesis: the more is gained, the less time a tile takes, so m
 queries. At head_dim 64 it has 128, and twice as many exponentials.
 """
 
-from steps.backward_hopper import step160_sections_in_turn
+from steps.backward_hopper import adding, step160_sections_in_turn
 
 STEP = step160_sections_in_turn.STEP.evolve(
     number=161,
@@ -24,5 +24,6 @@ STEP = step160_sections_in_turn.STEP.evolve(
     title="Two warps add in turn",
     change="Two warps add to dQ, each every other tile. At head_dim 256 each warp group has one that passes tiles on.",
     fork=True,
-    two_adders=True,
+    helpers=adding.TWO_ADDERS,
+    wide_helpers=adding.PASS_ON,
 )

@@ -19,7 +19,7 @@ To expect, as a hypothesis: a turn takes less time by a part of the wait at the 
 turn is shorter, so that the wait is a larger part of it.
 """
 
-from steps.backward_hopper import step139_newest_first
+from steps.backward_hopper import products, step139_newest_first
 from steps.core.problems import standard
 
 STEP = step139_newest_first.STEP.evolve(
@@ -28,6 +28,6 @@ STEP = step139_newest_first.STEP.evolve(
     title="The fence behind the products",
     change="A warp group asks for dQ and dK before the fence behind its dS, not after.",
     fork=True,
-    fence_behind=True,
+    fence=products.FENCE_BEHIND,
     default_problem=standard(4096, causal=False),
 )

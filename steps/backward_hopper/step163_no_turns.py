@@ -11,6 +11,7 @@ To expect, as a hypothesis: what the turns kept in order keeps itself in order, 
 
 from steps.backward_hopper import step162_fence_behind
 from steps.core.problems import standard
+from steps.hopper.lib import NO_TURNS
 
 STEP = step162_fence_behind.STEP.evolve(
     number=163,
@@ -18,6 +19,6 @@ STEP = step162_fence_behind.STEP.evolve(
     title="Weights without turns",
     change="A warp group computes weights when its scores are there, whatever the other does.",
     fork=True,
-    alternate=False,
+    turns=NO_TURNS,
     default_problem=standard(4096, causal=True),
 )

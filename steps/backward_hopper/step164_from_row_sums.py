@@ -15,7 +15,7 @@ Only at head_dim 128. At 64 a trial on an H100, which is not recorded, found it 
 To expect, as a hypothesis: the chain from dO to dS gets shorter, and a turn with it.
 """
 
-from steps.backward_hopper import step163_no_turns
+from steps.backward_hopper import products, step163_no_turns
 from steps.core.problems import standard
 
 STEP = step163_no_turns.STEP.evolve(
@@ -24,6 +24,6 @@ STEP = step163_no_turns.STEP.evolve(
     title="The gradient begins with the row sums",
     change="The product for the weights' gradient begins with minus the row sums in its registers, not with zeros.",
     fork=True,
-    from_row_sums=True,
+    gradient=products.FROM_ROW_SUMS,
     default_problem=standard(4096, causal=False),
 )

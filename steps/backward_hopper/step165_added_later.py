@@ -14,7 +14,7 @@ it slower there.
 To expect, as a hypothesis: a turn takes less time by what warps waited at this fence.
 """
 
-from steps.backward_hopper import step164_from_row_sums
+from steps.backward_hopper import adding, step164_from_row_sums
 from steps.core.problems import standard
 
 STEP = step164_from_row_sums.STEP.evolve(
@@ -23,6 +23,6 @@ STEP = step164_from_row_sums.STEP.evolve(
     title="dQ is added under the next scores",
     change="TMA is asked to add dQ a turn later, when the next scores are under way, at head_dim 64 without a mask.",
     fork=True,
-    added_later=True,
+    adding_unmasked=adding.FOURS_LATER,
     default_problem=standard(4096, 64, causal=False),
 )

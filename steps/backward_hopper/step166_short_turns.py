@@ -8,8 +8,9 @@ To expect, as a hypothesis: as much as those steps gained, unless blocks wait fo
 if it then waits for the one before it.
 """
 
-from steps.backward_hopper import step161_two_adders
+from steps.backward_hopper import products, step161_two_adders
 from steps.core.problems import standard
+from steps.hopper.lib import NO_TURNS
 
 STEP = step161_two_adders.STEP.evolve(
     number=166,
@@ -17,8 +18,8 @@ STEP = step161_two_adders.STEP.evolve(
     title="Short turns, in turn",
     change="In turn, with the fence behind the products, weights without turns, and gradients from the row sums.",
     fork=True,
-    alternate=False,
-    fence_behind=True,
-    from_row_sums=True,
+    turns=NO_TURNS,
+    fence=products.FENCE_BEHIND,
+    gradient=products.FROM_ROW_SUMS,
     default_problem=standard(4096, causal=False),
 )

@@ -5,12 +5,12 @@ no warp issues additions [PTX ISA: cp.reduce.async.bulk.tensor]. The price: 32 K
 once more for every tile. The sums hold their columns in order again.
 """
 
-from steps.backward_hopper import step52_fours
+from steps.backward_hopper import adding, step52_fours
 
 STEP = step52_fours.STEP.evolve(
     number=53,
     name="reduction",
     title="dQ added by TMA",
     change="dQ goes through shared memory, and TMA adds it to the sums in place of the warps.",
-    adding="reduction",
+    adding=adding.BY_TMA,
 )

@@ -1,14 +1,14 @@
 """Step 55, a fork from step 54: the same bits every time.
 
 Blocks add to dQ in an order that chance decides, and a float32 sum depends on it: two runs on the same inputs differ in
-the last bits. Here blocks add one after the other, in the same order every time (``in_turn.py``). What dK and dV add up
+the last bits. Here blocks add one after the other, in the same order every time (``adding``). What dK and dV add up
 to was always the same, as one block does it.
 
 To expect, as a hypothesis: a block waits for the one before it at its first tile, and from then on follows it at a
 distance. What is lost is that first wait, and more so the fewer tiles of queries there are.
 """
 
-from steps.backward_hopper import step54_groups_apart
+from steps.backward_hopper import adding, step54_groups_apart
 
 STEP = step54_groups_apart.STEP.evolve(
     number=55,
@@ -16,5 +16,5 @@ STEP = step54_groups_apart.STEP.evolve(
     title="The same bits every time",
     change="Blocks add to a tile of dQ in the same order every time, each when those before it have.",
     fork=True,
-    in_turn=True,
+    sequence=adding.IN_TURN,
 )

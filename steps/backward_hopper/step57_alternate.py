@@ -9,11 +9,12 @@ weights.
 """
 
 from steps.backward_hopper import step56_in_sections
+from steps.hopper.lib import IN_TURN
 
 STEP = step56_in_sections.STEP.evolve(
     number=57,
     name="alternate",
     title="One warp group at a time takes exponentials",
     change="A warp group computes weights and dS only when the other is done with its own.",
-    alternate=True,
+    turns=IN_TURN,
 )

@@ -12,12 +12,12 @@ To expect, as a hypothesis: two warp groups store 32 KB a turn at head_dim 128, 
 and takes 256 now. The products of a turn take the tensor cores 2560 cycles, and shared memory is busy for most of them.
 """
 
-from steps.backward_hopper import step57_alternate
+from steps.backward_hopper import adding, step57_alternate
 
 STEP = step57_alternate.STEP.evolve(
     number=58,
     name="even_banks",
     title="dQ without bank conflicts",
     change="dQ goes to shared memory in chunks of four columns of a lane, so that every store meets every bank once.",
-    adding="reduction_of_fours",
+    adding=adding.FOURS_BY_TMA,
 )

@@ -1,42 +1,35 @@
-"""What a Hopper kernel of the backward pass can be made of, and the constants and layouts that it is compiled with."""
+"""The constants and layouts that a backward kernel for Hopper is compiled with, and the pieces that it is made of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from triton.experimental.gluon import language as gl
 
-from steps.core.gradients import tiles_visited
-from steps.core.order import tiles_a_head
-from steps.core.rules import Rule, rule_for
-from steps.core.step import DEFAULT_ARCH
+from steps.backward_hopper import last
+from steps.backward_hopper.adding import ANY_ORDER, Adding, Sequence
+from steps.backward_hopper.lib import Begin, Helpers
+from steps.backward_hopper.products import Exchange, Fence, Gradient, Keys
 from steps.core.tiles import Tile
-from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+from steps.gluon.functions import compiled_as
+from steps.hopper.lib import Turns
+from tutorial_lib.problem import BYTES_PER_ELEMENT
 
 WARPS = 8  # that compute: two warp groups
 ROWS = 64  # that a warp group multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
-SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
-AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
-PROCESSORS = 132  # of an H100; a block has one alone
-# Turns that a block takes for a query head at least, in the mean, for query heads to have blocks of their own: from
-# trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
-TURNS_APART_CAUSAL, TURNS_APART = 5, 64
-TURNS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
-TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
-
-Adding = Literal["pairs", "fours", "reduction", "reduction_of_fours"]
-BY_TMA = ("reduction", "reduction_of_fours")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is compiled for, and the layouts that follow: all of it is constant in the compiled code.
+    """What a kernel is compiled for, the pieces that it is made of, and the layouts that follow.
 
-    Tiles of scores lie on their side, [key, query], as dV and dK need the weights and dS for their first factor.
+    All of it is constant in the compiled code. The pieces are explained where they are: ``steps.backward_hopper.lib``,
+    ``products`` and ``adding``. Tiles of scores lie on their side, [key, query], as dV and dK need the weights and dS
+    for their first factor.
     """
 
     tile: Tile
@@ -45,25 +38,30 @@ class Variant:
     causal: bool
     ragged: bool  # the last tile of keys is not full
     unseen: bool  # kernels begin early, and there are blocks that take no turn: no query sees their keys
-    under_way: bool
-    adding: Adding
     parts: int  # that compute for themselves, of WARPS / parts warps each
-    in_turn: bool
-    section: int  # blocks of a section, about, in which those with the first keys begin; 0: one head after the other
-    alternate: bool  # of the parts, one at a time computes weights and dS
-    last_scales: bool = False  # the last block of a head scales dQ, and no kernel of its own
-    adders: int = 0  # warps of their own that add dQ in turn, or pass tiles on for parts that add from registers
-    sharing: int = 1  # query heads with blocks of their own that share a kv head, and add to its dK and dV
-    freed_together: bool = False  # the place of dS of a turn is free when that of its dO is, and no barrier tells it
-    whole_lines: bool = False  # a warp adds dQ from registers by lines of 128 bytes
-    fence_behind: bool = False  # products that need no dS of this turn are asked for before its fence, not after
-    from_row_sums: bool = False  # the product for the weights' gradient begins with minus the row sums, not with zero
-    added_later: bool = False  # TMA is asked to add dQ a turn after it was stored, when the next scores are under way
-    kept: int = 0  # columns of K that a part has in registers, too
-    ahead: int = 0  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
-    early: bool = False  # a kernel begins when SMs are free, and not when the one before has ended
-    newest_first: bool = False  # small kernels begin with the last head
-    clears: bool = False  # one spare warp lets TMA clear the sums of a later head, and the others do nothing
+    sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV
+    section: int  # blocks of a section, about, where blocks begin in sections
+    ahead: int  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
+    compute: Callable  # of a turn, where warp groups compute together
+    consume: Callable  # of a part
+    place: Callable
+    adding: Adding
+    sequence: Sequence
+    turns: Turns
+    key_place: Keys
+    gradient: Gradient
+    exchange: Exchange
+    fence: Fence
+    leave: Callable
+    helpers: Helpers
+    end: Callable  # what a part does when TMA has read all that it stores
+    begin: Begin
+    line_of_block: Callable
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton knows these constants by: functions by their source, not by their names."""
+        return compiled_as(self)
 
     @property
     def warps(self) -> int:
@@ -81,34 +79,34 @@ class Variant:
         return self.parts > 1 and self.tile.key == ROWS
 
     @property
+    def same_roles(self) -> bool:
+        """Whether parts compute the same of different keys."""
+        return self.parts > 1 and not self.roles_apart
+
+    @property
     def writers(self) -> int:
         """Parts that write a tile of dS."""
         return 1 if self.roles_apart else self.parts
 
     @property
-    def by_tma(self) -> bool:
-        """Whether TMA adds dQ."""
-        return self.adding in BY_TMA
+    def kept(self) -> int:
+        """Columns of K that a part has in registers, too."""
+        return self.head_dim // self.key_place.share if self.key_place.share else 0
 
     @property
-    def in_fours(self) -> bool:
-        """Whether the sums for dQ have a lane's four columns side by side."""
-        return self.adding in ("fours", "reduction_of_fours")
-
-    @property
-    def counts(self) -> bool:
-        """Whether blocks count in global memory how far they are, and others wait for that."""
-        return self.in_turn or self.last_scales or self.ahead > 0
+    def adders(self) -> int:
+        """Warps that add what all parts have stored."""
+        return self.helpers.hear // self.parts
 
     @property
     def spare(self) -> bool:
         """Whether spare warps prepare rows and scale dQ (spare.py)."""
-        return self.ahead > 0 and not self.clears
+        return self.ahead > 0 and not self.helpers.zeros
 
     @property
-    def weights_rounded(self) -> bool:
-        """Whether weights wait for their gradient in 16 bits: where all of K would leave no registers else."""
-        return self.kept == self.head_dim
+    def counts(self) -> bool:
+        """Whether blocks count in global memory how far they are, and others wait for that."""
+        return self.ahead > 0 or self.end is last.scale_if_last or self.sequence is not ANY_ORDER
 
     @property
     def rows_apart(self) -> bool:
@@ -145,8 +143,7 @@ class Variant:
     @property
     def workers(self) -> list[int]:
         """Warps of every part but the first, of the producer, and of whoever else works in its warp group."""
-        others = [2, 1] if self.spare else [1] if self.clears else [1] * self.adders
-        return [self.warps] * (self.parts - 1) + [1] + others
+        return [self.warps] * (self.parts - 1) + [1, *self.helpers.warps]
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:
@@ -294,93 +291,3 @@ class Variant:
     def rows_scaled(self) -> int:
         """Rows that the spare warp scales at a time: likewise."""
         return (1024 if self.more_for_spare else 512) // self.head_dim
-
-
-def rule_of(parts: int, problem: Problem) -> Rule | None:
-    """The launch rule for warp groups that compute together (``parts`` 1) or apart; None where there is none."""
-    return rule_for("hopper_apart" if parts > 1 else "hopper_together", problem, DEFAULT_ARCH)
-
-
-def make_variant(
-    problem: Problem,
-    *,
-    under_way: bool,
-    adding: Adding,
-    parts: int,
-    in_turn: bool,
-    sections: bool,
-    alternate: bool,
-    last_scales: bool = False,
-    adder: bool = False,
-    two_adders: bool = False,
-    spare_warps: bool = False,
-    heads_apart: bool = False,
-    freed_together: bool = False,
-    keys_kept: bool = False,
-    zeros_ahead: bool = False,
-    whole_lines: bool = False,
-    early: bool = False,
-    newest_first: bool = False,
-    fence_behind: bool = False,
-    from_row_sums: bool = False,
-    added_later: bool = False,
-) -> Variant:
-    """The constants that a kernel is compiled with for ``problem``."""
-    tile = rule_of(parts, problem).choice.tile
-    if problem.head_dim == 256 and adding in BY_TMA:
-        adding = "fours"  # shared memory has no room for dQ
-    blocks = -(-problem.seq_len_kv // tile.key)
-    turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
-    few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
-    apart = turns >= (TURNS_FEW if few else TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
-    sharing = problem.group_size if heads_apart and adding in BY_TMA and apart else 1
-    by_sections = not problem.causal if in_turn else problem.causal
-    made = Variant(
-        tile=tile,
-        head_dim=problem.head_dim,
-        group_size=problem.group_size // sharing,
-        causal=problem.causal,
-        ragged=problem.seq_len_kv % tile.key != 0,
-        unseen=early and problem.causal and (blocks - 1) * tile.key >= tiles_a_head(problem, tile) * tile.query,
-        under_way=under_way,
-        adding=adding,
-        parts=parts,
-        in_turn=in_turn,
-        section=SECTION if sections and problem.group_size == sharing and by_sections else 0,
-        alternate=alternate and problem.head_dim == 128,
-        last_scales=last_scales and problem.group_size == 1,
-        adders=2 if two_adders else int(adder and adding in BY_TMA),
-        sharing=sharing,
-        early=early,
-        newest_first=newest_first,
-    )
-    if made.roles_apart:
-        made = replace(made, whole_lines=whole_lines)
-    elif made.parts > 1:
-        made = replace(
-            made,
-            freed_together=freed_together,
-            kept=columns_kept(made) if keys_kept else 0,
-            fence_behind=fence_behind,
-            from_row_sums=from_row_sums and problem.head_dim == 128,
-            added_later=added_later and problem.head_dim == 64 and not (made.causal or made.ragged),
-        )
-    with_spare = replace(made, ahead=max(AT_ONCE, made.section))
-    turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
-    enough = problem.batch * problem.heads > heads_ahead(with_spare, blocks)
-    if not spare_warps or made.group_size > 1:
-        return made
-    if enough and turns >= TURNS:
-        return with_spare
-    return replace(with_spare, clears=True) if zeros_ahead and enough and made.by_tma else made
-
-
-def columns_kept(variant: Variant) -> int:
-    """Columns of K that a part keeps in registers: as many as cost the loop few spills, by what the compiler makes."""
-    masks = variant.causal or variant.ragged
-    return {64: 64, 128: 0 if masks else 64}.get(variant.head_dim, 0)
-
-
-def heads_ahead(variant: Variant, tiles: int) -> int:
-    """By how many heads spare warps are ahead and behind, with so many tiles of keys (``spare.lines_ahead``)."""
-    return max(2, variant.ahead // tiles)

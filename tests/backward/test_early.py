@@ -8,6 +8,7 @@ import torch
 
 from steps import get_step
 from steps.backward_hopper import skeleton
+from steps.backward_hopper.lib import EARLY
 from steps.core.problems import standard
 from steps.writing.written import write_step
 from tests.backward.schedules import right
@@ -64,7 +65,7 @@ def test_which_problems_have_keys_that_no_query_sees(head_dim, queries):
 def test_where_a_warp_clears_sums(nothing_is_zero, monkeypatch, seeds):
     zeros_alone(monkeypatch)
     shape = problem(**LATER, head_dim=64)
-    assert get_step("early").variant(shape).clears
+    assert get_step("early").variant(shape).helpers.zeros
     assert all(right("early", shape, seed) for seed in seeds)
 
 
@@ -132,7 +133,7 @@ SECTIONS = {(True, 64), (False, 128), (False, 256)}  # (causal, head_dim): no se
 def test_blocks_in_turn_begin_in_sections_without_a_mask(head_dim, causal, name, nothing_is_zero, monkeypatch, seeds):
     """And still wait for blocks alone that have begun: with room for one at a time, too."""
     few_at_once(monkeypatch)
-    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 12)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 12)
     shape = problem(**LATER | {"seq_len_kv": 300}, head_dim=head_dim, causal=causal)
     step = get_step(name)
     heads = step.variant(shape).section // -(-shape.seq_len_kv // step.variant(shape).tile.key)
@@ -185,5 +186,5 @@ def test_early_kernels_are_launched_so_and_the_first_is_not(monkeypatch):
 
 
 def test_early_does_not_go_with_the_last_block_scaling():
-    with pytest.raises(ValueError, match="last_scales=False"):
-        dataclasses.replace(get_step("last_scales"), early=True)
+    with pytest.raises(ValueError, match="kernels that do not begin early"):
+        dataclasses.replace(get_step("last_scales"), begin=EARLY)

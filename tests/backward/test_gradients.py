@@ -295,7 +295,7 @@ def test_a_kernel_from_a_text_runs(name):
     assert accuracy_of(mine, shape).correct
     added = {
         "cutile": ("d_value = ct.mma(", "d_value = 0.9 * ct.mma("),
-        "hopper": ("weights = weigh(", "weights = 0.9 * weigh("),
+        "hopper": ("weights = exp2(", "weights = 0.9 * exp2("),
     }
     wrong = edited(mine, added[step.backend])
     assert not accuracy_of(wrong, shape).correct

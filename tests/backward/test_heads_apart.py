@@ -6,6 +6,8 @@ import pytest
 
 from steps import get_step
 from steps.backward_hopper import skeleton
+from steps.backward_hopper.adding import IN_TURN
+from steps.backward_hopper.lib import NOBODY
 from tests.backward.schedules import right
 from tests.distinct import some_of
 from tests.shapes import always_apart, few_at_once, problem
@@ -100,7 +102,7 @@ def test_a_lane_adds_four_sums_at_once():
     assert ptx.count("red.global.gpu.relaxed.add.v4.f32") == 2 * 2 * 16
 
 
-@pytest.mark.parametrize("changes", [{"in_turn": True, "sections": False}, {"two_streams": True}], ids=str)
+@pytest.mark.parametrize("changes", [{"sequence": IN_TURN}, {"two_streams": True}], ids=str)
 def test_what_heads_apart_cannot_do_is_refused(changes):
-    with pytest.raises(ValueError, match="takes parts=2"):
-        replace(get_step("heads_apart"), spare_warps=False, **changes)
+    with pytest.raises(ValueError, match="heads_apart take adding by fours, in any order, in one stream"):
+        replace(get_step("heads_apart"), helpers=NOBODY, **changes)

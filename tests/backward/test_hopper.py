@@ -5,8 +5,9 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from steps import GRADIENTS, get_step
-from steps.backward_hopper import halves
+from steps.backward_hopper import apart, halves, spare, together
+from steps.backward_hopper.adding import ANY_ORDER, BY_TMA, FOURS_LATER, IN_TURN
 from steps.backward_hopper.halves import BATCH, HEADS
+from steps.backward_hopper.lib import ONE_BY_ONE
+from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
 from steps.backward_hopper.skeleton import own_blocks
+from steps.backward_hopper.variant import Variant
 from steps.core.problems import standard
 from steps.simulate import Examination
 from steps.writing.written import write_step
@@ -36,6 +41,17 @@ SHAPES = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=200, seq_len_kv=150, head_dim=256),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=300, head_dim=64, causal=False),
 ]
+
+
+def test_kernels_ask_what_the_problem_is_and_never_which_step_it_is():
+    switches = {field.name for field in fields(Variant) if field.type in (bool, "bool")}
+    assert switches == {"causal", "ragged", "unseen"}
+
+
+@pytest.mark.parametrize("generation", [together, apart, spare], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_generation_is_read_at_one_go(generation):
+    text = Path(generation.__file__).read_text(encoding="utf-8")
+    assert re.findall(r"^def (\w+)", text, re.MULTILINE)[-1] == "fmha_backward" and len(text.splitlines()) < 260
 
 
 CASES = distinct(HOPPER, SHAPES)
@@ -63,7 +79,7 @@ def test_ptxas_adds_no_wait_for_products(step, shape):
     """
     compiled = step.compile(shape)
     asked = compiled.ptx.count("wgmma.wait_group")
-    added = 1 if step.variant(shape).from_row_sums else 0
+    added = 1 if step.variant(shape).gradient is FROM_ROW_SUMS else 0
     assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked + added
 
 
@@ -91,7 +107,7 @@ def test_warp_groups_take_turns_only_at_head_dim_128():
 
 def test_every_block_has_its_place_in_a_section(monkeypatch):
     """More kv heads than a section has, and a section that is not full."""
-    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 3 * 16)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 3 * 16)
     shape = problem(batch=3, heads=7, seq_len_q=70, seq_len_kv=300, head_dim=64, causal=True)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)
@@ -101,7 +117,7 @@ def test_every_block_has_its_place_in_a_section(monkeypatch):
 
 def test_of_a_section_the_longest_blocks_begin(monkeypatch):
     """The clocks of blocks in the order of their numbers: of 16 heads all with the first keys, then with the next."""
-    monkeypatch.setattr("steps.backward_hopper.variant.SECTION", 2 * 16)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 2 * 16)
     shape = problem(batch=2, heads=9, seq_len_q=256, seq_len_kv=256, head_dim=64, causal=True)
     with watched(None) as watch:
         get_step("in_sections").gradients(*BACKWARD.inputs(shape, 0), causal=True)
@@ -248,7 +264,7 @@ def test_what_runs_in_halves_is_not_taken_for_the_same_code():
         assert now.sass == before.sass and now.same_code(before) is same
 
 
-IN_TURN = [
+MANY_BLOCKS = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=600, head_dim=64, causal=False),
     problem(batch=1, heads=1, seq_len_q=500, seq_len_kv=700, head_dim=128),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=130, seq_len_kv=200, head_dim=256),
@@ -268,10 +284,10 @@ def bits(step, shape, seeds) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *(("in_turn", shape) for shape in IN_TURN),
-        *(("adder", shape) for shape in IN_TURN[:2]),
-        *(("two_adders", shape) for shape in IN_TURN),
-        *(("short_turns", shape) for shape in IN_TURN[:2]),
+        *(("in_turn", shape) for shape in MANY_BLOCKS),
+        *(("adder", shape) for shape in MANY_BLOCKS[:2]),
+        *(("two_adders", shape) for shape in MANY_BLOCKS),
+        *(("short_turns", shape) for shape in MANY_BLOCKS[:2]),
     ],
     ids=str,
 )
@@ -290,7 +306,7 @@ def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, name, monkeypatch
     instead = {"await_number": lambda *_: 0, "store_written": lambda *_: hopper.store_wait(0)}
     [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == broken]
     monkeypatch.setitem(language.SEQUENCES, pattern, instead[broken])
-    found = bits(replace(get_step(name), sections=False, early=False), shape, range(6))
+    found = bits(replace(get_step(name), sections=False, begin=ONE_BY_ONE), shape, range(6))
     first = next(found)
     assert any(other != first for other in found)  # the first that shows it ends the search
 
@@ -377,26 +393,23 @@ def test_a_warp_adds_where_tma_does():
     assert [step.variant(standard(head_dim=d)).adders for d in (64, 128, 256)] == [1, 1, 0]
     waits = {n: get_step(n).compile(standard()).ptx.count("ld.acquire.gpu") for n in ("in_turn", "adder")}
     assert waits["adder"] == 1 < waits["in_turn"]
-    with pytest.raises(ValueError, match="adder takes in_turn"):
-        replace(step, in_turn=False)
+    with pytest.raises(ValueError, match="warps that add take sequence=IN_TURN"):
+        replace(step, sequence=ANY_ORDER)
 
 
 def test_of_two_adders_each_takes_every_other_tile():
     """And at head_dim 256, where warp groups add from registers, each has a warp that passes its tiles on."""
-    step = get_step("two_adders")
     for head_dim, places in ((64, (1, 2)), (128, (1, 2)), (256, (5, 2))):  # where a block counts itself
         code = [get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("sections_in_turn", "two_adders")]
         assert tuple(text.count("red.global.gpu.release.add") for text in code) == places
-    with pytest.raises(ValueError, match="two_adders takes adder"):
-        replace(step, adder=False)
 
 
-UNFIT = [{"in_turn": True, "sections": False}, {"adding": "reduction"}, {"two_streams": True}]
+UNFIT = [{"sequence": IN_TURN}, {"adding": BY_TMA}, {"two_streams": True}]
 
 
 @pytest.mark.parametrize("changes", UNFIT, ids=str)
 def test_what_the_last_block_cannot_scale_is_refused(changes):
-    with pytest.raises(ValueError, match="last_scales takes parts=2"):
+    with pytest.raises(ValueError, match="end, spare warps and heads_apart take"):
         replace(get_step("last_scales"), **changes)
 
 
@@ -416,10 +429,10 @@ def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, p
         "dQ": "d_query = issue_part_of_d_query(",
         "dK": "d_key = warpgroup_mma(",
         "fence": "fence_async_shared()",
-        "add": "let_tma_add(" if name == "added_later" else "add_to_query(",
+        "add": "add_stored(" if name == "added_later" else "add_to_query(",
     }
     text = write_step(get_step(name), shape).text
-    turn = text[text.index("for turn in range(turns):", text.index("def consume_apart")) :]
+    turn = text[text.index("for turn in range(turns):", text.index("def consume")) :]
     turn = turn[: turn.index("# --- dQ of the last turn")]
     assert sorted(pieces, key=lambda piece: turn.index(marks[piece])) == list(pieces)
 
@@ -431,20 +444,19 @@ def test_what_shortens_turns_is_where_it_pays():
         for head_dim in (64, 128, 256)
         for causal in (True, False)
     }
-    assert {at for at, variant in found.items() if variant.fence_behind} == {at for at in found if at[0] < 256}
-    assert {at for at, variant in found.items() if variant.from_row_sums} == {(128, True), (128, False)}
-    assert {at for at, variant in found.items() if variant.added_later} == {(64, False)}
-    assert not any(variant.alternate for variant in found.values())
-    assert not step.variant(problem(seq_len_kv=1000, head_dim=64, causal=False)).added_later  # keys need a mask there
+    assert {at for at, variant in found.items() if variant.fence is FENCE_BEHIND} == {at for at in found if at[0] < 256}
+    assert {at for at, variant in found.items() if variant.gradient is FROM_ROW_SUMS} == {(128, True), (128, False)}
+    assert {at for at, variant in found.items() if variant.adding is FOURS_LATER} == {(64, False)}
+    assert not any(variant.turns.barriers for variant in found.values())
+    ragged = problem(seq_len_kv=1000, head_dim=64, causal=False)
+    assert step.variant(ragged).adding is not FOURS_LATER  # keys need a mask there
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("under_way", {"fence_behind": True}, "fence_behind takes parts=2"),
-        ("under_way", {"from_row_sums": True}, "from_row_sums takes parts=2"),
-        ("under_way", {"added_later": True}, "added_later takes parts=2"),
-        ("short_turns", {"added_later": True}, "added_later takes in_turn=False"),
+        ("under_way", {"sequence": IN_TURN}, "take warp groups that are apart"),
+        ("short_turns", {"adding_unmasked": FOURS_LATER}, "sequence=IN_TURN takes adding_unmasked=None"),
     ],
     ids=str,
 )

@@ -11,8 +11,9 @@ from triton.experimental.gluon import language as gl
 
 from steps import get_step
 from steps.backward_hopper import skeleton, spare
-from steps.backward_hopper.pipeline import Work
-from steps.backward_hopper.variant import heads_ahead
+from steps.backward_hopper.adding import BY_TMA, IN_TURN
+from steps.backward_hopper.last import scale_if_last
+from steps.backward_hopper.lib import Work
 from steps.core.problems import standard
 from tests.distinct import some_of
 from tests.shapes import few_at_once, problem
@@ -82,7 +83,7 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, monkeypat
     BACKWARD.call(step, shape, inputs, BACKWARD.poisoned(inputs))
     variant = step.variant(shape)
     tiles = -(-shape.seq_len_q // variant.tile.query)
-    ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
+    ahead = skeleton.heads_ahead(variant.ahead, -(-shape.seq_len_kv // variant.tile.key))
     assert ahead < shape.batch * shape.heads
     assert launched["prepare"] == launched["scaled"] == (tiles, 1, ahead)
 
@@ -145,7 +146,9 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
     of_compute, *of_others = variant.budgets
     assert len(set(of_others)) == 1 and 2 * of_compute + of_others[0] <= 3 * compiled.registers
     assert compiled.ptx.count(f"setmaxnreg.dec.sync.aligned.u32 \t{of_others[0]};") == 3
-    assert compiled.ptx.count("cp.async.bulk.wait_group 2") == variant.by_tma  # one part has two stores behind dQ
+    assert (
+        compiled.ptx.count("cp.async.bulk.wait_group 2") == variant.adding.by_tma
+    )  # one part has two stores behind dQ
     assert compiled.ptx.count("fence.proxy.async.global") == 2  # the producer awaits its rows, and one warp all sums
     assert get_step("even_banks").compile(shape).ptx.count("fence.proxy.async.global") == 0
     *before, _ = compiled.ptx.split("red.global.gpu.release.add.u32")
@@ -155,14 +158,14 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
 
 
 UNFIT = [
-    {"in_turn": True, "sections": False},
-    {"adding": "reduction"},
-    {"two_streams": True},
-    {"last_scales": True},
+    ({"sequence": IN_TURN}, "in any order"),
+    ({"adding": BY_TMA}, "adding by fours"),
+    ({"two_streams": True}, "in one stream"),
+    ({"end": scale_if_last}, "no spare warps"),
 ]
 
 
-@pytest.mark.parametrize("changes", UNFIT, ids=str)
-def test_what_spare_warps_cannot_do_is_refused(changes):
-    with pytest.raises(ValueError, match="spare_warps takes parts=2"):
+@pytest.mark.parametrize(("changes", "told"), UNFIT, ids=str)
+def test_what_spare_warps_cannot_do_is_refused(changes, told):
+    with pytest.raises(ValueError, match=told):
         replace(get_step("spare_warps"), **changes)

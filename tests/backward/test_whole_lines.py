@@ -7,8 +7,9 @@ import pytest
 
 from steps import get_step
 from steps.backward_hopper import skeleton
-from steps.backward_hopper.variant import heads_ahead
+from steps.backward_hopper.adding import FOURS, FOURS_BY_TMA, LINES
 from steps.core.problems import standard
+from steps.hopper.lib import IN_TURN
 from tests.backward.schedules import right
 from tests.distinct import some_of
 from tests.shapes import problem, zeros_alone
@@ -31,7 +32,7 @@ def small_problems(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero, pytestconfig):
     variant = get_step("zeros_ahead").variant(shape)
-    assert variant.clears and not variant.spare
+    assert variant.helpers.zeros and not variant.spare
     assert all(right("zeros_ahead", shape, seed) for seed in some_of((None, 1, 2), 1, pytestconfig))
 
 
@@ -50,7 +51,7 @@ def test_blocks_of_later_heads_wait_for_their_zeros(monkeypatch, nothing_is_zero
     step = get_step("zeros_ahead")
     variant = step.variant(shape)
     tiles, heads, batch = skeleton.own_blocks(shape, variant)
-    assert len(awaited) == tiles * (heads * batch - heads_ahead(variant, tiles))
+    assert len(awaited) == tiles * (heads * batch - skeleton.heads_ahead(variant.ahead, tiles))
     assert set(awaited) == {step.padded(shape) // variant.query_rows}
 
 
@@ -67,7 +68,7 @@ def test_the_kernel_before_clears_the_first_heads_alone(monkeypatch, nothing_is_
     assert right("zeros_ahead", shape)
     variant = get_step("zeros_ahead").variant(shape)
     blocks, passed = launched["prepare"]
-    ahead = heads_ahead(variant, -(-shape.seq_len_kv // variant.tile.key))
+    ahead = skeleton.heads_ahead(variant.ahead, -(-shape.seq_len_kv // variant.tile.key))
     assert blocks[1:] == (shape.heads, shape.batch) and passed[-2] == ahead < shape.batch * shape.heads
     assert launched["scaled"][0][1:] == (shape.heads, shape.batch)
 
@@ -78,7 +79,7 @@ def test_zeros_are_written_before_they_are_counted(head_dim, monkeypatch):
     monkeypatch.undo()
     step, shape = get_step("zeros_ahead"), standard(1024, head_dim, causal=True)
     variant, compiled = step.variant(shape), step.compile(shape)
-    assert variant.clears and variant.workers == [4, 1, 1] and compiled.threads == 32 * 12
+    assert variant.helpers.zeros and variant.workers == [4, 1, 1] and compiled.threads == 32 * 12
     assert compiled.ptx.count("fence.proxy.async.global") == 1  # the producer awaits the zeros
     [before] = compiled.ptx.split("red.global.gpu.release.add.u32")[:-1]
     waits = re.findall(r"cp\.async\.bulk\.(?:wait_group|commit_group|tensor\.\w+\.global)[^;]*;", before)
@@ -89,7 +90,7 @@ def test_only_where_spare_warps_would_do_nothing(monkeypatch):
     monkeypatch.undo()
     step, before = get_step("zeros_ahead"), get_step("keys_kept")
     clears = {
-        (seq_len, head_dim, causal): step.variant(standard(seq_len, head_dim, causal)).clears
+        (seq_len, head_dim, causal): step.variant(standard(seq_len, head_dim, causal)).helpers.zeros
         for seq_len in (1024, 2048)
         for head_dim in (64, 128, 256)
         for causal in (True, False)
@@ -123,20 +124,15 @@ def test_whole_lines_touch_half_as_many():
             found.add((row, column // 32))
         return len(found)
 
-    assert variant.whole_lines and (lines(variant.query_fours), lines(variant.query_lines)) == (8, 4)
-    assert not get_step("whole_lines").variant(standard(4096, 128)).whole_lines  # TMA adds there
+    assert variant.adding is LINES and (lines(variant.query_fours), lines(variant.query_lines)) == (8, 4)
+    assert get_step("whole_lines").variant(standard(4096, 128)).adding is FOURS_BY_TMA
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("freed_together", {"parts": 1, "spare_warps": False, "heads_apart": False, "alternate": False}, "parts=2"),
-        ("zeros_ahead", {"spare_warps": False}, "spare_warps=True"),
-        (
-            "whole_lines",
-            {"adding": "reduction", "spare_warps": False, "heads_apart": False, "zeros_ahead": False},
-            "fours",
-        ),
+        ("fours", {"turns": IN_TURN}, "warp groups that are apart"),
+        ("groups_apart", {"adding": FOURS}, "adding by TMA"),
     ],
 )
 def test_what_does_not_go_together_is_refused(name, changes, told):

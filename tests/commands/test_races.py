@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steps import races
-from steps.backward_hopper.kernel import fmha_backward
+from steps.backward_hopper import apart, spare, together
 from steps.backward_hopper.roles import consume_gradients
 from steps.hopper import ahead, linked
 
@@ -18,6 +18,7 @@ def defined(kernel) -> int:
     return first + next(n for n, line in enumerate(lines) if line.startswith("def "))
 
 
+KERNELS = linked.fmha, ahead.fmha, together.fmha_backward, apart.fmha_backward, spare.fmha_backward
 DEFINITION = defined(linked.fmha)
 REPORT = """========= COMPUTE-SANITIZER
 ========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
@@ -30,7 +31,11 @@ REPORT = """========= COMPUTE-SANITIZER
 """
 
 
-@pytest.mark.parametrize("kernel", [linked.fmha, ahead.fmha, fmha_backward], ids=lambda kernel: kernel.fn.__module__)
+@pytest.mark.parametrize(
+    "kernel",
+    KERNELS,
+    ids=lambda kernel: kernel.fn.__module__,
+)
 def test_reads_of_roles_are_set_aside_and_nothing_else_is(kernel):
     definition, name = defined(kernel), kernel.fn.__name__
     file = Path(inspect.getsourcefile(kernel.fn)).name
@@ -45,8 +50,8 @@ def test_reads_of_roles_are_set_aside_and_nothing_else_is(kernel):
 
 def test_reads_of_a_handover_are_set_aside_and_no_others_of_its_function():
     lines, first = inspect.getsourcelines(consume_gradients.fn)
-    load = first + next(n for n, line in enumerate(lines) if "= handover.weights.load(" in line)
-    report = REPORT.replace("{file}:{read}", "roles.py:{read}").replace("{file}", "kernel.py")
+    load = first + next(n for n, line in enumerate(lines) if "= barriers.handover.weights.load(" in line)
+    report = REPORT.replace("{file}:{read}", "roles.py:{read}").replace("{file}", "apart.py")
     assert races.hazards(report.format(kernel="fmha_backward", write=1, read=load)) == ([], 0, 1)
     for kernel, read in (("fmha_backward", load + 1), ("fmha", load)):
         found, *set_aside = races.hazards(report.format(kernel=kernel, write=1, read=read))

@@ -118,13 +118,12 @@ def test_short_sequences_have_two_groups_that_spill_nothing_under_a_mask():
 
 
 def test_at_head_dim_256_no_tile_of_gradients_with_more_keys_fits(monkeypatch):
-    from steps.backward_hopper import skeleton, variant
+    from steps.backward_hopper.skeleton import HopperGradients
 
     larger = dataclasses.replace(
         rule_for("hopper_apart", standard(head_dim=256), "sm_90"), choice=BlockShape(Tile(64, 128))
     )
-    for module in (skeleton, variant):
-        monkeypatch.setattr(module, "rule_of", lambda parts, problem: larger)
+    monkeypatch.setattr(HopperGradients, "rule", lambda step, problem: larger)
     made = compiled("hopper_apart", standard(head_dim=256), "sm_90")
     assert made.shared_bytes > rules.shared_kib("sm_90") * KIB
 

@@ -93,7 +93,7 @@ def test_dq_is_scaled_in_every_call(name):
         assert step.variant(shape).sharing > 1 and step.variant(shape).spare
     if name == "zeros_ahead":
         shape = standard(1024, causal=True)
-        assert step.variant(shape).clears
+        assert step.variant(shape).helpers.zeros
     inputs = BACKWARD.inputs(shape, 0, "cuda")
     step.gradients(*inputs, causal=True)
     graph = torch.cuda.CUDAGraph()
@@ -143,7 +143,7 @@ def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
 def test_sums_are_cleared_in_short_sections(name, shape, monkeypatch):
     zeros_alone(monkeypatch)
     step = dataclasses.replace(get_step(name))
-    assert step.variant(shape).clears
+    assert step.variant(shape).helpers.zeros
     for _ in range(3):
         accuracy = accuracy_of(step, shape, "cuda")
         assert accuracy.correct, accuracy.explain()

@@ -321,7 +321,7 @@ def store(tensor_desc: Descriptor, coord, src: Memory):
 
 @operation("async_reduce_shared_to_global")
 def reduce(tensor_desc: Descriptor, coord, src: Memory):
-    """TMA adds the tile to what is there (``steps.backward_hopper.instruction``)."""
+    """TMA adds the tile to what is there (``steps.backward_hopper.lib``)."""
     coord = tensor_desc.own(coord)
     _hand_over(tensor_desc, src, "reduction", lambda tile: tensor_desc.store(coord, tensor_desc.load(coord) + tile))
 

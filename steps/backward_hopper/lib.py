@@ -1,0 +1,381 @@
+"""Pieces of the backward kernels for Hopper: shared memory, mbarriers, loads by TMA, and what a block computes.
+
+No piece knows of a step. A block keeps its K and V, and a producer warp fetches Q and dO, tile by tile. Instructions
+are in the PTX ISA under "cp.async.bulk.tensor", "mbarrier" and "griddepcontrol".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from steps.core.fused import Pieces
+from steps.gluon import names  # noqa: F401
+from steps.hopper.lib import barrier_ring
+
+# --- instructions that Gluon has no function for ---
+
+# The threads poll, as a barrier of mbarrier's kind does not reach to other blocks. What TMA does next comes after the
+# load in the order of memory, as the proxy fence says. [PTX ISA: ld.acquire, fence.proxy.async]
+AWAIT = gl.constexpr(
+    "{ .reg .pred wrong; .reg .b32 seen;"
+    " again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2; @wrong bra again;"
+    " fence.proxy.async.global; mov.b32 $0, seen; }"
+)
+# Gluon's store_wait waits until TMA has read shared memory; this, until it has written global memory, too.
+# [PTX ISA: cp.async.bulk.wait_group]
+WRITTEN = gl.constexpr("cp.async.bulk.wait_group 0; mov.b32 $0, 0;")
+WRITTEN_BUT_TWO = gl.constexpr("cp.async.bulk.wait_group 2; mov.b32 $0, 0;")  # the last two may be under way
+
+# A kernel that was launched to begin early waits until all kernels before it have ended, and what they have written is
+# there. And a block lets the next kernel begin; it does when all blocks have, or have ended. [PTX ISA: griddepcontrol]
+AWAIT_KERNELS_BEFORE = gl.constexpr("griddepcontrol.wait; mov.b32 $0, 0;")
+LET_NEXT_BEGIN = gl.constexpr("griddepcontrol.launch_dependents; mov.b32 $0, 0;")
+
+
+@builtin
+def async_reduce_shared_to_global(tensor_desc, coord, src, _semantic=None):
+    """Ask TMA to add a tile in shared memory to one in global memory: PTX's cp.reduce.async.bulk.tensor, ``.add``.
+
+    Gluon has no function for it; its compiler does. ``tma.store_wait`` waits for it as for a store.
+    """
+    from triton._C.libtriton import ir
+
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+# --- when the kernels of a call begin ---
+
+
+@dataclass(frozen=True)
+class Begin(Pieces):
+    """wait(): until all kernels before this one have ended. let(): the next may begin. early: whether kernels do."""
+
+    wait: Callable
+    let: Callable
+    early: bool
+
+
+@gluon.jit
+def await_kernels_before():
+    """Wait until all kernels before this one have ended, as this one may begin early."""
+    gl.inline_asm_elementwise(AWAIT_KERNELS_BEFORE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_next_begin():
+    """Let the next kernel begin, as soon as blocks of it find room."""
+    gl.inline_asm_elementwise(LET_NEXT_BEGIN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def nothing(a=None, b=None, c=None, d=None, e=None, f=None):
+    """What is not done: a function for any arguments."""
+
+
+ONE_BY_ONE = Begin(nothing, nothing, early=False)
+EARLY = Begin(await_kernels_before, let_next_begin, early=True)
+
+# --- what there is, in global memory and in shared memory ---
+
+
+class Arrays(NamedTuple):
+    """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
+
+    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value:
+    where query heads have blocks of their own, pointers to the like for dK and dV.
+    """
+
+    query: object
+    key: object
+    value: object
+    d_output: object
+    numbers: object
+    sums: object
+    d_key: object
+    d_value: object
+
+
+class Aside(NamedTuple):
+    """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
+
+    counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
+    to prepare and to scale in a turn, times 2^16.
+    """
+
+    counts: object
+    output: object
+    d_output: object
+    lse: object
+    numbers: object
+    sums: object
+    d_query: object
+    strides: object
+    rates: object
+    seq_len_q: object
+    padded: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
+
+    d_query: every part's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
+    """
+
+    key: object
+    value: object
+    query: object
+    lse: object
+    d_output: object
+    row_sum: object
+    d_scores: object
+    d_query: object
+    zeros: object
+
+
+class Handover(NamedTuple):
+    """Where one part hands its weights to the other, and mbarriers: when they are there, and when it has them."""
+
+    weights: object
+    ready: object
+    free: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers: complete when TMA has filled a place, and when all parts have used it.
+
+    d_scores_ready, d_scores_free: between parts, when all that write dS have, and when all have multiplied it.
+    done: when all parts have read K and V for the last time, and when all have written dK and dV.
+    turns: a part's completes when it is its turn to compute weights.
+    sums_ready, sums_free: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such
+    warps each has a sums_ready. Where parts add from registers: a part has added, and the warp that passes on knows.
+    """
+
+    keys_ready: object
+    query_ready: object
+    query_free: object
+    d_output_ready: object
+    d_output_free: object
+    d_scores_ready: object
+    d_scores_free: object
+    done: object
+    turns: object
+    sums_ready: object
+    sums_free: object
+    handover: object
+
+
+@gluon.jit
+def rooms(dtype: gl.constexpr, variant: gl.constexpr):
+    """Places in shared memory."""
+    STAGES: gl.constexpr = variant.stages
+    ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
+    KEYS: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
+    NUMBERS: gl.constexpr = [STAGES, 1, variant.tile.query]
+    SCORES: gl.constexpr = [2, variant.tile.key, variant.tile.query]
+    PART: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
+    SUMS: gl.constexpr = [variant.parts, 1, 1, variant.query_rows, variant.query_columns]
+    return Tiles(
+        gl.allocate_shared_memory(dtype, KEYS, variant.shared),
+        gl.allocate_shared_memory(dtype, KEYS, variant.shared),
+        gl.allocate_shared_memory(dtype, ROWS, variant.shared),
+        gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers),
+        gl.allocate_shared_memory(dtype, ROWS, variant.shared),
+        gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers),
+        gl.allocate_shared_memory(dtype, SCORES, variant.shared_scores),
+        gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums) if variant.adding.by_tma else None,
+        gl.allocate_shared_memory(gl.float32, PART, variant.shared_sums) if variant.helpers.zeros else None,
+    )
+
+
+@gluon.jit
+def rings(variant: gl.constexpr):
+    """mbarriers for roles. None is made that nobody uses: the compiler would give its place to something else, too."""
+    STAGES: gl.constexpr = variant.stages
+    PARTS: gl.constexpr = variant.parts
+    query_ready = barrier_ring(STAGES, 1)
+    d_scores_ready = barrier_ring(2, variant.writers) if variant.parts > 1 else None
+    d_scores_free = barrier_ring(2, PARTS) if variant.same_roles and variant.exchange.barriers else None
+    done = barrier_ring(2, PARTS) if variant.same_roles and variant.sharing == 1 else None
+    turns = barrier_ring(2, 1) if variant.turns.barriers else None
+    sums_ready = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
+    sums_free = barrier_ring(PARTS, 1) if variant.helpers.hear else None
+    keys_ready = barrier_ring(1, 1)
+    query_free = barrier_ring(STAGES, PARTS)
+    d_output_ready = barrier_ring(STAGES, 1)
+    d_output_free = barrier_ring(STAGES, PARTS)
+    return Barriers(
+        keys_ready, query_ready, query_free, d_output_ready, d_output_free, d_scores_ready, d_scores_free, done, turns,
+        sums_ready, sums_free, room_for_weights(variant) if variant.roles_apart else None,
+    )  # fmt: skip
+
+
+@gluon.jit
+def room_for_weights(variant: gl.constexpr):
+    """Where a part with the scores hands weights to the part with their gradients."""
+    WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]
+    handed = gl.allocate_shared_memory(gl.float32, WEIGHTS, variant.shared_weights)
+    return Handover(handed, barrier_ring(1, 1), barrier_ring(1, 1))
+
+
+# --- what a block computes ---
+
+
+class Work(NamedTuple):
+    """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
+
+    head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
+    sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
+    """
+
+    key_row: object
+    head: object
+    kv_head: object
+    batch: object
+    heads: object
+    batches: object
+    seq_len_kv: object
+    first: object
+    a_head: object
+    cut: object
+
+
+@gluon.jit
+def by_number(variant: gl.constexpr):
+    """(tile of keys, head, batch) of this block: those of its number."""
+    return gl.program_id(0), gl.program_id(1), gl.program_id(2)
+
+
+@gluon.jit
+def from_last_keys(variant: gl.constexpr):
+    """As ``by_number``; of a head the block with the last keys begins (``adding``, on blocks that add in turn)."""
+    j, head, batch = by_number(variant)
+    return gl.num_programs(0) - 1 - j, head, batch
+
+
+@gluon.jit
+def in_sections(variant: gl.constexpr):
+    """As ``by_number``, where blocks are numbered in sections.
+
+    A GPU starts blocks in the order of their numbers. The heads of all batches are cut into sections. Of a section all
+    blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it. So two
+    neighbouring blocks of a head do not begin one right after the other.
+    """
+    tiles, heads = gl.num_programs(0), gl.num_programs(1)
+    number = gl.program_id(0) + tiles * (gl.program_id(1) + heads * gl.program_id(2))
+    section = gl.maximum(1, variant.section // tiles)
+    first = number // (tiles * section) * section
+    width = gl.minimum(section, heads * gl.num_programs(2) - first)
+    n = number - first * tiles
+    line = first + n % width
+    return n // width, line % heads, line // heads
+
+
+@gluon.jit
+def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
+    """The work of this block."""
+    TILE_KEY: gl.constexpr = variant.tile.key
+    TILE_QUERY: gl.constexpr = variant.tile.query
+    j, head, batch = variant.place(variant)
+    tiles = gl.cdiv(seq_len_q, TILE_QUERY)
+    first = 0
+    cut = 0
+    if variant.causal:
+        first = gl.minimum(tiles, j * TILE_KEY // TILE_QUERY)
+        cut = gl.minimum(tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
+    if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
+        cut = tiles
+    return Work(
+        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, tiles - first, cut
+    )
+
+
+@gluon.jit
+def position(work, turn, variant: gl.constexpr):
+    """(head, index of the tile of queries) of a turn."""
+    head = work.head
+    n = turn
+    if variant.group_size > 1:
+        head = work.head * variant.group_size + turn // work.a_head
+        n = turn % work.a_head
+    return head, work.first + n
+
+
+@gluon.jit
+def own_line(work):
+    """The number of a block's head, among those of all batches."""
+    return work.batch * gl.num_programs(1) + work.head
+
+
+# --- warps beside the producer, in its warp group ---
+
+
+@dataclass(frozen=True)
+class Helpers(Pieces):
+    """Warps of the producer's warp group beside the producer. first, second: what they do, as
+    f(arrays, tiles, barriers, work, scale, padded, aside, n, variant), where n is 0 and 1; None: there is none.
+
+    rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, two_behind,
+    variant): a part has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
+    first and second. hear: so many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared
+    memory.
+    """
+
+    first: Callable | None
+    second: Callable | None
+    rows: Callable
+    added: Callable
+    warps: tuple[int, ...]
+    hear: int = 0
+    zeros: bool = False
+
+
+NOBODY = Helpers(None, None, nothing, nothing, ())
+
+# --- the producer ---
+
+
+@gluon.jit
+def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line, variant: gl.constexpr):
+    """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
+    ROWS: gl.constexpr = variant.tile.query
+    mbarrier.expect(ready, ROWS * (variant.head_dim * place.dtype.primitive_bitwidth // 8 + 4))
+    tma.async_load(array, [batch, head, i * ROWS, 0], ready, place)
+    tma.async_load(numbers, [line, i * ROWS], ready, number_place)
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
+    STAGES: gl.constexpr = variant.stages
+    ready = barriers.keys_ready.index(0)
+    mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    variant.begin.let()
+    variant.begin.wait()  # now: no kernel of this call has written keys or values
+    variant.helpers.rows(aside, work, variant)
+    for turn in range(variant.group_size * work.a_head):
+        head, i = position(work, turn, variant)
+        line = work.batch * work.heads + head
+        stage = turn % STAGES
+        used = turn // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_free.index(stage), used)
+        ready = barriers.query_ready.index(stage)
+        fetch_rows(
+            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), ready, head, work.batch, i,
+            line, variant,
+        )  # fmt: skip
+        mbarrier.wait(barriers.d_output_free.index(stage), used)
+        ready = barriers.d_output_ready.index(stage)
+        fetch_rows(
+            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), ready, head,
+            work.batch, i, work.batches * work.heads + line, variant,
+        )  # fmt: skip

@@ -1,0 +1,292 @@
+"""Pieces of the backward kernels for Hopper: the products by wgmma, weights, and how dK and dV leave.
+
+No piece knows of a step. Scores lie on their side, S^T [key, query]: the weights and dS are then, as wgmma leaves them
+in registers, the first factors of dV and dK. dQ alone needs dS from all keys of a block, and so through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+
+from steps.backward_hopper.adding import add_to_keys
+from steps.backward_hopper.lib import nothing
+from steps.core.fused import Pieces
+from steps.gluon import names  # noqa: F401
+from steps.gluon.softmax import exp2
+from steps.hopper.lib import release
+
+
+@gluon.jit
+def rows_of(ring, turn, variant: gl.constexpr):
+    """A tile of Q or dO [query, head_dim] of a ring."""
+    return ring.index(turn % variant.stages).reshape([variant.tile.query, variant.head_dim])
+
+
+@gluon.jit
+def keys_of(tile, variant: gl.constexpr):
+    """The block's K or V [key, head_dim]."""
+    return tile.reshape([variant.tile.key, variant.head_dim])
+
+
+@gluon.jit
+def number_of(ring, turn, variant: gl.constexpr):
+    """A number for each query, along the columns of scores [1, query]."""
+    numbers = ring.index(turn % variant.stages).reshape([variant.tile.query])
+    return numbers.load(gl.SliceLayout(0, variant.scores))[None, :]
+
+
+@gluon.jit
+def issue_side(keys, rows, variant: gl.constexpr):
+    """Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO."""
+    none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
+    return warpgroup_mma(keys, rows.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def issue_d_query(d_scores, keys, variant: gl.constexpr):
+    """Begin dQ [query, head_dim] of a tile: dS, turned, times K."""
+    none = gl.full([variant.query_rows, variant.query_columns], 0.0, gl.float32, variant.query_sums)
+    return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def issue_part_of_d_query(tiles, turn, part: gl.constexpr, variant: gl.constexpr):
+    """Begin this part's share of a turn's dQ: its queries, or its columns."""
+    d_scores = tiles.d_scores.index(turn & 1)
+    keys = keys_of(tiles.key, variant)
+    if variant.rows_apart:
+        d_scores = d_scores.slice(part * variant.query_rows, variant.query_rows, 1)
+    else:
+        keys = keys.slice(part * variant.query_columns, variant.query_columns, 1)
+    return issue_d_query(d_scores, keys, variant)
+
+
+@gluon.jit
+def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
+    """The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides."""
+    weights = exp2(scores * scale - lse)
+    if variant.causal or variant.ragged:  # noqa: SIM102
+        if i < work.cut:
+            key = first_key + gl.arange(0, variant.keys, gl.SliceLayout(1, variant.scores))
+            query = i * variant.tile.query + gl.arange(0, variant.tile.query, gl.SliceLayout(0, variant.scores))
+            if variant.causal:
+                weights = gl.where(key[:, None] <= query[None, :], weights, 0.0)
+            if variant.ragged:
+                weights = gl.where((key < work.seq_len_kv)[:, None], weights, 0.0)
+    return weights
+
+
+# --- where a part has its K ---
+
+
+@dataclass(frozen=True)
+class Keys(Pieces):
+    """take(keys, variant): a part's K as scores take it. scores(kept, keys, query, variant): begin these.
+
+    weights(weights, rounded): what waits for the weights' gradient. share: of how many columns one is in registers; 0:
+    none.
+    """
+
+    take: Callable
+    scores: Callable
+    weights: Callable
+    share: int
+
+
+@gluon.jit
+def left_in_shared(keys, variant: gl.constexpr):
+    """All of K stays in shared memory."""
+    return keys
+
+
+@gluon.jit
+def issue_scores(kept, keys, query, variant: gl.constexpr):
+    """Begin scores [key, query]. K and Q lie in shared memory."""
+    return issue_side(keys, query, variant)
+
+
+@gluon.jit
+def in_registers(keys, variant: gl.constexpr):
+    """The first columns of K, or all of them, in registers."""
+    return keys.slice(0, variant.kept, 1).load(variant.key_factor)
+
+
+@gluon.jit
+def issue_from_registers(kept, keys, query, variant: gl.constexpr):
+    """Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory."""
+    KEPT: gl.constexpr = variant.kept
+    REST: gl.constexpr = variant.head_dim - KEPT
+    none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
+    scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+    if REST > 0:
+        others = query.slice(KEPT, REST, 1).permute((1, 0))
+        scores = warpgroup_mma(keys.slice(KEPT, REST, 1), others, scores, is_async=True)
+    return scores
+
+
+@gluon.jit
+def in_float32(weights, rounded):
+    """Weights wait for their gradient as they are."""
+    return weights
+
+
+@gluon.jit
+def in_16_bits(weights, rounded):
+    """Weights wait for their gradient in 16 bits: all of K would leave no registers else."""
+    return rounded.to(gl.float32)
+
+
+# --- the weights' gradient ---
+
+
+@dataclass(frozen=True)
+class Gradient(Pieces):
+    """issue(values, d_output, row_sum, turn, variant): begin the weights' gradient [key, query].
+
+    d_scores(weights, d_weights, row_sum, turn, dtype, variant): dS, rounded: the weights times what is left of their
+    gradient when the row sums of dO * O (delta) are taken off.
+    """
+
+    issue: Callable
+    d_scores: Callable
+
+
+@gluon.jit
+def issue_from_zero(values, d_output, row_sum, turn, variant: gl.constexpr):
+    """Begin the weights' gradient from zero."""
+    return issue_side(values, d_output, variant)
+
+
+@gluon.jit
+def less_row_sums(weights, d_weights, row_sum, turn, dtype: gl.constexpr, variant: gl.constexpr):
+    """dS: the row sums are taken off now."""
+    d_weights -= number_of(row_sum, turn, variant)
+    return (weights * d_weights).to(dtype)
+
+
+@gluon.jit
+def issue_from_row_sums(values, d_output, row_sum, turn, variant: gl.constexpr):
+    """Begin the weights' gradient from minus the row sums: wgmma adds to what is in its registers."""
+    start = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
+    start -= number_of(row_sum, turn, variant)
+    return warpgroup_mma(values, d_output.permute((1, 0)), start, is_async=True)
+
+
+@gluon.jit
+def as_it_is(weights, d_weights, row_sum, turn, dtype: gl.constexpr, variant: gl.constexpr):
+    """dS: the row sums are off already."""
+    return (weights * d_weights).to(dtype)
+
+
+# --- how two parts exchange dS ---
+
+
+@dataclass(frozen=True)
+class Exchange(Pieces):
+    """When the place of a turn's dS is free. wait(barriers, turn, variant): until it is. free(...): this part needs no
+    more the place of the turn's dO, and that of dS of the turn before. barriers: whether dS has mbarriers of its own.
+    """
+
+    wait: Callable
+    free: Callable
+    barriers: bool
+
+
+@gluon.jit
+def await_place(barriers, turn, variant: gl.constexpr):
+    """Wait until both parts have multiplied what was in the place of this turn's dS."""
+    mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
+
+
+@gluon.jit
+def free_each(barriers, turn, variant: gl.constexpr):
+    """This part has multiplied dO of the turn, and dS of the turn before."""
+    release(barriers.d_output_free, turn, variant.stages)
+    mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
+
+
+@gluon.jit
+def await_place_with_d_output(barriers, turn, variant: gl.constexpr):
+    """Likewise: both parts said so of dO in the turn before."""
+    told = (turn + variant.stages - 1) // variant.stages & 1 ^ 1
+    mbarrier.wait(barriers.d_output_free.index((turn + 1) % variant.stages), told)
+
+
+@gluon.jit
+def free_together(barriers, turn, variant: gl.constexpr):
+    """Likewise: one word says both."""
+    release(barriers.d_output_free, turn, variant.stages)
+
+
+@dataclass(frozen=True)
+class Fence(Pieces):
+    """Where a part tells that dS is stored: first(barriers, turn), in front of the next products, or behind(...)."""
+
+    first: Callable
+    behind: Callable
+
+
+@gluon.jit
+def tell_stored(barriers, turn):
+    """Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence."""
+    fence_async_shared()
+    mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+
+
+# --- dK and dV ---
+
+
+@gluon.jit
+def all_parts(barriers, n: gl.constexpr, variant: gl.constexpr):
+    """Wait until all parts are here, for the n-th time."""
+    if variant.parts == 1:
+        gl.barrier()
+    else:
+        mbarrier.arrive(barriers.done.index(n), count=1)
+        mbarrier.wait(barriers.done.index(n), 0)
+
+
+@gluon.jit
+def store_both(
+    d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, part: gl.constexpr,
+    variant: gl.constexpr,
+):  # fmt: skip
+    """dK and dV leave by way of the places of K and V, a part's by its own, when all parts have read these."""
+    dtype: gl.constexpr = tiles.key.dtype
+    LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
+    all_parts(barriers, 0, variant)
+    own_keys.store((d_key * (scale * LN2)).to(dtype))
+    own_values.store(d_value.to(dtype))
+    fence_async_shared()
+    all_parts(barriers, 1, variant)
+    if part == 0:
+        tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
+        tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+
+
+@gluon.jit
+def add_both(
+    d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, part: gl.constexpr,
+    variant: gl.constexpr,
+):  # fmt: skip
+    """dK and dV of a query head are added to what the others of its group add, before the scale."""
+    add_to_keys(d_key, arrays.d_key, work, part, variant)
+    add_to_keys(d_value, arrays.d_value, work, part, variant)
+
+
+# --- the pieces, by what they do ---
+
+SHARED = Keys(left_in_shared, issue_scores, in_float32, share=0)
+HALF_KEPT = Keys(in_registers, issue_from_registers, in_float32, share=2)
+ALL_KEPT = Keys(in_registers, issue_from_registers, in_16_bits, share=1)
+FROM_ZERO = Gradient(issue_from_zero, less_row_sums)
+FROM_ROW_SUMS = Gradient(issue_from_row_sums, as_it_is)
+BY_ITSELF = Exchange(await_place, free_each, barriers=True)
+WITH_D_OUTPUT = Exchange(await_place_with_d_output, free_together, barriers=False)
+FENCE_FIRST = Fence(tell_stored, nothing)
+FENCE_BEHIND = Fence(nothing, tell_stored)
