@@ -308,6 +308,9 @@ def gradients(
 
 @gradients.register_fake
 def _(q, k, v, o, lse, do, causal, scale):
+    for name, x in (("k", k), ("v", v), ("o", o), ("lse", lse), ("do", do)):
+        if x.device != q.device:  # one tensor on meta brings a real call here, too
+            raise ValueError(f"{name} must be on q's device ({q.device}), got {x.device}")
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

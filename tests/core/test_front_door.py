@@ -175,6 +175,15 @@ def test_what_cannot_be_taken_is_refused_by_name(way, kind):
             WAYS[way](make(random()), random(), random())
 
 
+@pytest.mark.parametrize("name", ["o", "lse", "do"])
+def test_gradients_of_what_is_elsewhere_are_refused_by_name(name):
+    given = {n: random() for n in ("q", "k", "v", "o", "lse", "do")} | {"lse": random().float()[..., 0]}
+    q = given["q"]
+    given[name] = given[name].to("meta")
+    with pytest.raises(ValueError, match=rf"{name} must be on q's device \({q.device}\), got meta"):
+        torch.ops.fmha_tutorial.gradients(*given.values(), False, None)
+
+
 def overlapping(q):
     return q[:, :, :1].expand(q.shape)
 
