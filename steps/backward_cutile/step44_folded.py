@@ -11,7 +11,7 @@ from steps.backward_cutile.kernel import INVERSE_LN2
 
 
 def weigh_exp2(scores, lse, scale):
-    """As step 42's, in base 2."""
+    """As step atomics's, in base 2."""
     return ct.exp2(scores * (scale * INVERSE_LN2) - lse * INVERSE_LN2, flush_to_zero=True)
 
 

@@ -16,7 +16,7 @@ from steps.backward_cutile.kernel import INVERSE_LN2
 
 
 def weigh_prepared(scores, lse, scale):
-    """As step 44's, with the log-sum-exp in base 2 already."""
+    """As step folded's, with the log-sum-exp in base 2 already."""
     return ct.exp2(scores * (scale * INVERSE_LN2) - lse, flush_to_zero=True)
 
 

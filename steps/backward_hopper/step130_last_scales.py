@@ -1,6 +1,6 @@
 """Step 130: the last block of a head scales dQ.
 
-Behind the large kernel of step 58 comes a small one, ``scaled``. It reads the sums for dQ from device memory, scales
+Behind the large kernel of step even_banks comes a small one, ``scaled``. It reads the sums for dQ from device memory, scales
 and rounds them, and writes dQ, while the tensor cores have nothing to do. Here it is gone. Every block counts itself
 when it has added all that it adds to dQ. The block that finds all others of its head counted does what ``scaled`` did,
 for this head. Step last_merges has the same idea in decoding. With grouped heads the kernels stay as they were: there

@@ -1,6 +1,6 @@
 """Step 131: spare warps do what the small kernels did.
 
-Around the large kernel of step 58 two small ones read and write device memory, and the tensor cores wait. ``prepare``
+Around the large kernel of step even_banks two small ones read and write device memory, and the tensor cores wait. ``prepare``
 adds up dO times O, and clears the sums for dQ; ``scaled`` rounds the sums. Their bytes grow with the length of a
 sequence, and the products with its square: the shorter sequences are, the more of the time is theirs.
 
@@ -14,7 +14,7 @@ head_dim 128 the warps that multiply can spare some of theirs, and it has 40, fo
 Blocks wait for each other by numbers in global memory, and only for blocks that have begun before them.
 
 Spare warps do nothing with few heads, with grouped heads, and where a tile of queries takes few turns, as they could
-not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. The kernel is then that of step 58.
+not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. The kernel is then that of step even_banks.
 """
 
 from steps.backward_hopper import spare, step58_even_banks

@@ -1,12 +1,12 @@
 """Step 133: with grouped heads, a block has one query head.
 
-A block of step 131 has the keys of a kv head, and the queries of all heads that share it, one head after the other. So
+A block of step spare_warps has the keys of a kv head, and the queries of all heads that share it, one head after the other. So
 dK and dV stay in its registers to the end. But under a causal mask blocks with the last keys have few queries of each
 head, and soon are several heads ahead of those with the first keys. Blocks that run at the same time then read Q and dO
-of many heads, and add to dQ of many, and as a hypothesis L2 does not hold them. Sections made it worse (step 56).
+of many heads, and add to dQ of many, and as a hypothesis L2 does not hold them. Sections made it worse (step in_sections).
 
 Here a block has one query head, as without groups. Under a mask blocks come in sections, and spare warps follow the
-rule of step 131. Each block adds what it has for dK and dV to sums in global memory, in float32, where those of the
+rule of step spare_warps. Each block adds what it has for dK and dV to sums in global memory, in float32, where those of the
 other heads of its group add, too. So dK and dV differ in their last bits from run to run. A small kernel rounds them.
 flash-attn-4 does likewise (``dk_accum``, https://github.com/Dao-AILab/flash-attention).
 

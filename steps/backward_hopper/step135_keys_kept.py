@@ -8,7 +8,7 @@ At head_dim 64 all of K takes 16 registers of a thread. There are none left, so 
 They wait for their gradient in float32, though dV's product has them in 16 bits already. Here they wait in 16 bits, and
 dS is computed from these. That rounds dS once more; its error stays below the limit that holds for all steps.
 
-At head_dim 128 half of K takes as many. Without a mask they are found: the warps that multiply keep what step 131 gives
+At head_dim 128 half of K takes as many. Without a mask they are found: the warps that multiply keep what step spare_warps gives
 to the spare warps, and these do half as many rows at a time. With a mask the loop would spill, and nothing changes. At
 head_dim 256 the sums alone fill the registers.
 """

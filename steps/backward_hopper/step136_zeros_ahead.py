@@ -1,6 +1,6 @@
 """Step 136: where sequences are short, TMA clears the sums for dQ.
 
-With 1,024 queries and a causal mask spare warps would not keep pace with the blocks (step 131). So two small kernels do
+With 1,024 queries and a causal mask spare warps would not keep pace with the blocks (step spare_warps). So two small kernels do
 all that is small there. Half of the bytes of the first one are zeros, for the sums that dQ is added to.
 
 Zeros need no loads, and TMA can write them. Here one spare warp fills a place in shared memory with zeros, once. It

@@ -1,6 +1,6 @@
 """Step 137: at head_dim 256 dQ is added by whole lines.
 
-At head_dim 256 shared memory has no room for dQ, and warps add it from registers, as in step 52: a lane adds four sums
+At head_dim 256 shared memory has no room for dQ, and warps add it from registers, as in step fours: a lane adds four sums
 beside each other. wgmma leaves 16 columns of a row in four lanes. So an instruction of a warp adds 64 bytes in each of
 eight rows, and touches eight lines of 128 bytes.
 

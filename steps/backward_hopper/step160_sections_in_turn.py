@@ -1,11 +1,11 @@
 """Step 160: in turn, without a mask, with heads side by side.
 
-In step 132 the blocks of a head begin one right after the other, and without a mask they all begin with the first tile
+In step adder the blocks of a head begin one right after the other, and without a mask they all begin with the first tile
 of queries. A block may add to it when the one before has, and learns of that by way of global memory. If that takes as
 long as a block takes for a tile, the last block of a head begins to add as many tiles late as there are blocks before
 it. Meanwhile it can compute one tile ahead, and no more.
 
-Here blocks begin in sections of heads, as in step 56: first the block with the first keys of every head of a section,
+Here blocks begin in sections of heads, as in step in_sections: first the block with the first keys of every head of a section,
 then those with the next keys. So a block begins when the one before it in its head has been at work for a while. It
 still waits for blocks with lower numbers alone, which have begun.
 
@@ -13,7 +13,7 @@ To expect, as a hypothesis: what was lost to these waits is gained where there i
 
 Under a causal mask nothing changes: the block with the last keys comes first, and has the fewest tiles.
 
-What came since step 132 is in here, too, where it goes together with turns: whole lines at head_dim 256 (step 137),
+What came since step adder is in here, too, where it goes together with turns: whole lines at head_dim 256 (step whole_lines),
 kernels that begin early (138), and the newest rows first (139).
 """
 

@@ -1,6 +1,6 @@
 """Step 161: two warps add in turn.
 
-The warp that adds in step 132 does one thing after the other for every tile of queries. It asks global memory whether
+The warp that adds in step adder does one thing after the other for every tile of queries. It asks global memory whether
 its block's turn has come, waits for the sums, lets TMA add them, waits until TMA has written global memory, and tells
 the next block. Only then does it see to the next tile. If these waits take longer together than the warps that compute
 need for a tile, these wait for the adder at every tile.

@@ -7,7 +7,7 @@ now the warp group waited there first, and asked for its next products then.
 
 But these products need nothing of what was stored. dQ is of the turn before, and dK takes dS from registers. Here a
 warp group asks for both before the fence. While it waits at the fence, the tensor cores have work.
-It also passes on its turn at the weights (step 57) before the fence.
+It also passes on its turn at the weights (step alternate) before the fence.
 
 This depends on the compiler: Triton 3.6.0, of which the records are, leaves the order as it is. Triton 3.7.1 and 3.9.0
 add a fence of their own before dQ's product. To ask for dQ before dS is stored kept 3.7.1 from that, and was slower:

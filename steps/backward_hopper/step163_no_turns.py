@@ -1,8 +1,8 @@
 """Step 163: warp groups compute weights when they can.
 
-Since step 57 one warp group at a time computes weights and dS at head_dim 128. While one takes exponentials, the other
+Since step alternate one warp group at a time computes weights and dS at head_dim 128. While one takes exponentials, the other
 is at its products, so that the tensor cores have some. The price: a warp group that is ready may have to wait
-for the other. Step 162 moves products to where a warp group waited before, and tensor cores have work there, too.
+for the other. Step fence_behind moves products to where a warp group waited before, and tensor cores have work there, too.
 
 Here nobody waits for the other's weights. Only at head_dim 128; at others there were no turns.
 

@@ -1,7 +1,7 @@
-"""Step 166: in turn, with what steps 162 to 164 found.
+"""Step 166: in turn, with what steps fence_behind to from_row_sums found.
 
-Step 161 adds to dQ always in the same order. Its blocks compute as those of step 139 do, and adders add beside that. So
-what makes a turn shorter in steps 162 to 164 helps it, too. Step 165 does not go together with turns: there a warp of
+Step two_adders adds to dQ always in the same order. Its blocks compute as those of step newest_first do, and adders add beside that. So
+what makes a turn shorter in steps fence_behind to from_row_sums helps it, too. Step added_later does not go together with turns: there a warp of
 its own asks TMA already.
 
 To expect, as a hypothesis: as much as those steps gained, unless blocks wait for each other. What a block gains is lost

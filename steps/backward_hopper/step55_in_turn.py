@@ -1,4 +1,4 @@
-"""Step 55, a fork from step 54: the same bits every time.
+"""Step 55, a fork from step groups_apart: the same bits every time.
 
 Blocks add to dQ in an order that chance decides, and a float32 sum depends on it: two runs on the same inputs differ in
 the last bits. Here blocks add one after the other, in the same order every time (``adding``). What dK and dV add up

@@ -1,4 +1,4 @@
-"""Step 56, which goes on from step 54: the longest blocks begin first.
+"""Step 56, which goes on from step groups_apart: the longest blocks begin first.
 
 Under a causal mask the block with the first keys has as many turns as there are tiles of queries, and that with the
 last keys one or two. A GPU starts blocks in the order of their numbers, head after head so far: near the end of the

@@ -4,7 +4,7 @@ A part hands its dQ to TMA through shared memory, in float32. TMA's swizzle chan
 a row. wgmma leaves a lane pairs of columns, and the pairs of a row's four lanes are two chunks. Two neighbouring rows
 have the same two chunks, in another order: their lanes meet in the same banks, and the store takes twice the turns.
 
-Here a lane has four columns side by side, as in step 52. It stores whole chunks, and in odd rows the halves of every
+Here a lane has four columns side by side, as in step fours. It stores whole chunks, and in odd rows the halves of every
 128 bytes change places: two rows then fill all 32 banks. Nobody but the last small kernel reads the sums, and it knows.
 At head_dim 256 dQ does not go through shared memory, and nothing changes.
 

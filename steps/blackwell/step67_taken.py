@@ -1,4 +1,4 @@
-"""Step 67, a fork from step 65: blocks take the tiles of blocks that have not begun, when they are ready for one.
+"""Step 67, a fork from step lasting_blocks: blocks take the tiles of blocks that have not begun, when they are ready for one.
 
 A list that is dealt before the launch stands on an estimate of how long tiles take, and on SMs that are all as fast.
 Here no block has a list. The launch has a block for every tile of queries, in one order: heads in sections, and inside

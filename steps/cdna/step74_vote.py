@@ -1,4 +1,4 @@
-"""Step 74, a fork from step 73: the output is rescaled only when a wave votes for it.
+"""Step 74, a fork from step scaled_query: the output is rescaled only when a wave votes for it.
 
 Whenever the maximum of a row grows, what was summed so far must be multiplied by 2^(old - new). But any number may be
 subtracted from the exponents, as long as nothing overflows: it cancels in the end. So a row keeps its old maximum until

@@ -1,4 +1,4 @@
-"""Step 14, on the fork of step 13: long tiles first, in sections of heads.
+"""Step 14, on the fork of step cluster: long tiles first, in sections of heads.
 
 The GPU hands out blocks by their numbers, so numbers are an order. Heads come in sections whose K and V fit in L2
 together, and in each section the longest tiles come first, so that under a causal mask none begins late.

@@ -1,4 +1,4 @@
-"""Step 15, on the fork of step 13: tile, warps and cluster as a search found them.
+"""Step 15, on the fork of step cluster: tile, warps and cluster as a search found them.
 
 What steps eight_warps and cluster tried by hand at head_dim 128 has another answer at 64 and at 256. ``python -m
 steps.search`` times every combination with ``cuda.tile.tune``. The launch rules (``steps/core/rules.toml``, table

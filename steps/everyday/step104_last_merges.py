@@ -1,6 +1,6 @@
-"""Step 104, a fork from step 101: the block that comes last merges.
+"""Step 104, a fork from step split_keys: the block that comes last merges.
 
-The second kernel of step 101 costs a launch, and begins when the last block of the first has ended. Here each block
+The second kernel of step split_keys costs a launch, and begins when the last block of the first has ended. Here each block
 adds one to a count when it has stored its part. Who finds that all others have done so puts the parts together. The
 addition orders memory: whoever reads the count after another has added to it sees what that one had stored before.
 

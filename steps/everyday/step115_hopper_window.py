@@ -1,4 +1,4 @@
-"""Step 115: the sliding window of step 108, in the kernel for Hopper.
+"""Step 115: the sliding window of step window, in the kernel for Hopper.
 
 Nothing is told to any role but where the window begins. The producer fetches no tile of keys before the first that
 somebody sees, and the warps that compute count queries and keys from that tile on: a mask asks for differences of their

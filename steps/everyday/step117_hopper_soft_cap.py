@@ -1,4 +1,4 @@
-"""Step 117: the soft cap of step 109, in the kernel for Hopper.
+"""Step 117: the soft cap of step soft_cap, in the kernel for Hopper.
 
 Every score goes through a hyperbolic tangent when its product is there, in front of the mask. That is an exponential
 and a reciprocal more, both of which the special function unit (MUFU) computes, beside the exponential of the softmax.

@@ -4,7 +4,7 @@ Heads are dealt in sections whose keys and values fit into a part of L2, the lon
 last section's longest tiles begin late. Beyond head_dim 128 a section has few heads, and its tiles keep the blocks busy
 for a shorter time than its longest tile takes: most blocks are done while a few still work on long tiles. Here the last
 section has as many heads as it takes to keep all blocks busy for that long. Their keys and values may need more of L2
-than a section should. Where blocks end together anyway, the lists are those of step 140.
+than a section should. Where blocks end together anyway, the lists are those of step pieces.
 """
 
 import dataclasses

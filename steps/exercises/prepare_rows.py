@@ -71,6 +71,6 @@ def prepare(o, do, lse):
             new="(o * do).sum(-1).float()",
         ),
     ),
-    debrief="The loop of step 48 loads both numbers, and does nothing with them but subtract.",
+    debrief="The loop of step prepared loads both numbers, and does nothing with them but subtract.",
     by=judge,
 )

@@ -1,4 +1,4 @@
-"""Step 25, a fork from step 23: K and V share the two stages.
+"""Step 25, a fork from step stages: K and V share the two stages.
 
 A tile of V is not needed before the scores are done, and a tile of K is free once they are. So K and V can take turns
 in two buffers instead of four: V is copied while K is used, the next K while V is used. Half the shared memory for K

@@ -1,4 +1,4 @@
-"""Step 26, on the fork of step 25: Q in registers.
+"""Step 26, on the fork of step shared_kv: Q in registers.
 
 Q is the same in every turn of the loop. It goes through the buffer of K once and stays in registers, in the layout of
 a left factor: its shared memory is gone, and so are its ldmatrix in every turn. The price is head_dim / 4 registers a

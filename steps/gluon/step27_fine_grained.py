@@ -1,4 +1,4 @@
-"""Step 27, on the fork of step 25: fine-grained tiling over head_dim.
+"""Step 27, on the fork of step shared_kv: fine-grained tiling over head_dim.
 
 So far shared memory holds whole rows of K and V, and registers whole rows of Q: both grow with head_dim. Cut into
 pieces of 128 columns, they no longer do: the scores are a sum over pieces of Q and K, and a piece of V gives a piece of

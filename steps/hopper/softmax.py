@@ -26,7 +26,7 @@ def by_row(x, variant: gl.constexpr):
 def cap(scores, scale, variant: gl.constexpr):
     """Scores under a soft cap, as parts of it; without one they stay as they are.
 
-    tanh(x) = 1 - 2 / (1 + e^2x) takes two instructions of MUFU, as cuTile's does in step 109. MUFU has one of its own,
+    tanh(x) = 1 - 2 / (1 + e^2x) takes two instructions of MUFU, as cuTile's does in step soft_cap. MUFU has one of its own,
     tanh.approx in PTX, which was not tried.
     """
     if variant.softcap is not None:

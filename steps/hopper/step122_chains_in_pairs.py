@@ -1,12 +1,12 @@
-"""Step 122: steps 93, 120, 121 and 141 together.
+"""Step 122: steps diagonal_first, kv_multicast, four_chains and even_end together.
 
-Step 93 visits the tiles of keys from the diagonal at head_dim 256 with a mask. Step 120 has two SMs share what TMA
-brings. Step 121 takes maxima in four chains. Step 141 deals the tiles so that blocks end together. None of them needs
+Step diagonal_first visits the tiles of keys from the diagonal at head_dim 256 with a mask. Step kv_multicast has two SMs share what TMA
+brings. Step four_chains takes maxima in four chains. Step even_end deals the tiles so that blocks end together. None of them needs
 another. Blocks come in pairs at head_dim 128 alone, from 2,048 queries on, and under a causal mask from 8,192 on.
-Elsewhere step 120 is slower than step 39 on most problems, or no faster. (Among the exceptions is head_dim 160 under a
+Elsewhere step kv_multicast is slower than step at_maxima on most problems, or no faster. (Among the exceptions is head_dim 160 under a
 mask, where it is much faster.)
 
-At head_dim 256 with a mask the lanes of a row also add their sums after the loop, as in step 92. That step leaves
+At head_dim 256 with a mask the lanes of a row also add their sums after the loop, as in step lean_sum. That step leaves
 head_dim 256 out, because it was slower there. With the diagonal first it was faster in a trial, which is not among the
 records. Why was not looked into.
 """

@@ -8,7 +8,7 @@ The product that has read a tile is one operation of all four warps. Once it is 
 more, and one warp can say so without a meeting. In front of a wait there is nothing to protect either. Gluon has no
 word for a meeting that is not wanted, so they are taken out of the PTX (``tutorial_lib.meetings``).
 
-Then a warp may run ahead of the others. Step 39 waits for a tile of values a second time, to keep instructions in their
+Then a warp may run ahead of the others. Step at_maxima waits for a tile of values a second time, to keep instructions in their
 places. A warp that comes late to this wait could find that another one has already given the place of the values back,
 and TMA has filled it anew: the mbarrier is a phase further, and the warp would wait for good. So the second wait is one
 for an mbarrier where nobody arrives.

@@ -8,7 +8,7 @@ Why not more of them? With a half or all of Q in registers the kernel was slower
 no faster than with a quarter (a trial, which is not among the records). All queries stay in shared memory where blocks
 come in pairs under a causal mask, and below 2,048 queries: by the same trial the kernel was slower there, or no faster.
 
-A warp's own loads from shared memory need care where warps do not meet (step 123): ``tutorial_lib.meetings`` lets a
+A warp's own loads from shared memory need care where warps do not meet (step no_meetings): ``tutorial_lib.meetings`` lets a
 meeting stay where a warp may still be loading.
 """
 

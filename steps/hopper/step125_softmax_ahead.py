@@ -9,7 +9,7 @@ products are under way again.
 
 This needs a kernel whose two groups have as many tiles of keys, so no pairs of blocks. The launch rule takes it under a
 causal mask from 2,048 to 8,191 queries, as pairs begin at 8,192. In trials, which are not among the records, it was
-slower without a mask, and not faster with 1,024 queries. Elsewhere the kernel is that of step 124.
+slower without a mask, and not faster with 1,024 queries. Elsewhere the kernel is that of step quarter_query.
 """
 
 from steps.core.problems import HEADLINE

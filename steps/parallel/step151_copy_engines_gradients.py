@@ -1,4 +1,4 @@
-"""Step 151: the gradients of step 150: copy engines send the parts, and the sums of their gradients."""
+"""Step 151: the gradients of step copy_engines: copy engines send the parts, and the sums of their gradients."""
 
 from steps.parallel import step88_zigzag_gradients, step150_copy_engines
 from steps.parallel.copying import CopyEngines

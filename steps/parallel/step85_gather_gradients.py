@@ -1,4 +1,4 @@
-"""Step 85: the gradients of step 80: every rank adds to the gradients of all keys, and the sums go home.
+"""Step 85: the gradients of step gather: every rank adds to the gradients of all keys, and the sums go home.
 
 Every query adds to the gradients of the keys that it saw. A rank has those keys of others in its copy, so it computes
 what its queries add to them, in float32, and each rank then collects what all have added to its own.

@@ -1,4 +1,4 @@
-"""Step 86: the gradients of step 81: the sums of dK and dV travel behind their keys and values.
+"""Step 86: the gradients of step ring: the sums of dK and dV travel behind their keys and values.
 
 Keys and values go round as in the forward pass. What a rank's queries add to their gradients is added to sums that
 follow a turn behind, until they are at home. There the owner adds what its own queries give, which it computes last. A

@@ -1,4 +1,4 @@
-"""Step 87: the gradients of step 82: the next part, and sums of the last one, are on their way while one is computed.
+"""Step 87: the gradients of step two_buffers: the next part, and sums of the last one, are on their way while one is computed.
 
 The sums of dK and dV need what is computed in a turn, so that they cannot be sent before its end. They arrive while the
 next turn is computed, at whose end they are added to. In float32 they are twice as many bytes as keys and values. As a

@@ -1,4 +1,4 @@
-"""Step 88: the gradients of step 83, with the same two pieces on every rank.
+"""Step 88: the gradients of step zigzag, with the same two pieces on every rank.
 
 The blocks of scores are those of the forward pass, so that the work is as even as there.
 """

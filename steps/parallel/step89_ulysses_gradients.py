@@ -1,4 +1,4 @@
-"""Step 89: the gradients of step 84: heads are exchanged for tokens, and gradients back.
+"""Step 89: the gradients of step ulysses: heads are exchanged for tokens, and gradients back.
 
 All that the backward kernel reads travels, and all that it writes: twice what the forward pass sends, and the output
 besides.
