@@ -85,7 +85,7 @@ learn: .venv/ready
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready
-	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language notebooks/00_start_here.ipynb
+	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language notebooks/000_start_here.ipynb
 
 # Executes every notebook again, from its source in notebooks/source/.
 notebooks: .venv/ready

@@ -1,7 +1,8 @@
 """The list of chapters: ``python -m steps.chapters`` writes notebooks/README.md from course.toml and the headings.
 
-A chapter of a step is ``NN_name.md``, with the step's number and name. Exit status: 0 done; 1 the list cannot be
-written; 2 the request, the table of the course, or a chapter's name or heading, makes no sense.
+A chapter of a step is ``NNN_name.md``, with the step's number and name; that of a variant has the number of its step.
+Exit status: 0 done; 1 the list cannot be written; 2 the request, the table of the course, or a chapter's name or
+heading, makes no sense.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steps.core.ladder import get_step, part_of
+from steps.core.ladder import get_step, owner_of, part_of
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.course import Chapter, read_course
 from tutorial_lib.files import write_whole
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, heading, sources
 
-STEP = re.compile(r"(?P<number>\d\d\d?)_(?P<name>\w+)")
+STEP = re.compile(r"(?P<number>\d\d\d)_(?P<name>\w+)")
 
 INTRODUCTION = """# The course: fused attention, one optimization a step
 
@@ -60,8 +61,8 @@ def step_of(path: Path):
         step = get_step(found["name"]) if found else None
     except ValueError:  # another chapter, with a number that says where it stands
         step = None
-    if step is not None and step.number != int(found["number"]):
-        raise ValueError(f"{path}: step {step.name} is number {step.number} now")
+    if step is not None and owner_of(step).number != int(found["number"]):
+        raise ValueError(f"{path}: step {step.name} is number {owner_of(step).number} now")
     return step
 
 
@@ -70,7 +71,7 @@ def chapter_of(number: int, folder: Path = NOTEBOOKS) -> str:
     found = [path.stem for path in sources(folder) if number in numbers_of(heading(path))]
     if not found:
         raise ValueError(f"no chapter has step {number} in its heading")
-    return min(found, key=lambda name: not name.startswith(f"{number:02}_"))
+    return min(found, key=lambda name: name != f"{number:03}_{get_step(number).name}")
 
 
 def numbers_of(title: str) -> set[int]:
@@ -91,9 +92,8 @@ def _link(source: Path, chapter: Chapter) -> str:
 
 def _label(step) -> str:
     before = step.previous
-    owner = get_step(before.inside) if before.inside else before
-    same = step.number is not None and owner.number in part_of(step.number).numbers
-    return before.label if same else f"{before.label} of {part_of(owner.number).name}"
+    part = part_of(owner_of(before).number)
+    return before.label if owner_of(step).number in part.numbers else f"{before.label} of {part.name}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

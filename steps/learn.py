@@ -101,7 +101,7 @@ def _free(path: Path) -> Path:
 def run() -> int:
     for path in write_copies():
         print(path)
-    print(f"Your copy of the course is in {LEARN}; begin with 00_start_here.ipynb, or run `make learn`.")
+    print(f"Your copy of the course is in {LEARN}; begin with 000_start_here.ipynb, or run `make learn`.")
     return 0
 
 

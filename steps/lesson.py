@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import Part, line, module_file, part_of
+from steps.core.ladder import Part, line, module_file, owner_of, part_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs, recorded_survey
 from steps.core.step import Step, Unsupported
@@ -643,7 +643,7 @@ SURVEYED = {"registers": "registers", "spilled, bytes": "spilled_bytes", "instru
 
 def _part(step: Step) -> Part:
     """The part that a step, or the step that it is inside, belongs to."""
-    return part_of(step.number if step.number is not None else get_step(step.inside).number)
+    return part_of(owner_of(step).number)
 
 
 def machine(recorded: Run | None) -> Page:

@@ -50,9 +50,9 @@ def cases_of(step) -> list[tuple]:
 
 def kernels() -> list:
     """Every step with a kernel of its own, and what is inside steps."""
-    from steps import GRADIENTS, INSIDE, PAGED, STEPS
+    from steps.core.ladder import whole_ladder
 
-    return [step for step in (*STEPS, *INSIDE, *GRADIENTS, *PAGED) if step.backend not in ("torch", "peer")]
+    return [step for step in whole_ladder() if step.backend not in ("torch", "peer") and not step.several]
 
 
 def name_of(step, problem, arch: str) -> str:

@@ -5,7 +5,7 @@ import signal
 import time
 
 from steps.core.step import TorchStep
-from steps.reference.step00_sdpa import sdpa
+from steps.reference.step000_sdpa import sdpa
 
 
 def raises(q, k, v, causal, scale):

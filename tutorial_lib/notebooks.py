@@ -3,7 +3,7 @@
 The text and the cells stand in Markdown, where they are easy to review; the notebooks are what comes of executing them.
 ``--html DIR`` writes them as a site instead, see ``tutorial_lib.site``; index.html there is notebooks/README.md, the
 list of chapters. ``--execute`` runs the notebooks that are there, without their source. Names
-choose some: ``03_exp2``.
+choose some: ``003_exp2``.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("tutorial_lib.notebooks", __doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 03_exp2 (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, such as 003_exp2 (all)")
     parser.add_argument("--execute", action="store_true", help="execute the notebooks that are there, not their source")
     parser.add_argument("--html", type=Path, metavar="DIR", help="write the notebooks that are there as a site")
     return as_command("tutorial_lib.notebooks", lambda: run(parser.parse_args(arguments)), interrupted="Interrupted.")

@@ -34,7 +34,7 @@ SETTLE_S = 0.5
 SUSTAINED_S = 1.0
 ATTEMPTS = 3  # at a sample
 MAX_LAUNCHES = 1000  # the driver's launch queue holds about this many
-NOISE = 0.02  # medians of the very same instructions seldom differ by more: results/, steps 3 and 4, linked and three_groups
+NOISE = 0.02  # medians of the very same instructions seldom differ by more: results/: exp2, load_order
 CEILING_SIZE = 8192  # a square matrix product this large is what the tensor cores reach in practice
 
 

@@ -1,14 +1,13 @@
 """The ladder: its parts in their order, and the steps that stand in their folders.
 
-A step is found by its file: ``steps/<part>/stepNN_name.py`` holds ``STEP``, whose number is NN and whose name is
+A step is found by its file: ``steps/<part>/stepNNN_name.py`` holds ``STEP``, whose number is NNN and whose name is
 ``name``. ``INSIDE``, where a module has it, holds variants, steps without a number: what the step was put together
-from, and what else was tried on it. They are measured by name, to show what each of them brings.
+from, what else was tried on it, and over several GPUs the other direction. They are measured by name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,12 +16,12 @@ from pathlib import Path
 from tutorial_lib.naming import STEPS_LISTED, unknown
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = re.compile(r"step(?P<number>\d\d\d?)_(?P<name>\w+)")
+FILE = re.compile(r"step(?P<number>\d\d\d)_(?P<name>\w+)")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the course. numbers: of its steps, which may go on where others have ended; folders: where they stand.
+    """A part of the course. numbers: of its steps, a hundred or several; folders: where they stand.
 
     untimed: why no GPU could run its steps, as a clause; empty where one could. Untimed steps are compiled, and run on
     the CPU. Which steps of the other parts were timed, and on which problems, is told by the records alone.
@@ -30,7 +29,7 @@ class Part:
 
     name: str
     title: str
-    numbers: Sequence[int]
+    numbers: range
     folders: tuple[str, ...]
     untimed: str = ""
 
@@ -43,55 +42,51 @@ class Part:
 NO_SUCH_GPU = "no such GPU was at hand"
 
 PARTS = (
-    Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(0, 20), ("reference", "cutile")),
-    Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(20, 30), ("gluon",)),
-    Part(
-        "hopper",
-        "Hopper: TMA, wgmma and warps with roles, in Gluon",
-        (*range(30, 40), *range(120, 130)),
-        ("hopper",),
-    ),
-    Part("backward", "The backward pass in cuTile", range(40, 50), ("backward_cutile",)),
-    Part(
-        "backward_hopper",
-        "The backward pass for Hopper, in Gluon",
-        (*range(50, 60), *range(130, 140), *range(160, 170)),
-        ("backward_hopper",),
-    ),
+    Part("cutile", "cuTile: the compiler decides about shared memory and warps", range(100), ("reference", "cutile")),
+    Part("gluon", "Gluon: shared memory and warps by hand, on every GPU since Ampere", range(100, 200), ("gluon",)),
+    Part("hopper", "Hopper: TMA, wgmma and warps with roles, in Gluon", range(200, 300), ("hopper",)),
+    Part("backward", "The backward pass in cuTile", range(400, 500), ("backward_cutile",)),
+    Part("backward_hopper", "The backward pass for Hopper, in Gluon", range(500, 600), ("backward_hopper",)),
     Part(
         "blackwell",
         "Blackwell: tensor memory and tcgen05, compiled and simulated, not timed",
-        range(60, 70),
+        range(600, 700),
         ("blackwell",),
         untimed=NO_SUCH_GPU,
     ),
-    Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(70, 80), ("cdna",), NO_SUCH_GPU),
-    Part(
-        "parallel",
-        "Several GPUs: one sequence over all of them",
-        (*range(80, 90), *range(150, 160)),
-        ("parallel",),
-    ),
-    Part(
-        "everyday",
-        "Everyday problems: grouped heads, decoding, masks",
-        (*range(100, 120), *range(140, 150)),
-        ("everyday",),
-    ),
+    Part("cdna", "AMD CDNA: MFMA and LDS, compiled and simulated, not timed", range(700, 800), ("cdna",), NO_SUCH_GPU),
+    Part("parallel", "Several GPUs: one sequence over all of them", range(800, 900), ("parallel",)),
+    Part("everyday", "Everyday problems: grouped heads, decoding, masks", range(900, 1000), ("everyday",)),
 )
 
 # What steps were called before: in old records, links and answers they are found under their new names.
-# A number that no step has any more leads to what it was given to.
-OLD_NAMES = {
-    "turns": "three_groups",
-    "early_query": "room",
-    "11": "apart",
-    "12": "counted",
-    "16": "halves",
-    "90": "deferred_sum",
-    "91": "ping_pong",
-    "92": "lean_sum",
-    "93": "diagonal_first",
+OLD_NAMES = {"turns": "three_groups", "early_query": "room"}
+# The numbers that steps had before the parts were numbered in hundreds: the first of a run, and the names in order.
+# Where today's ladder has such a number, that is meant.
+NUMBERED_BEFORE = {
+    12: "counted cluster sections found halves",
+    20: "explicit swizzle split_q stages wide_block shared_kv q_registers fine_grained",
+    30: (
+        "wgmma producer registers overlap dealt linked three_groups own_end room at_maxima sdpa_gradients formulas "
+        "atomics relaxed folded two_kernels mask_loops longest_first prepared two_blocks on_its_side under_way "
+        "fours reduction groups_apart in_turn in_sections alternate even_banks two_streams tensor_memory warp_roles "
+        "correction threshold polynomial lasting_blocks pair taken multicast"
+    ),
+    70: "plain_triton mfma direct scaled_query vote priorities heads_first by_shape",
+    80: (
+        "gather ring two_buffers zigzag ulysses gather_gradients ring_gradients two_buffers_gradients "
+        "zigzag_gradients ulysses_gradients deferred_sum ping_pong lean_sum diagonal_first"
+    ),
+    108: "window soft_cap varlen",
+    112: "pack_gqa",
+    115: "hopper_window hopper_varlen hopper_soft_cap",
+    120: "kv_multicast four_chains chains_in_pairs no_meetings quarter_query softmax_ahead",
+    130: (
+        "last_scales spare_warps adder heads_apart freed_together keys_kept zeros_ahead whole_lines early "
+        "newest_first pieces even_end computed_tiles"
+    ),
+    150: "copy_engines copy_engines_gradients tiles_taken",
+    160: "sections_in_turn two_adders fence_behind no_turns from_row_sums added_later short_turns",
 }
 # Steps that are no more, and what comes nearest. What is recorded of them stands among a record's peers.
 DELETED = {"one_loop": "stay", "94": "stay"}
@@ -106,18 +101,7 @@ def part_of(number: int) -> Part:
 
 
 def _span(part: Part) -> str:
-    return f"{part.name} {spans(part.numbers)}"
-
-
-def spans(numbers: Sequence[int], between: str = " to ") -> str:
-    """Numbers in order, told by their runs: "30 to 39 and 120 to 129"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return " and ".join(f"{run[0]}{between}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{part.name} {part.numbers[0]} to {part.numbers[-1]}"
 
 
 @cache
@@ -129,7 +113,7 @@ def _load() -> tuple[tuple, tuple]:
             for path in sorted((ROOT / folder).glob("step*.py")):
                 named = FILE.fullmatch(path.stem)
                 if not named or int(named["number"]) not in part.numbers:
-                    raise ValueError(f"{path}: a step of this folder is stepNN_name.py with NN of {_span(part)}")
+                    raise ValueError(f"{path}: a step of this folder is stepNNN_name.py with NNN of {_span(part)}")
                 module = import_module(f"steps.{folder}.{path.stem}")
                 step = module.STEP
                 if (step.number, step.name) != (int(named["number"]), named["name"]):
@@ -151,7 +135,7 @@ def __getattr__(name: str):
     if name == "PAGED":
         return steps_of("paged")
     if name == "PARALLEL":
-        return tuple(step for step in _load()[0] if step.several)
+        return tuple(step for step in whole_ladder() if step.several and (step.number or step.direction == "backward"))
     if name == "INSIDE":
         return _load()[1]
     raise AttributeError(f"module 'steps.core.ladder' has no attribute {name!r}")
@@ -177,11 +161,18 @@ def steps_of(direction: str) -> tuple:
     return tuple(step for step in _load()[0] if step.direction == direction and not step.several)
 
 
+def kernels_of(direction: str) -> tuple:
+    """All that compute this pass on one device: the steps with a number, and behind them the variants inside them."""
+    return tuple(step for step in whole_ladder() if step.direction == direction and not step.several)
+
+
 @cache
 def _by_key() -> dict[str, object]:
-    """All steps, and the variants inside them, by name and by number."""
+    """All steps, and the variants inside them, by name, by number, and by the number that they had before."""
     steps, inside = _load()
-    return {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
+    now = {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
+    before = {str(first + n): now[name] for first, run in NUMBERED_BEFORE.items() for n, name in enumerate(run.split())}
+    return before | now
 
 
 def get_step(key: int | str):
@@ -194,6 +185,11 @@ def get_step(key: int | str):
     if (nearest := DELETED.get(str(key))) is not None:
         raise ValueError(f"step {key} is no more; the nearest is {nearest}")
     raise ValueError(unknown("step", key, (name for name in _by_key() if not name.isdecimal()), STEPS_LISTED))
+
+
+def owner_of(step):
+    """The step with a number that this one is, or is inside of."""
+    return get_step(step.inside) if step.inside else step
 
 
 def get_part(name: str) -> Part:
@@ -246,11 +242,11 @@ def numbers_in(word: str) -> range | None:
 
 
 def module_file(step) -> str:
-    """The file of a step relative to the repository's root, such as ``steps/hopper/step31_producer.py``."""
-    owner = get_step(step.inside) if step.inside else step
+    """The file of a step relative to the repository's root, such as ``steps/hopper/step201_producer.py``."""
+    owner = owner_of(step)
     [folder] = [
         folder
         for folder in part_of(owner.number).folders
-        if (ROOT / folder / f"step{owner.number:02}_{owner.name}.py").exists()
+        if (ROOT / folder / f"step{owner.number:03}_{owner.name}.py").exists()
     ]
-    return f"steps/{folder}/step{owner.number:02}_{owner.name}.py"
+    return f"steps/{folder}/step{owner.number:03}_{owner.name}.py"

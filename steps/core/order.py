@@ -75,8 +75,8 @@ class Order:
     def places(self, problem: Problem, tile: Tile, places: int) -> int:
         """How many blocks stay, of so many that would run at once.
 
-        Where they compute which tiles of different lengths are theirs, a multiple of a head's tiles: see step computed_tiles.
-        """
+        Where they compute which tiles of different lengths are theirs, a multiple of a head's tiles: see step
+        computed_tiles."""
         a_head = tiles_a_head(problem, tile)
         uneven = problem.causal and self.computes(problem, tile) and places > a_head
         return places - places % a_head if uneven else places

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from steps.core.grids import GRIDS
-from steps.core.ladder import OLD_NAMES, get_step, line, module_file, part_of, whole_ladder
+from steps.core.ladder import OLD_NAMES, get_step, line, module_file, owner_of, part_of, whole_ladder
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
@@ -64,12 +64,11 @@ def _told(m: Measurement, run: Run) -> Measurement:
 def _said(name: str) -> dict:
     """What the ladder says of a step, but for what it goes on from."""
     step = get_step(name)
-    owner = get_step(step.inside) if step.inside else step
     return {
         "number": step.number,
         "title": step.title,
         "file": module_file(step),
-        "part": part_of(owner.number).name,
+        "part": part_of(owner_of(step).number).name,
         "fork": step.fork,
         "inside": step.inside,
         "change": step.change,

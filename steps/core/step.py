@@ -72,8 +72,8 @@ class Step:
         return self.name if self.number is None else f"{self.number} {self.name}"
 
     def evolve(self, **changes) -> Step:
-        """The next step: this one with ``changes``, and this one as its predecessor."""
-        return dataclasses.replace(self, previous=self, **{"number": None, "inside": None, **changes})
+        """The next step: this one with ``changes``, and this one as its predecessor, where these name no other."""
+        return dataclasses.replace(self, **{"previous": self, "number": None, "inside": None, **changes})
 
     def attention(
         self,

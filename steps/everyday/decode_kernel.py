@@ -16,7 +16,7 @@ import math
 import cuda.tile as ct
 
 from steps.cutile.kernel import LEAST, LN2
-from steps.cutile.step03_exp2 import INVERSE_LN2
+from steps.cutile.step003_exp2 import INVERSE_LN2
 
 
 def position(Q, variant):

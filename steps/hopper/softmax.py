@@ -26,9 +26,8 @@ def by_row(x, variant: gl.constexpr):
 def cap(scores, scale, variant: gl.constexpr):
     """Scores under a soft cap, as parts of it; without one they stay as they are.
 
-    tanh(x) = 1 - 2 / (1 + e^2x) takes two instructions of MUFU, as cuTile's does in step soft_cap. MUFU has one of its own,
-    tanh.approx in PTX, which was not tried.
-    """
+    tanh(x) = 1 - 2 / (1 + e^2x) takes two instructions of MUFU, as cuTile's does in step soft_cap. MUFU has one of its
+    own, tanh.approx in PTX, which was not tried."""
     if variant.softcap is not None:
         above = 1.0 + exp2(scores * (2.0 * scale / variant.softcap))  # the scale is in base 2, and so is this
         return 1.0 - 2.0 * reciprocal(above)

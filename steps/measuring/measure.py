@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
-from steps.core.ladder import get_step, module_file, part_of
+from steps.core.ladder import get_step, module_file, owner_of, part_of
 from steps.core.path import stands_on
 from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import Ahead
@@ -549,8 +549,7 @@ def _place_of(step: Step) -> dict:
             return {}
     except ValueError:
         return {}
-    owner = get_step(step.inside) if step.inside else step
-    return {"file": module_file(step), "part": part_of(owner.number).name}
+    return {"file": module_file(step), "part": part_of(owner_of(step).number).name}
 
 
 def _timed(

@@ -1,6 +1,5 @@
 """Small Gluon kernels of the chapters that come before a part, each with one thing to show.
 
-``first_kernels`` belongs to chapter 19_layouts. ``steps.primers.show`` shows a kernel's text and its machine code.
-``barriers`` and ``roles`` belong to chapters 29_barriers and 29_roles. ``steps.primers.simulated`` runs their kernels,
-as they are, broken, or with a learner's function.
-"""
+``first_kernels`` belongs to chapter 099_layouts. ``steps.primers.show`` shows a kernel's text and its machine code.
+``barriers`` and ``roles`` belong to chapters 199_barriers and 199_roles. ``steps.primers.simulated`` runs their
+kernels, as they are, broken, or with a learner's function."""

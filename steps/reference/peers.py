@@ -14,7 +14,7 @@ from typing import ClassVar
 from steps.core.paged import TorchPaged
 from steps.core.step import TorchStep
 from steps.reference.autograd import AutogradGradients
-from steps.reference.step01_naive import quadratic_bytes
+from steps.reference.step001_naive import quadratic_bytes
 from tutorial_lib.packing import as_batch, as_packed
 from tutorial_lib.reference import sdpa_masked
 

@@ -15,7 +15,7 @@ import cuda.tile as ct
 from steps import get_step
 from steps.core.grids import MASKS
 from steps.core.problems import standard
-from steps.cutile.step03_exp2 import INVERSE_LN2
+from steps.cutile.step003_exp2 import INVERSE_LN2
 from steps.trials.polynomial import LEAST, SHIFT, coefficients
 from steps.trials.published import HEAD_DIMS
 from steps.trials.trial import Trial

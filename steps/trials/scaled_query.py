@@ -4,7 +4,7 @@ Step scaled_query does so on AMD's CDNA. What is saved is little: the subtractio
 instead of a fused multiply-add, and a row's maximum needs no multiplication. What it costs: Q goes from shared memory
 to registers and back, and is rounded to 16 bits once more.
 
-Found on an H100: the rounds do not tell it from the step as it is, and the error is larger. Chapter 71_mfma shows the
+Found on an H100: the rounds do not tell it from the step as it is, and the error is larger. Chapter 701_mfma shows the
 record.
 """
 

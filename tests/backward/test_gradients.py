@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from steps import GRADIENTS, STEPS, Unsupported, get_step
-from steps.core.ladder import part_of
+from steps.core.ladder import kernels_of, part_of
 from steps.core.problems import HEADLINE, standard
 from tests.distinct import core, distinct, first_and_last, named
 from tests.selection import sampled
@@ -16,7 +16,7 @@ from tutorial_lib import reference
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
 
-CUTILE = [step for step in GRADIENTS if step.backend == "cutile"]
+CUTILE = [step for step in kernels_of("backward") if step.backend == "cutile"]
 
 
 @lru_cache(maxsize=64)
@@ -33,7 +33,7 @@ def accuracy_of(step, shape, device="cpu"):
     return BACKWARD.check(step, shape, *asked(shape, device))
 
 
-CASES = distinct(GRADIENTS, SHAPES)
+CASES = distinct(kernels_of("backward"), SHAPES)
 
 
 @sampled(core=core(CASES, always=HARD))
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_found(left_out):
     assert not BACKWARD.check(Wrong(), shape, inputs, exact, allowed).correct
 
 
-LAID_OUT = distinct(GRADIENTS, [problem(heads=2, seq_len_q=96, seq_len_kv=80, kv_heads=1)])
+LAID_OUT = distinct(kernels_of("backward"), [problem(heads=2, seq_len_q=96, seq_len_kv=80, kv_heads=1)])
 
 
 @sampled(core=first_and_last(LAID_OUT))
@@ -134,7 +134,7 @@ def test_any_strides_will_do_and_outputs_may_be_given(step, shape):
         torch.testing.assert_close(mine, its, rtol=2e-2, atol=2e-3)  # PyTorch may sum in another order
 
 
-REPEATED = distinct(GRADIENTS, [problem(batch=1, heads=2, seq_len_q=65, seq_len_kv=65)])
+REPEATED = distinct(kernels_of("backward"), [problem(batch=1, heads=2, seq_len_q=65, seq_len_kv=65)])
 
 
 @sampled(core=first_and_last(REPEATED))
@@ -150,7 +150,7 @@ def test_new_contents_give_new_gradients(step, shape):
         assert torch.equal(mine, its)
 
 
-BLIND = distinct(GRADIENTS[1:], [problem(batch=1, heads=1, causal=False)])
+BLIND = distinct(kernels_of("backward")[1:], [problem(batch=1, heads=1, causal=False)])
 
 
 @sampled(core=first_and_last(BLIND))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from triton.experimental.gluon import language as gl
 
-from steps import GRADIENTS, get_step
+from steps import get_step
 from steps.backward_hopper import apart, halves, spare, together
 from steps.backward_hopper.adding import ANY_ORDER, BY_TMA, FOURS_LATER, IN_TURN
 from steps.backward_hopper.halves import BATCH, HEADS
@@ -22,6 +22,7 @@ from steps.backward_hopper.lib import ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
 from steps.backward_hopper.skeleton import own_blocks
 from steps.backward_hopper.variant import Variant
+from steps.core.ladder import kernels_of
 from steps.core.problems import standard
 from steps.simulate import Examination
 from steps.writing.written import write_step
@@ -33,7 +34,7 @@ from tutorial_lib.passes import BACKWARD
 from tutorial_lib.simulator import hopper, language
 from tutorial_lib.simulator.run import watched
 
-HOPPER = [step for step in GRADIENTS if step.backend == "hopper"]
+HOPPER = [step for step in kernels_of("backward") if step.backend == "hopper"]
 SHAPES = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=330, seq_len_kv=200, head_dim=64),
     problem(batch=1, heads=1, seq_len_q=130, seq_len_kv=700, head_dim=128),

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from steps import STEPS, Unsupported, get_step
+from steps import Unsupported, get_step
 from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
 from steps.blackwell.variant import Correction, Emulated
-from steps.core.ladder import select
+from steps.core.ladder import kernels_of, select
 from steps.core.order import deal
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.core.step import target_of
@@ -23,7 +23,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.pictures import tensor_memory
 from tutorial_lib.simulator.run import watched
 
-BLACKWELL = [step for step in STEPS if step.backend == "blackwell"]
+BLACKWELL = [step for step in kernels_of("forward") if step.backend == "blackwell"]
 SCHEDULES = range(4)
 COMPILED = [  # problem, target
     (dataclasses.replace(HEADLINE, seq_len_kv=4001), "sm_100"),

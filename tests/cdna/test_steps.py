@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from steps import STEPS, Unsupported, get_step
+from steps import Unsupported, get_step
 from steps.core import driver
 from steps.core.attention import chosen
+from steps.core.ladder import kernels_of
 from steps.core.problems import standard
 from steps.core.step import target_of
 from steps.gluon.launching import arguments
@@ -28,7 +29,7 @@ from tutorial_lib.compiler import CompilerError, Placeholder, compile_amd, trito
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.run import watched
 
-CDNA = [step for step in STEPS if 70 <= step.number < 80]
+CDNA = [step for step in kernels_of("forward") if step.made_for.startswith("gfx")]
 DIRECT = [step for step in CDNA if step.backend == "cdna" and step.transfer.direct and not step.choose]
 TARGETS = ("gfx942", "gfx950")
 
@@ -291,7 +292,7 @@ def mi355x(monkeypatch):
 def test_amds_gpus_are_named(mi355x):
     device = torch.device("cuda", 0)
     assert target_of(device) == hardware.architecture_of(0) == "gfx950" and target_of(torch.device("cpu")) == "cpu"
-    able = [step for step in STEPS if step.unsupported(big(), target_of(device)) is None]
+    able = [step for step in kernels_of("forward") if step.unsupported(big(), target_of(device)) is None]
     assert able == [get_step("sdpa"), get_step("naive"), *CDNA]
 
 

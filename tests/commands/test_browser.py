@@ -18,7 +18,7 @@ from tutorial_lib.answers import Answers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHAPTER = "03_exp2.ipynb"
+CHAPTER = "003_exp2.ipynb"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 

@@ -34,7 +34,7 @@ def test_inspect_compares_two_steps():
     assert status == 0 and err == ""
     assert "2 mma" in out and "3 exp2" in out and "Different code." in out
     assert "registers a thread" in out and "instructions a K/V tile, hot loop" in out
-    assert "step02_mma.py" in out and "TMA Load instruction" in out and "k = ct.load(" in out
+    assert "step002_mma.py" in out and "TMA Load instruction" in out and "k = ct.load(" in out
     assert "matrix products and softmax take turns" in " ".join(out.split())
     assert "The same code." in call("4", "--against", "3")[1]
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from steps import GRADIENTS, INSIDE, STEPS, get_step
+from steps import get_step
+from steps.core.ladder import kernels_of
 from tests.distinct import core, distinct, what_runs
 from tests.shapes import SHAPES, problem
 from tutorial_lib.passes import pass_of
@@ -34,7 +35,7 @@ def launched(step, shape, patch) -> list[tuple]:
     return found
 
 
-@pytest.mark.parametrize("steps", [(*STEPS[1:], *INSIDE), GRADIENTS], ids=["forward", "backward"])
+@pytest.mark.parametrize("steps", [kernels_of("forward")[1:], kernels_of("backward")], ids=["forward", "backward"])
 def test_what_is_left_out_launches_what_an_earlier_step_launches(steps, monkeypatch):
     """And what the two steps differ in is not in it: of kernels, constants, grids, lists and descriptions nothing."""
     left_out = 0
@@ -60,7 +61,7 @@ def test_steps_that_launch_something_else_are_both_tested():
     ]
 
 
-@pytest.mark.parametrize("steps", [STEPS, GRADIENTS], ids=["forward", "backward"])
+@pytest.mark.parametrize("steps", [kernels_of("forward"), kernels_of("backward")], ids=["forward", "backward"])
 def test_the_core_has_every_step_and_every_shape_with_every_kind_of_kernel(steps):
     pairs = distinct(steps, SHAPES)
     chosen = core(pairs, SHAPES[:1])

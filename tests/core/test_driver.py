@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from steps import STEPS, get_step
+from steps import get_step
 from steps.core import driver
+from steps.core.ladder import kernels_of
 from tests.distinct import distinct, first_and_last, named
 from tests.selection import sampled
 from tests.shapes import problem
@@ -80,7 +81,7 @@ def words(packed, sizes) -> list[bytes]:
 
 
 PACKED = distinct(
-    (s for s in STEPS if s.backend in ("gluon", "hopper", "blackwell")),
+    (s for s in kernels_of("forward") if s.backend in ("gluon", "hopper", "blackwell")),
     [problem(batch=3, heads=4, kv_heads=2, seq_len_q=200, seq_len_kv=333, head_dim=64, dtype="bfloat16")],
 )
 
@@ -130,7 +131,7 @@ def test_the_parameters_of_packed_sequences_are_packed_as_the_code_takes_them(cu
 
 
 def test_a_kernel_with_other_parameters_is_left_to_triton(cuda):
-    compiled, given = compiled_step(next(s for s in STEPS if s.name == "swizzle"), problem())
+    compiled, given = compiled_step(get_step("swizzle"), problem())
     longer = SimpleNamespace(
         src=compiled.src,
         metadata=compiled.metadata,
@@ -147,7 +148,7 @@ def run(cuda, monkeypatch):
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: cuda.launched.append("a context"))
-    compiled, given = compiled_step(next(s for s in STEPS if s.name == "linked"), problem())
+    compiled, given = compiled_step(get_step("linked"), problem())
     code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
     return driver.launcher(code, (5, 1, 1), given, SimpleNamespace(index=0))
 
@@ -167,7 +168,7 @@ def test_tensors_at_known_places_are_not_described_again(run, cuda):
 
 def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
     """``run`` makes PyTorch tell of stream 7. 4 is CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION."""
-    compiled, given = compiled_step(next(s for s in STEPS if s.name == "kv_multicast"), problem())
+    compiled, given = compiled_step(get_step("kv_multicast"), problem())
     code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
     together = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=2)
     together(*tensors(*PLACES))
@@ -178,7 +179,7 @@ def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
 @pytest.mark.parametrize(("name", "neighbours", "attributes"), [("linked", 1, []), ("kv_multicast", 2, [4, 2, 1, 1])])
 def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attributes, run, cuda):
     """6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-    compiled, given = compiled_step(next(s for s in STEPS if s.name == name), problem())
+    compiled, given = compiled_step(get_step(name), problem())
     code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
     early = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=neighbours, early=True)
     early(*tensors(*PLACES))

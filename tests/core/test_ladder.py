@@ -24,7 +24,7 @@ def test_steps_are_numbered_named_and_found():
     assert places == sorted(set(places)) and part_of(STEPS[-1].number).name == "everyday"
     for step in STEPS:
         assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
-        assert (ROOT / module_file(step)).stem == f"step{step.number:02}_{step.name}"
+        assert (ROOT / module_file(step)).stem == f"step{step.number:03}_{step.name}"
     with pytest.raises(ValueError, match=r"^no step warp; did you mean eight_warps, spare_warps or warp_roles\?$"):
         get_step("warp")
 
@@ -97,7 +97,7 @@ def test_a_toy_step_is_found_by_its_file(tmp_path):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "steps" / "cutile" / "step17_toy.py").write_text(
         "from steps.cutile import step10_mask_loop\n\n"
-        'STEP = step10_mask_loop.STEP.evolve(number=17, name="toy", title="Toy", change="A toy.", occupancy=1)\n',
+        'STEP = step010_mask_loop.STEP.evolve(number=17, name="toy", title="Toy", change="A toy.", occupancy=1)\n',
         encoding="utf-8",
     )
     asked = "from steps import get_step; print(get_step('toy').label, get_step(17).previous.label)"

@@ -13,8 +13,8 @@ from steps import STEPS, Unsupported, get_step
 from steps.core import attention as front
 from steps.core import launch
 from steps.core.step import TorchStep
-from steps.reference.step00_sdpa import STEP as SDPA
-from steps.reference.step00_sdpa import sdpa
+from steps.reference.step000_sdpa import STEP as SDPA
+from steps.reference.step000_sdpa import sdpa
 from tests.shapes import problem
 from tutorial_lib.passes import FORWARD
 

@@ -9,10 +9,11 @@ from functools import cached_property, lru_cache
 import pytest
 import torch
 
-from steps import GRADIENTS, INSIDE, STEPS, get_step
+from steps import STEPS, get_step
 from steps.blackwell.skeleton import BlackwellStep
 from steps.cdna.skeleton import AmdStep
 from steps.core.fused import FusedStep
+from steps.core.ladder import kernels_of
 from steps.core.order import Order
 from steps.core.step import PADDING, PIECE, Unsupported
 from steps.cutile.skeleton import CuTileStep
@@ -34,11 +35,11 @@ def decodes(shape) -> bool:
     return not shape.causal and shape.seq_len_q <= 64
 
 
-CUTILE = [step for step in STEPS if isinstance(step, CuTileStep)]
-GLUON = [step for step in STEPS if isinstance(step, GluonStep)]
-HOPPER = [step for step in STEPS if isinstance(step, HopperStep)]
-BLACKWELL = [step for step in STEPS if isinstance(step, BlackwellStep)]
-CDNA = [step for step in STEPS if isinstance(step, AmdStep)]
+CUTILE = [step for step in kernels_of("forward") if isinstance(step, CuTileStep)]
+GLUON = [step for step in kernels_of("forward") if isinstance(step, GluonStep)]
+HOPPER = [step for step in kernels_of("forward") if isinstance(step, HopperStep)]
+BLACKWELL = [step for step in kernels_of("forward") if isinstance(step, BlackwellStep)]
+CDNA = [step for step in kernels_of("forward") if isinstance(step, AmdStep)]
 
 
 class Asked:
@@ -77,7 +78,7 @@ def with_log_sum_exp(step, of: Asked) -> torch.Tensor:
     return o
 
 
-ON_CPU = [s for s in (*STEPS[1:], *INSIDE) if s.runs_on_cpu]
+ON_CPU = [s for s in kernels_of("forward")[1:] if s.runs_on_cpu]
 CASES = [(s, shape) for s, shape in distinct(ON_CPU, SHAPES) if not isinstance(s, DecodeStep) or decodes(shape)]
 
 
@@ -99,7 +100,7 @@ def test_pytorchs_own_gives_the_log_sum_exp_too(shape):
     with_log_sum_exp(STEPS[0], asked(shape, "cpu"))
 
 
-WIDENED = distinct([s for s in (*STEPS, *INSIDE) if s.pads_head_dim], PADDED)
+WIDENED = distinct([s for s in kernels_of("forward") if s.pads_head_dim], PADDED)
 
 
 @sampled(core=core(WIDENED, always=PADDED[:1]))
@@ -138,7 +139,7 @@ def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
     shape = problem(head_dim=96)
     refused = get_step("swizzle").unsupported(shape, "sm_90")
     assert refused == f"head_dim must be one of 32, 64, 128, 256, got 96 ({PADDING})"
-    named = [*CUTILE, *HOPPER, *(step for step in GRADIENTS if step.backend == "cutile")]
+    named = [*CUTILE, *HOPPER, *(step for step in kernels_of("backward") if step.backend == "cutile")]
     assert named and all(step.unsupported(shape, "sm_90") is None for step in named)
     for head_dim in (100, 264):
         with pytest.raises(Unsupported, match=f"head_dim must be a multiple of {PIECE} up to 256, got {head_dim}"):
@@ -304,7 +305,7 @@ def replaced(name, **holes):
     return dataclasses.replace(get_step(name), **holes)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", kernels_of("forward"), ids=lambda s: s.name)
 def test_a_step_can_be_sent_to_another_process(step):
     """The worker process that runs a step gets it pickled; it is the same step on the other side."""
     arrived = pickle.loads(pickle.dumps(step))

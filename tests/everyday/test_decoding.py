@@ -7,7 +7,8 @@ import secrets
 import pytest
 import torch
 
-from steps import STEPS, Unsupported, get_step
+from steps import Unsupported, get_step
+from steps.core.ladder import kernels_of
 from steps.core.problems import DECODING
 from steps.everyday import decoding
 from steps.everyday.decoding import START, DecodeStep, at_once, number_of_splits
@@ -17,7 +18,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.reference import log_sum_exp
 
-DECODES = [step for step in STEPS if isinstance(step, DecodeStep)]
+DECODES = [step for step in kernels_of("forward") if isinstance(step, DecodeStep)]
 SPLIT = [step for step in DECODES if step.split]
 
 

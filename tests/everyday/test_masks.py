@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import steps
-from steps import GRADIENTS, INSIDE, STEPS, get_step
+from steps import get_step
 from steps.core import attention as front
 from steps.core import order
 from steps.core.fused import grid, tiles_seen, tiles_visited
+from steps.core.ladder import kernels_of
 from steps.core.launch import Launches
 from steps.core.order import deal, tiles_a_head
 from steps.core.step import Unsupported
@@ -69,12 +70,12 @@ MASKED = [*WINDOWS, *CAPS, *PACKED, *GROUPS]
 
 
 def takers(shape) -> list:
-    return [step for step in (*STEPS, *INSIDE) if set(shape.features) <= set(step.takes)]
+    return [step for step in kernels_of("forward") if set(shape.features) <= set(step.takes)]
 
 
 PAIRS = [
     (step, shape)
-    for step, shape in distinct((s for s in (*STEPS, *INSIDE) if s.takes or s.name == "pack_gqa"), MASKED)
+    for step, shape in distinct((s for s in kernels_of("forward") if s.takes or s.name == "pack_gqa"), MASKED)
     if step in takers(shape)
 ]
 
@@ -100,7 +101,7 @@ def test_every_kind_is_taken_by_a_kernel():
 
 @pytest.mark.parametrize("shape", [WINDOWS[0], CAPS[0], PACKED[0], PACKED[-2]], ids=lambda p: p.slug)
 def test_everybody_else_refuses_by_name(shape):
-    for step in (*STEPS, *GRADIENTS, *INSIDE):
+    for step in (*kernels_of("forward"), *kernels_of("backward")):
         lacking = [name for name in shape.features if name not in step.takes]
         if lacking:
             assert step.unsupported(shape, "sm_90").startswith("takes no ")

@@ -142,7 +142,7 @@ def learner(tmp_path, monkeypatch):
 
 def test_what_is_solved_is_listed_in_the_order_of_the_course(learner, capsys):
     found = progress.rows({}, lambda name: None)
-    assert len(found) == len(exercises.all_exercises()) and found[0][0] == "00_start_here"
+    assert len(found) == len(exercises.all_exercises()) and found[0][0] == "000_start_here"
     learner.keep(found[0][1], "x", True)
     learner.keep(found[1][1], "x", False)
     assert progress.main([]) == 0

@@ -7,7 +7,7 @@ import pytest
 from triton.experimental.gluon import language as gl
 
 from steps import get_step, layouts
-from steps.gluon.step21_swizzle import swizzle
+from steps.gluon.step101_swizzle import swizzle
 from tests.core.test_steps import GLUON
 from tests.results.recorded import RECORDED
 from tutorial_lib import layouts as model

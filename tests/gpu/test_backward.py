@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from steps import GRADIENTS, get_step
+from steps import get_step
 from steps.backward_hopper import halves
+from steps.core.ladder import kernels_of
 from steps.core.problems import standard
 from tests.backward.test_gradients import CUTILE, accuracy_of
 from tests.backward.test_heads_apart import SHAPES as APART
@@ -26,14 +27,14 @@ AT_LENGTH = [standard(2048), *(standard(2048, head_dim, causal=False) for head_d
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", GRADIENTS, ids=lambda s: s.name)
+@pytest.mark.parametrize("step", kernels_of("backward"), ids=lambda s: s.name)
 def test_a_step_is_correct(step, shape):
     accuracy = accuracy_of(step, shape, "cuda")
     assert accuracy.correct, accuracy.explain()
 
 
 @pytest.mark.parametrize("shape", [*LONGER, *AT_LENGTH], ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", [s for s in GRADIENTS if s.deterministic], ids=lambda s: s.name)
+@pytest.mark.parametrize("step", [s for s in kernels_of("backward") if s.deterministic], ids=lambda s: s.name)
 def test_a_step_that_says_so_gives_the_same_bits_every_time(step, shape):
     inputs = BACKWARD.inputs(shape, 0, "cuda")
     assert BACKWARD.repeat_difference(step, shape, inputs, 100) == 0

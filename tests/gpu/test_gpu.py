@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from steps import INSIDE, STEPS, get_step
+from steps import STEPS, get_step
+from steps.core.ladder import kernels_of
 from steps.measuring.measure import Settings, measure
 from steps.reference.peers import PEERS
 from tests import faulty
@@ -32,7 +33,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("shape", SHAPES + LONG, ids=lambda p: p.slug)
-@pytest.mark.parametrize("step", [*STEPS, *INSIDE], ids=lambda s: s.name)
+@pytest.mark.parametrize("step", kernels_of("forward"), ids=lambda s: s.name)
 def test_step_is_correct_on_the_gpu(step, shape):
     if reason := step.unsupported(shape, describe_machine("cuda")["arch"]):
         pytest.skip(reason)

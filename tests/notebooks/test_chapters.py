@@ -23,7 +23,7 @@ HEADED = set().union(*(chapters.numbers_of(notebooks.heading(path)) for path in 
 SHARED = [
     s
     for s in (*STEPS, *GRADIENTS[1:], *PAGED, *PARALLEL)
-    if part_of(s.number).name in SHARING or (s.number in HEADED and f"{s.number:02}_{s.name}" not in STEMS)
+    if part_of(s.number).name in SHARING or (s.number in HEADED and f"{s.number:03}_{s.name}" not in STEMS)
 ]
 WITH_CHAPTERS = [step for step in STEPS[1:] if step not in SHARED]
 SOURCE = notebooks.NOTEBOOKS / "source"
@@ -48,7 +48,7 @@ def test_the_committed_list_is_the_one_that_is_made():
 
 
 def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
-    write_course(tmp_path, "00_start_here", "01_naive", "power", power={"beside": "true"})
+    write_course(tmp_path, "000_start_here", "001_naive", "power", power={"beside": "true"})
     monkeypatch.setattr(chapters, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(chapters, "listed", lambda make=chapters.listed: make(tmp_path))
     made = []
@@ -62,7 +62,7 @@ def test_making_the_list_again_changes_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_every_step_has_its_chapter():
-    of_steps = {f"{s.number:02}_{s.name}" for s in WITH_CHAPTERS}
+    of_steps = {f"{s.number:03}_{s.name}" for s in WITH_CHAPTERS}
     assert of_steps <= STEMS
 
 
@@ -77,14 +77,14 @@ def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
 def test_a_heading_says_of_which_steps_a_chapter_tells():
     assert chapters.numbers_of("Steps 108 to 110 and 115: masks that people use") == {108, 109, 110, 115}
     assert chapters.numbers_of("Step 3: powers of 2") == {3} and chapters.numbers_of("FlashAttention 2: tiles") == set()
-    assert chapters.chapter_of(104) == "101_split_keys" and chapters.chapter_of(39) == "39_at_maxima"
+    assert chapters.chapter_of(104) == "900_split_keys" and chapters.chapter_of(39) == "206_at_maxima"
     with pytest.raises(ValueError, match="no chapter has step 999"):
         chapters.chapter_of(999)
 
 
 @pytest.mark.parametrize("step", WITH_CHAPTERS, ids=lambda s: s.name)
 def test_a_heading_has_the_number_of_its_step(step):
-    heading = notebooks.heading(notebooks.NOTEBOOKS / "source" / f"{step.number:02}_{step.name}.md")
+    heading = notebooks.heading(notebooks.NOTEBOOKS / "source" / f"{step.number:03}_{step.name}.md")
     assert heading.startswith(("Step ", "Steps ")) and min(chapters.numbers_of(heading)) == step.number
 
 
@@ -93,8 +93,8 @@ def test_the_list_has_the_path_numbered_and_the_rest_beside_it():
     assert list(found) != sorted(found) and set(found) == {path.stem for path in SOURCES}
     numbered = [item for item in found.values() if item["mark"] != "-"]
     assert [item["mark"] for item in numbered] == [f"{n}." for n in range(1, len(numbered) + 1)]
-    assert "from 7 approx_division)" in found["13_cluster"]["from"]
-    assert "from 24 wide_block of gluon)" in found["30_wgmma"]["from"]
+    assert "from 7 approx_division)" in found["011_cluster"]["from"]
+    assert "from 24 wide_block of gluon)" in found["200_wgmma"]["from"]
 
 
 def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
@@ -109,7 +109,7 @@ def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
 
 def test_no_fork_is_on_the_path():
     path = {chapter.name for chapter in chapters_of(SOURCE) if chapter.place}
-    assert not path & {f"{s.number:02}_{s.name}" for s in STEPS if s.fork}
+    assert not path & {f"{s.number:03}_{s.name}" for s in STEPS if s.fork}
 
 
 def test_the_line_under_a_heading_says_what_a_chapter_needs(tmp_path):
@@ -157,9 +157,9 @@ def test_a_chapter_has_the_number_of_its_step_and_a_heading(tmp_path):
     write_course(tmp_path, "08_explicit")
     with pytest.raises(ValueError, match="step explicit is number 20 now"):
         chapters.listed(tmp_path)
-    write_course(tmp_path, "01_naive")
+    write_course(tmp_path, "001_naive")
     (tmp_path / "source" / "08_explicit.md").unlink()
-    (tmp_path / "source" / "01_naive.md").write_text("No heading\n", encoding="utf-8")
+    (tmp_path / "source" / "001_naive.md").write_text("No heading\n", encoding="utf-8")
     with pytest.raises(ValueError, match="must begin with a heading"):
         chapters.listed(tmp_path)
 

@@ -193,8 +193,8 @@ def is_module(name: str) -> bool:
 
 
 def test_a_cell_keeps_its_id_when_another_comes(tmp_path):
-    write_course(tmp_path, "00_start_here")
-    path = tmp_path / "source" / "00_start_here.md"
+    write_course(tmp_path, "000_start_here")
+    path = tmp_path / "source" / "000_start_here.md"
     path.write_text("# One\n\n```python\n1\n```\n\n```python\n1\n```\n", encoding="utf-8")
     before = notebooks.read_source(path)
     assert notebooks.read_source(path) == before
@@ -273,8 +273,8 @@ def test_what_jupyterlab_saves_is_what_was_there(tmp_path):
     from traitlets.config import Config
 
     path = tmp_path / "one.ipynb"
-    write_course(tmp_path, "00_start_here")
-    source = tmp_path / "source" / "00_start_here.md"
+    write_course(tmp_path, "000_start_here")
+    source = tmp_path / "source" / "000_start_here.md"
     source.write_text("# One\n\n```python\n1\n```\n", encoding="utf-8")
     notebooks.write(notebooks.read_source(source), path)
     before = path.read_bytes()
@@ -328,12 +328,12 @@ def test_chapters_side_by_side_share_the_cores(monkeypatch, gpu, at_once, thread
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(notebooks, "execute_all", execute_all)
     monkeypatch.setattr(notebooks, "relink", lambda source: None)
-    assert notebooks.main(["00_start_here"]) == 0 and asked == [(at_once, threads)]
+    assert notebooks.main(["000_start_here"]) == 0 and asked == [(at_once, threads)]
 
 
 def test_a_chapter_that_is_none_gets_one_line(capsys):
     assert notebooks.main(["17_nothing"]) == 2
-    assert "argument NAME: must be some of 00_start_here" in capsys.readouterr().err
+    assert "argument NAME: must be some of 000_start_here" in capsys.readouterr().err
 
 
 # --- the site ---

@@ -162,7 +162,7 @@ def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):
     ]
     kv = 2 * 2 * 32 * 64 * 2  # bytes of a rank's keys and values; the sums of their gradients are float32
     assert run.measurement("zigzag_gradients").exchange.sent_bytes == kv + 2 * kv
-    assert run.measurement("zigzag_gradients").file == "steps/parallel/step88_zigzag_gradients.py"
+    assert run.measurement("zigzag_gradients").file == "steps/parallel/step803_zigzag.py"
     assert {p.name for p in path.parent.iterdir()} == {"results.json", "results.csv", "report.md", "log.txt"}
 
 

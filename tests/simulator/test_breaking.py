@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from steps import STEPS, get_step
+from steps import get_step
+from steps.core.ladder import kernels_of
 from steps.hopper import ahead, lib
 from steps.hopper.products import TO_QUERIES
 from steps.hopper.softmax import DOWNWARDS, wait_last
@@ -172,7 +173,7 @@ ELSEWHERE = {
 }
 KERNELS = [
     pytest.param(step, head_dim, causal, id=f"{step.name}-{head_dim}-{'causal' if causal else 'full'}")
-    for step in STEPS
+    for step in kernels_of("forward")
     if step.backend in ("gluon", "hopper", "blackwell")
     for head_dim, causal in ELSEWHERE.get(step.name, [(128, True)])
 ]

@@ -8,7 +8,8 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from steps import STEPS, get_step
+from steps import get_step
+from steps.core.ladder import kernels_of
 from steps.measuring import agreement
 from steps.simulate import main
 from tests.core.test_steps import asked
@@ -25,7 +26,7 @@ from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
 from tutorial_lib.simulator.run import launch, watched
 
 SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-GLUON = [step for step in STEPS if step.backend in ("gluon", "hopper")]
+GLUON = [step for step in kernels_of("forward") if step.backend in ("gluon", "hopper")]
 
 
 def described(x, rows=16):

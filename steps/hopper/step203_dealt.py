@@ -1,0 +1,20 @@
+"""Step 203: blocks that stay, and a fair deal.
+
+With one block on an SM nothing hides the begin and the end of a block: the first tiles are on their way, or the output
+is. Here every SM keeps one block, which gets a list of tiles of queries; the producer fetches for the next tile while
+the last is still computed, and the output leaves from shared memory of its own. The lists are made before the launch
+(``steps.core.order``), so that all blocks end together, whatever the mask, and heads share L2.
+"""
+
+from steps.core.order import DEALT
+from steps.core.problems import HEADLINE
+from steps.hopper import step202_overlap
+
+STEP = step202_overlap.STEP.evolve(
+    number=203,
+    name="dealt",
+    title="Persistent blocks",
+    change="One block an SM stays, and computes a list of tiles that was dealt before the launch.",
+    default_problem=HEADLINE,
+    order=DEALT,
+)

@@ -1,0 +1,101 @@
+"""Step 205: room in shared memory where head_dim is 256.
+
+Blocks that stay want shared memory for the output, so that the next queries can arrive while the last output leaves
+(step dealt). At head_dim 256 there is not enough; but there is for half of it, if the halves leave one after the other
+(``half_output``, inside this step).
+
+A wgmma of 64 queries by 64 keys reads as many bytes of Q as of K, and with both in shared memory it takes all that
+shared memory can deliver while the tensor cores compute. The first factor may come from registers. All of Q would take
+64 of a thread's; half of it takes 32 and leaves shared memory a quarter of its time (``half_query``, inside this step).
+
+And the place of Q, of which there is one, is given back behind the last QK product, which is the last that reads it,
+and no longer behind the last softmax: the next queries arrive under that softmax and the last PV product.
+
+``three_groups``, inside this step: three warp groups where head_dim is 64, and they take turns.
+
+At head_dim 64 a tile of scores costs as much time in exponentials as in matrix products, and two groups do not keep
+both busy. The outputs of 64 rows take only 32 registers a thread there, so three groups fit, with 160 registers each
+(``third_group``, inside this step). Left to chance, it is open which of them multiplies while another takes
+exponentials. In turn it is certain: a group issues its products, hands the turn on, and computes its softmax while the
+others multiply. Beyond head_dim 64 three groups do not fit, and the kernel stays as it was. So it does under a mask for
+short sequences, by the launch rules: there two groups are faster, and spill nothing.
+
+``own_end``, inside this step: every warp group ends at its own last key.
+
+A block walks the keys that the last of its queries sees. Under a causal mask its first warp group, with earlier
+queries, sees fewer: where a tile of keys lies wholly past them, the group lets it go by. It also begins to mask later.
+"""
+
+from steps.core.problems import FULL, standard
+from steps.hopper import step204_linked
+from steps.hopper.lib import BEHIND_PRODUCT, IN_TURN, NO_TURNS, OWN_END
+from steps.hopper.products import HALF_HELD, IN_HALVES
+from steps.hopper.softmax import SUM_AT_END
+
+THIRD_GROUP = step204_linked.STEP.evolve(
+    name="third_group",
+    title="Three groups, without turns",
+    change="At head_dim 64 three warp groups of 64 queries compute in place of two.",
+    inside="room",
+    default_problem=standard(head_dim=64),
+    third_group=NO_TURNS,
+)
+
+THREE_GROUPS = step204_linked.STEP.evolve(
+    name="three_groups",
+    title="Three groups in turn",
+    change="At head_dim 64 three warp groups compute in place of two, and issue their products in turn.",
+    inside="room",
+    default_problem=standard(head_dim=64),
+    third_group=IN_TURN,
+)
+
+OWN_END = THREE_GROUPS.evolve(
+    name="own_end",
+    title="Own ends",
+    change="Under a causal mask a warp group passes over tiles of keys that none of its own queries sees.",
+    inside="room",
+    default_problem=standard(2048, head_dim=64, causal=True),
+    ends=OWN_END,
+)
+
+HALF_OUTPUT = OWN_END.evolve(
+    name="half_output",
+    title="The output in halves",
+    change="At head_dim 256 the output has shared memory of its own for one half at a time.",
+    inside="room",
+    default_problem=standard(head_dim=256),
+    wide_output=IN_HALVES,
+)
+
+HALF_QUERY = HALF_OUTPUT.evolve(
+    name="half_query",
+    title="and half of Q in registers",
+    change="At head_dim 256 the first half of every query stays in registers, and is not read again for every tile.",
+    inside="room",
+    wide_queries=HALF_HELD,
+)
+
+STEP = OWN_END.evolve(
+    number=205,
+    name="room",
+    previous=step204_linked.STEP,
+    title="For head_dim 64 and 256",
+    change="Three warp groups at head_dim 64; at 256 the output leaves in halves, and half of Q stays in registers.",
+    default_problem=standard(head_dim=256),
+    wide_output=IN_HALVES,
+    wide_queries=HALF_HELD,
+    wide_free=BEHIND_PRODUCT,
+)
+
+# The change of deferred_sum. Not at head_dim 256, where a short trial on an H100, not recorded, had it slower.
+LEAN_SUM = STEP.evolve(
+    name="lean_sum",
+    title="Row sums at the end",
+    change="Up to head_dim 128 every lane sums its own weights, and the sums meet after the last tile.",
+    inside="room",
+    default_problem=FULL,
+    sums=SUM_AT_END,
+)
+
+INSIDE = (THREE_GROUPS, THIRD_GROUP, OWN_END, HALF_OUTPUT, HALF_QUERY, LEAN_SUM)
