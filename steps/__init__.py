@@ -1,9 +1,9 @@
 """The steps: attention from PyTorch's own to tuned fused kernels, one optimization a step, in parts.
 
-A folder is a part, and the tens of a step's number tell which: ``reference`` and ``cutile`` (0 to 19), ``gluon`` (20s),
-``hopper`` (30s, 120s), ``backward_cutile`` (40s), ``backward_hopper`` (50s, 130s, 160s), ``blackwell`` (60s) and
-``cdna`` (70s, for AMD's GPUs), both compiled and simulated, not timed, ``parallel`` (80s, 150s: one sequence over
-several GPUs), ``everyday`` (100 to 119, 140s: grouped heads, decoding, masks). ``STEPS`` is the
+A folder is a part, and the hundreds of a step's number tell which: ``reference`` and ``cutile`` (0 to 99), ``gluon``
+(100s), ``hopper`` (200s), ``backward_cutile`` (400s), ``backward_hopper`` (500s), ``blackwell`` (600s) and ``cdna``
+(700s, for AMD's GPUs), both compiled and simulated, not timed, ``parallel`` (800s: one sequence over several GPUs),
+``everyday`` (900s: grouped heads, decoding, masks). ``STEPS`` is the
 tuple of all steps of the forward pass on one device, part by part in the order of their numbers, ``GRADIENTS`` that of
 the backward pass, ``PAGED`` that of attention to keys in pages, ``PARALLEL`` those over several; ``get_step("exp2")``
 finds one, ``best`` the fastest recorded one; ``attention`` is for programs, and uses that one. The steps are loaded

@@ -110,7 +110,7 @@ def best_of_part(run: Run, part: str) -> Measurement | None:
     """The best step of a part in a run, in an earlier one where the run leaves the part out, or None without one."""
     if candidates := [m for m in run.by_speed() if m.part == part]:
         return best_of(run, candidates)
-    before = [m for m in run.steps if m.part == part and m.earlier and m.tflops and m.correct]
+    before = [m for m in (*run.steps, *run.inside) if m.part == part and m.earlier and m.tflops and m.correct]
     return max(before, key=lambda m: m.tflops, default=None)
 
 

@@ -7,7 +7,7 @@ shared memory, swizzled as TMA leaves them. One thread asks TMA for a tile, and 
 """
 
 from steps.core.problems import FULL
-from steps.gluon import step103_stages
+from steps.gluon import step104_wide_block
 from steps.hopper.skeleton import HopperStep
 
 STEP = HopperStep(
@@ -15,6 +15,6 @@ STEP = HopperStep(
     name="wgmma",
     title="TMA and wgmma",
     change="A new kernel in Gluon for sm_90: TMA fetches tiles, and two warp groups multiply from shared memory.",
-    previous=step103_stages.STEP,
+    previous=step104_wide_block.STEP,
     default_problem=FULL,
 )

@@ -82,7 +82,7 @@ STEP = OWN_END.evolve(
     previous=step204_linked.STEP,
     title="For head_dim 64 and 256",
     change="Three warp groups at head_dim 64; at 256 the output leaves in halves, and half of Q stays in registers.",
-    default_problem=standard(head_dim=256),
+    default_problem=standard(head_dim=256, causal=True),
     wide_output=IN_HALVES,
     wide_queries=HALF_HELD,
     wide_free=BEHIND_PRODUCT,

@@ -128,6 +128,7 @@ STEP = QUARTER_QUERY.evolve(
     previous=step206_at_maxima.STEP,
     title="The next maxima under the last product",
     change="Four chains of maxima, pairs, fewer meetings, a quarter of Q in registers, the next maxima ahead.",
+    fork=True,
     default_problem=HEADLINE,
     generation=ahead.fmha,
 )

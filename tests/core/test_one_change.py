@@ -18,7 +18,11 @@ TOGETHER = {
     "eight_warps": {"tile", "warps", "occupancy", "latency"},
     "cluster": {"tile", "cluster"},
     "wide_block": {"tile", "defer_sum"},
-    "room": {"wide_output", "wide_queries", "wide_free"},
+    "overlap": {"generation", "registers"},
+    "room": {"third_group", "ends", "wide_output", "wide_queries", "wide_free"},
+    "softmax_ahead": {"highest", "pairs", "walk", "order", "sums_downwards", "hold", "queries", "generation"},
+    "lasting_blocks": {"emulated", "roles.stay"},
+    "priorities": {"stages", "scale_query"},
     "at_maxima": {"softmax", "sums"},
     "late_wait": {"softmax", "sums"},
     "chains_in_pairs": {"pairs", "walk", "order", "sums_downwards"},
@@ -40,7 +44,8 @@ def test_one_hole_changes(step):
 
 
 def test_a_choice_inside_a_choice_is_named_by_its_way():
-    assert list(get_step("threshold").changed_holes()) == ["roles.correction.threshold"]
+    rescaled = dataclasses.replace(get_step("threshold"), previous=get_step("correction"))
+    assert list(rescaled.changed_holes()) == ["roles.correction.threshold"]
     assert get_step("registers").changed_holes() == {"registers": (168, 240)}
 
 

@@ -1,4 +1,13 @@
-"""Step 104, a fork from step stages: K and V share the two stages.
+"""Step 104: 128 queries a block, 32 a warp.
+
+With 16 queries a warp, every fragment of K and V that ldmatrix fetches from shared memory feeds one mma: 16 KiB of K
+and of V a warp and tile at head_dim 128, and shared memory delivers 128 bytes a clock to all warps together. With 32
+queries a warp the same fragment feeds two. The price is registers: output and scores of twice as many rows. Beyond
+head_dim 128 they would not fit, and the block stays as it was. Every lane also sums its own columns only, and the lanes
+of a row are added up after the loop. That alone brings nothing: ``deferred_sum``, inside step stages, is that and no
+more.
+
+``shared_kv``, inside this step: K and V share the two stages.
 
 A tile of V is not needed before the scores are done, and a tile of K is free once they are. So K and V can take turns
 in two buffers instead of four: V is copied while K is used, the next K while V is used. Half the shared memory for K
@@ -25,6 +34,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from steps.core.problems import few_heads
+from steps.core.tiles import Tile
 from steps.gluon import step103_stages
 from steps.gluon.kernel import copy_rows, store_rows, to_head
 from steps.gluon.softmax import hide, softmax, store_lse, tiles_to_visit
@@ -32,19 +42,27 @@ from steps.gluon.variant import Schedule
 
 STEP = step103_stages.STEP.evolve(
     number=104,
+    name="wide_block",
+    title="128 queries a block",
+    change="A block takes 128 queries: every warp uses a fragment of K or V twice. Lanes add their sums last.",
+    tile=Tile(128, 64),
+    defer_sum=True,
+)
+
+SHARED_KV = step103_stages.STEP.evolve(
     name="shared_kv",
     title="K and V share",
     change="K and V take turns in two buffers: one is copied while the other is used.",
-    fork=True,
+    inside="wide_block",
     default_problem=few_heads(256),
     share_keys_values=True,
 )
 
-Q_REGISTERS = STEP.evolve(
+Q_REGISTERS = SHARED_KV.evolve(
     name="q_registers",
     title="Q in registers",
     change="Q goes through K's buffer once and is held in registers.",
-    inside="shared_kv",
+    inside="wide_block",
     default_problem=few_heads(),
     query_in_registers=True,
 )
@@ -167,9 +185,9 @@ FINE_GRAINED = Q_REGISTERS.evolve(
     name="fine_grained",
     title="Fine-grained head_dim",
     change="head_dim is cut into pieces of 128 columns, so that shared memory no longer grows with it.",
-    inside="shared_kv",
+    inside="wide_block",
     default_problem=few_heads(512),
     schedule=Schedule(fmha_pieces, head_dims=(32, 64, 128, 256, 512, 1024), piece=128),
 )
 
-INSIDE = (Q_REGISTERS, FINE_GRAINED)
+INSIDE = (SHARED_KV, Q_REGISTERS, FINE_GRAINED)
