@@ -47,10 +47,17 @@ ROUNDS = 5  # a reader waits for them
 
 
 class Lesson:
-    """A step beside its predecessor, on one problem. name: the step's; problem: what it is timed on (its own)."""
+    """A step beside its predecessor, on one problem.
 
-    def __init__(self, name: str, problem: Problem | None = None, results: Path = RESULTS):
+    name: the step's; problem: what it is timed on (its own). before: the variant that it is compared with, where it
+    was put together from several; else its predecessor.
+    """
+
+    def __init__(
+        self, name: str, problem: Problem | None = None, results: Path = RESULTS, *, before: str | None = None
+    ):
         self.step = get_step(name)
+        self.previous: Step | None = get_step(before) if before else self.step.previous
         self.problem = problem or self.step.default_problem
         self.results = results
         self.on_gpu = has_gpu()
@@ -60,10 +67,6 @@ class Lesson:
         if not _part(self.step).timed:  # what is recorded of other steps, on other GPUs, says nothing of it
             self.on_gpu = self.on_gpu and self._runs_on_this_gpu()
             self.recorded = self.recorded if self._timed() else None
-
-    @property
-    def previous(self) -> Step | None:
-        return self.step.previous
 
     @property
     def rival(self) -> Step | None:
@@ -85,8 +88,17 @@ class Lesson:
 
     def _timed(self) -> Measurement | None:
         """What the record of this problem holds of this step, where it was timed."""
-        m = self.recorded and self.recorded.measurement(self.step.name)
+        m = self.recorded and self._mine(self.recorded)
         return m if m and m.tflops else None
+
+    def _mine(self, run: Run) -> Measurement | None:
+        """What a run holds of this step, compared with what this chapter compares it with."""
+        m = run.measurement(self.step.name)
+        if m is None or self.previous is self.step.previous:
+            return m
+        other = run.measurement(self.previous.name)
+        ratio = run.speedup(m, other) if m.tflops and other and other.tflops else None
+        return m.model_copy(update={"previous": self.previous.name, "speedup_vs_previous": ratio})
 
     def _runs_on_this_gpu(self) -> bool:
         return self.step.unsupported(self.problem, describe_machine("cuda")["arch"]) is None
@@ -124,7 +136,7 @@ class Lesson:
             before = without_title(written_out(self.previous, self.problem, self.arch))
         except Unsupported as error:
             return [f"{self.step.shown} ({error}). {where}.", code(text)]
-        holes = [f"- `{change}`" for change in self.step.key_changes()]
+        holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         told = f"{self.step.shown}, for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
@@ -339,7 +351,7 @@ class Lesson:
         shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
         if not shown.steps:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
-        now, before = self.run.measurement(self.step.name), self.rival and self.run.measurement(self.rival.name)
+        now, before = self._mine(self.run), self.rival and self.run.measurement(self.rival.name)
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
         where = f"{told}: {tables.origin(self.run)}, {len(self.run.rounds)} rounds."
         if now is None:
@@ -515,7 +527,7 @@ class Lesson:
     def why(self) -> Page:
         """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
         runs = of_one_machine(recorded_runs(self.results, self.step.direction))
-        found = [(run, now) for run in runs if (now := run.measurement(self.step.name))]
+        found = [(run, now) for run in runs if (now := self._mine(run))]
         cells = [(run, tables.vs_previous_marked(now)) for run, now in found if now.speedup_vs_previous]
         parts = []
         if cells:

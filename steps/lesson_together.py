@@ -99,7 +99,7 @@ class LessonTogether(Lesson):
 
     def time(self) -> Page:
         """The steps as recorded, beside the model's word; and what to run where there are several GPUs."""
-        names = ",".join(step.asked_as for step in select("parallel", None) if step.direction == self.step.direction)
+        names = ",".join(step.name for step in select("parallel", None))
         shape = f"--seq-len {self.problem.seq_len_q} --heads {self.problem.heads} --kv-heads {self.problem.kv_heads}"
         backward = " --direction backward" if self.step.direction == "backward" else ""
         measures = (

@@ -10,6 +10,7 @@ Every product is waited for before anything else begins.
 
 from steps.backward_cutile import step404_longest_first
 from steps.backward_hopper.skeleton import HopperGradients
+from steps.core.problems import standard
 
 STEP = HopperGradients(
     number=500,
@@ -17,5 +18,5 @@ STEP = HopperGradients(
     title="TMA and wgmma, scores on their side",
     change="A new kernel in Gluon for sm_90: blocks own 128 keys, weights and dS are multiplied from registers.",
     previous=step404_longest_first.STEP,
-    default_problem=step404_longest_first.STEP.default_problem,
+    default_problem=standard(causal=True, dtype="bfloat16"),
 )

@@ -9,6 +9,7 @@ distance. What is lost is that first wait, and more so the fewer tiles of querie
 """
 
 from steps.backward_hopper import adding, step502_groups_apart
+from steps.core.problems import HEADLINE
 
 STEP = step502_groups_apart.STEP.evolve(
     number=503,
@@ -17,4 +18,5 @@ STEP = step502_groups_apart.STEP.evolve(
     change="Blocks add to a tile of dQ in the same order every time, each when those before it have.",
     fork=True,
     sequence=adding.IN_TURN,
+    default_problem=HEADLINE,
 )

@@ -60,6 +60,7 @@ meanwhile. Only behind the last blocks of all nothing is left to multiply.
 """
 
 from steps.backward_hopper import adding, last, step502_groups_apart
+from steps.core.problems import HEADLINE
 from steps.hopper.lib import IN_TURN
 
 IN_SECTIONS = step502_groups_apart.STEP.evolve(
@@ -85,6 +86,7 @@ EVEN_BANKS = STEP.evolve(
     change="dQ goes to shared memory in chunks of four columns of a lane, so that every store meets every bank once.",
     inside="alternate",
     adding=adding.FOURS_BY_TMA,
+    default_problem=HEADLINE,
 )
 
 TWO_STREAMS = EVEN_BANKS.evolve(

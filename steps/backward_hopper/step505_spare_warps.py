@@ -18,6 +18,7 @@ not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. Th
 even_banks."""
 
 from steps.backward_hopper import spare, step504_alternate
+from steps.core.problems import standard
 
 STEP = step504_alternate.EVEN_BANKS.evolve(
     number=505,
@@ -25,7 +26,7 @@ STEP = step504_alternate.EVEN_BANKS.evolve(
     previous=step504_alternate.STEP,
     title="Spare warps do the rest",
     change="Idle warps prepare rows of later heads, and scale dQ of earlier ones; dQ is stored without conflicts.",
-    fork=True,
+    default_problem=standard(causal=True, dtype="bfloat16"),
     generation=spare.fmha_backward,
     helpers=spare.SPARE,
     wide_helpers=spare.SPARE,

@@ -135,7 +135,7 @@ def __getattr__(name: str):
     if name == "PAGED":
         return steps_of("paged")
     if name == "PARALLEL":
-        return tuple(step for step in whole_ladder() if step.several and (step.number or step.direction == "backward"))
+        return tuple(step for step in whole_ladder() if step.several)
     if name == "INSIDE":
         return _load()[1]
     raise AttributeError(f"module 'steps.core.ladder' has no attribute {name!r}")
@@ -190,6 +190,11 @@ def get_step(key: int | str):
 def owner_of(step):
     """The step with a number that this one is, or is inside of."""
     return get_step(step.inside) if step.inside else step
+
+
+def is_variant(step) -> bool:
+    """Whether a step stands inside another that computes the same; the other direction of a step is no variant."""
+    return step.inside is not None and owner_of(step).direction == step.direction
 
 
 def get_part(name: str) -> Part:

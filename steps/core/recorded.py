@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from steps.core.grids import GRIDS
-from steps.core.ladder import OLD_NAMES, get_step, line, module_file, owner_of, part_of, whole_ladder
+from steps.core.ladder import OLD_NAMES, get_step, is_variant, line, module_file, owner_of, part_of, whole_ladder
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
@@ -70,7 +70,7 @@ def _said(name: str) -> dict:
         "file": module_file(step),
         "part": part_of(owner_of(step).number).name,
         "fork": step.fork,
-        "inside": step.inside,
+        "inside": step.inside if is_variant(step) else None,
         "change": step.change,
         "key_changes": step.key_changes(),
     }

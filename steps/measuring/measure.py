@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
-from steps.core.ladder import get_step, module_file, owner_of, part_of
+from steps.core.ladder import get_step, is_variant, module_file, owner_of, part_of
 from steps.core.path import stands_on
 from steps.core.step import DEFAULT_ARCH, Step
 from steps.measuring.ahead import Ahead
@@ -490,8 +490,8 @@ def _summarise(
         },
         problem=problem.as_dict(),
         ranks=settings.ranks,
-        steps=[measurements[step.name] for step in steps if step.number is not None],
-        inside=[measurements[step.name] for step in steps if step.inside],
+        steps=[measurements[step.name] for step in steps if step.number is not None or _is_direction(step)],
+        inside=[measurements[step.name] for step in steps if step.inside and not _is_direction(step)],
         peers=[measurements[step.name] for step in steps if step.number is None and not step.inside],
         ceiling=_ceiling(rounds, sustained, problem, by_bytes),
         rounds=[_round(sampled) for sampled in rounds],
@@ -537,9 +537,14 @@ def _measurement(contender: _Contender, ranks: int) -> Measurement:
         counters=contender.counters,
         kernels=contender.kernels,
         fork=step.fork,
-        inside=step.inside,
+        inside=None if _is_direction(step) else step.inside,
         **listed,
     )
+
+
+def _is_direction(step: Step) -> bool:
+    """Whether it is the other direction of a step with a number."""
+    return step.inside is not None and not is_variant(step)
 
 
 def _place_of(step: Step) -> dict:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from steps.core.ladder import select
+from steps.core.ladder import PARALLEL, select
 from steps.parallel.peers import peers_over_ranks
 from steps.parallel.ranks import RankFailure, Ranks
 from tutorial_lib.command import BadRequest
@@ -81,7 +81,7 @@ def steps_over_ranks(text: str, direction: str) -> list:
         asked = select(text, None)
     except ValueError as error:
         raise BadRequest(f"argument --parallel: {error}") from None
-    known = [step for step in select("parallel", None) if step.direction == direction]
+    known = [step for step in PARALLEL if step.direction == direction]
     if others := [step.label for step in asked if not step.several]:
         names = ", ".join(step.asked_as for step in known)
         raise BadRequest(f"argument --parallel: step {others[0]} computes on one GPU; over several compute {names}")

@@ -78,5 +78,6 @@ def list_part(console, part) -> None:
         name = f"{step.name} (fork)" if step.fork else step.name
         table.add_row(str(step.number), name, on, f"{step.change} [{gpus_of(step)}]".replace("[", "\\["))
         for piece in (piece for piece in INSIDE if piece.inside == step.name):
-            table.add_row("", f"  {piece.name}", piece.previous.name, piece.change.replace("[", "\\["))
+            on = piece.previous.name if piece.previous else ""
+            table.add_row("", f"  {piece.name}", on, piece.change.replace("[", "\\["))
     console.print(table)

@@ -8,7 +8,7 @@ import torch
 from steps import Unsupported, get_step
 from steps.blackwell.skeleton import MOST_COLUMNS, MOST_SHARED, TARGETS
 from steps.blackwell.variant import Correction, Emulated
-from steps.core.ladder import kernels_of, select
+from steps.core.ladder import kernels_of
 from steps.core.order import deal
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.core.step import target_of
@@ -93,7 +93,7 @@ def test_a_machine_with_such_a_gpu_picks_them_up(capability, there, monkeypatch)
     """A device that is made up: what it is called, and which steps then take a problem there."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
     target = target_of(torch.device("cuda"))
-    able = [step for step in select("all") if step.unsupported(FULL, target) is None]
+    able = [step for step in kernels_of("forward") if step.unsupported(FULL, target) is None]
     assert [step for step in able if step.backend == "blackwell"] == (BLACKWELL if there else [])
     assert {step.backend for step in able} >= {"torch", "cutile", "gluon"}
 

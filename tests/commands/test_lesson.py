@@ -8,7 +8,7 @@ import pytest
 
 from steps import get_step, summary
 from steps import lesson as lessons
-from steps.core.problems import few_heads
+from steps.core.problems import HEADLINE, few_heads
 from steps.core.recorded import find_recorded
 from steps.core.tiles import Tile
 from steps.hopper import overlapped
@@ -126,14 +126,17 @@ def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
     nobodys = Problem(batch=3, heads=10, kv_heads=5, seq_len_q=7, seq_len_kv=77, head_dim=64)
     lesson = Lesson("pack_gqa", nobodys)
     assert lesson.recorded is None and lesson.never_timed
-    for untimed in (lesson, Lesson("on_its_side")):  # of the latter's problem there is a record, which lacks it
+    for untimed in (
+        lesson,
+        Lesson("on_its_side", HEADLINE),
+    ):  # a record of the latter's lacks it
         assert "no timing of its step on its problem is recorded" in words(untimed.machine())
     assert words(lesson.predict()).startswith("Nobody has timed this step on this problem")
     told = words(lesson.time())
     assert f"No timing of {lesson.problem.describe()} is recorded" in told
     assert get_step("split_keys").default_problem.describe() in told.partition("recorded on other problems: ")[2]
-    told = words(Lesson("on_its_side").time())  # a record of its problem holds others
-    assert told.startswith(f"Nobody has timed step 50 on_its_side on {Lesson('on_its_side').problem.describe()} yet.")
+    told = words(Lesson("on_its_side", HEADLINE).time())  # a record of its problem holds others
+    assert told.startswith(f"Nobody has timed step 500 on_its_side on {HEADLINE.describe()} yet.")
 
 
 def test_a_lesson_shows_a_record_that_holds_its_step_though_another_holds_more():
@@ -150,7 +153,7 @@ def test_a_prediction_of_what_was_never_timed_is_one_that_the_model_answers():
     assert "A guess is one of" in words(lesson.predict(1.5))
     told = words(lesson.predict("memory"))
     assert "Your guess: memory. By the model it is exponentials." in told and "ms" not in told.split()
-    assert "In step 60 tensor_memory products and softmax take turns" in told
+    assert "In step 600 tensor_memory products and softmax take turns" in told
     assert "Nor does the model: no source states" in words(Lesson("plain_triton").predict("memory"))
 
 
@@ -239,9 +242,9 @@ def test_an_edited_kernel_is_shown_and_judged():
 
 def test_the_survey_is_a_table_of_one_screen_and_the_rest_is_folded():
     _, table, alone, rest = summary.architectures().parts
-    assert table.count("\n") < 25 and "24 wide_block" in table and "sm_80" in table and "93 diagonal" not in table
-    assert "Only for sm_90: 30 wgmma" in alone and "Only for sm_100 and sm_103: 60 tensor_memory" in alone
-    assert "Only for gfx950: 72 direct" in alone
+    assert table.count("\n") < 25 and "104 wide_block" in table and "sm_80" in table and "93 diagonal" not in table
+    assert "Only for sm_90: 200 wgmma" in alone and "Only for sm_100 and sm_103: 600 tensor_memory" in alone
+    assert "Only for gfx950: 702 direct" in alone
     assert rest.startswith("<details>") and "| diagonal_first |" in rest and "gfx942: AGPRs" in rest
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from steps import GRADIENTS, PAGED, PARALLEL, STEPS, get_step
+from steps import PAGED, STEPS, get_step
 from steps.core import fused
 from steps.core.grids import GRIDS
-from steps.core.ladder import get_part
+from steps.core.ladder import get_part, whole_ladder
 from steps.core.path import path as path_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, read_run
@@ -200,11 +200,11 @@ def test_peers_are_chosen_by_name():
 def test_list_names_every_step_and_its_gpus_on_one_screen(width, terminal):
     lines = terminal(width, "--list")
     text = " ".join(" ".join(lines).split())
-    for step in (*STEPS, *GRADIENTS, *PAGED, *PARALLEL):
+    for step in (step for step in whole_ladder() if step.number is not None):
         assert f"({step.label})" in text if step.fork else re.search(rf"[ ]{step.label}(,|\b)", text), step.label
     assert len(lines) < 50 and max(map(len, lines)) <= width
-    assert "NVIDIA since Ampere: 20 explicit, 21 swizzle" in text and "H100 (sm_90): 30 wgmma" in text
-    assert "B200 (sm_100): 60 tensor_memory" in text and "MI355X (gfx950): 72 direct" in text
+    assert "NVIDIA since Ampere: 100 explicit, 101 swizzle" in text and "H100 (sm_90): 200 wgmma" in text
+    assert "B200 (sm_100): 600 tensor_memory" in text and "MI355X (gfx950): 702 direct" in text
 
 
 def test_a_part_is_listed_with_what_each_of_its_steps_changes(terminal):
@@ -236,7 +236,7 @@ def test_the_path_may_stand_beside_other_steps():
     assert told.startswith(f"The path has {len(usual)} steps for this problem. {len(STEPS) - len(usual)} others are ")
     assert "--steps all" in told and others_told(make_parser().parse_args(["--steps", "all"]), STEPS) is None
     found = names("large_tile, path,four_chains,exp2")
-    assert [name for name in found if name not in usual] == ["four_chains", "large_tile"] and len(found) == len(
+    assert [name for name in found if name not in usual] == ["large_tile", "four_chains"] and len(found) == len(
         usual
     ) + 2
 
@@ -289,7 +289,7 @@ def test_what_only_compiles_here_is_never_called_correct(inline, tmp_path, monke
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--steps", "7,20,24"]
     status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
     assert status == 0 and out.count("compiled, not run") == 2
-    assert "Note: 24 wide_block was compiled and not run: 1 tiles of keys, which is long" in out
+    assert "Note: 104 wide_block was compiled and not run: 1 tiles of keys, which is long" in out
     [path] = tmp_path.glob("cpu-*/*/results.json")
     run = read_run(path)
     assert {m.name: m.status for m in run.steps} == {
@@ -411,7 +411,7 @@ def test_one_sentence_says_what_was_learned():
     told = (
         f"is {best.label}, {best.tflops:.0f} TFLOPS, {best.speedup_vs_baseline.median:.2f}× SDPA; the largest step was "
     )
-    told += f"21 swizzle, {gain:.2f}× as fast as 20 explicit."
+    told += f"101 swizzle, {gain:.2f}× as fast as 100 explicit."
     assert learned(run) == f"The fastest {told}"
     right = f"All {len(run.steps) - 1} steps checked here are right"
     assert learned(untimed(run), run) == f"{right}; recorded on {run.machine['name']}, the fastest {told}"

@@ -108,7 +108,7 @@ def test_steps_that_do_not_fit_are_refused():
     assert train.asked("best", "backward", shape, "sm_90").direction == "backward"
     for name, direction, told in (
         ("nothing", "forward", "argument --forward: no step nothing"),
-        ("at_maxima", "backward", "must be a step of the backward pass, got 39 at_maxima"),
+        ("at_maxima", "backward", "must be a step of the backward pass, got 206 at_maxima"),
         ("groups_apart", "backward", "made of wgmma"),
     ):
         with pytest.raises(BadRequest, match=told):

@@ -10,11 +10,13 @@ import pytest
 from steps import GRADIENTS, INSIDE, PAGED, PARALLEL, PARTS, STEPS, get_step
 from steps.core import ladder
 from steps.core.ladder import module_file, owner_of, part_of, select
+from steps.core.recorded import recorded_runs
 from tests.results.recorded import RECORDED
+from tutorial_lib.files import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WAITING = {"split_keys"}  # for rounds that hold it beside the step it stands on
-MAIN_PATH = [step for step in STEPS[1:] if not step.fork and part_of(step.number).timed]
+MAIN_PATH = [s for s in (*STEPS[1:], *GRADIENTS[1:]) if not s.fork and part_of(s.number).timed]
 
 
 def test_steps_are_numbered_named_and_found():
@@ -44,7 +46,7 @@ def test_steps_over_several_ranks_are_apart():
     assert not {*PARALLEL} & {*STEPS, *GRADIENTS, *PAGED}
     assert select("parallel", None) == [step for step in PARALLEL if step.number] and select("ring") == [get_step(801)]
     backward = [step for step in PARALLEL if step.direction == "backward"]
-    assert [step.forward for step in backward] == [step for step in PARALLEL if step.direction == "forward"]
+    assert [step.forward for step in backward] == [step for step in PARALLEL if step.number]
     assert [step.inside for step in backward] == [step.forward.name for step in backward]
     assert all(step.share is step.forward.share for step in backward)
 
@@ -67,14 +69,15 @@ def test_an_old_number_leads_to_what_had_it_unless_today_s_ladder_has_it():
 
 def recorded_on_its_own_problem(step):
     """What the newest record of its own problem that compares a step with its predecessor holds of it, or None."""
-    runs = (run for run in RECORDED if run.the_problem() == step.default_problem)
+    runs = RECORDED if step.direction == "forward" else recorded_runs(RESULTS, step.direction)
+    runs = (run for run in runs if run.the_problem() == step.default_problem)
     found = (run.measurement(step.name) for run in runs)
     return next((m for m in found if m and m.speedup_vs_previous), None)
 
 
-# naive is what the others are to be faster than.
+# naive and formulas are what the others are to be faster than.
 @pytest.mark.parametrize(
-    "step", [s for s in MAIN_PATH if s.name not in {"naive", "load_order"} | WAITING], ids=lambda s: s.name
+    "step", [s for s in MAIN_PATH if s.name not in {"naive", "formulas", "load_order"} | WAITING], ids=lambda s: s.name
 )
 def test_a_step_of_the_main_path_is_faster_on_its_own_problem(step):
     assert recorded_on_its_own_problem(step).speedup_vs_previous.verdict == "faster"
@@ -122,7 +125,7 @@ def test_steps_are_selected_by_number_name_range_and_part():
     for text, message in (
         ("7-2", "must not run backwards"),
         ("17-19", "no step has a number of 17-19"),
-        ("402", "must be steps of the forward pass, got 402 atomics"),
+        ("402", "must be steps of the forward pass, got 402 relaxed"),
         ("x", "no step x; `python -m steps.run --list` lists them"),
     ):
         with pytest.raises(ValueError, match=message):

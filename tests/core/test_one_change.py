@@ -18,6 +18,7 @@ TOGETHER = {
     "eight_warps": {"tile", "warps", "occupancy", "latency"},
     "cluster": {"tile", "cluster"},
     "wide_block": {"tile", "defer_sum"},
+    "fine_grained": {"share_keys_values", "query_in_registers", "schedule"},
     "overlap": {"generation", "registers"},
     "room": {"third_group", "ends", "wide_output", "wide_queries", "wide_free"},
     "softmax_ahead": {"highest", "pairs", "walk", "order", "sums_downwards", "hold", "queries", "generation"},

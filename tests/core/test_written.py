@@ -86,7 +86,7 @@ def test_the_first_kernel_fits_a_page():
 def test_the_text_is_plain_python_with_the_step_in_its_docstring():
     step = get_step("producer")
     text = written_out(step, FULL)
-    assert text.startswith('"""Step 31 producer: ') and text.rstrip().splitlines()[0].count('"""') == 1
+    assert text.startswith('"""Step 201 producer: ') and text.rstrip().splitlines()[0].count('"""') == 1
     compile(text, "producer", "exec")
     assert written_out(step, FULL) == text
 

@@ -56,9 +56,9 @@ def sample(milliseconds: float) -> dict:
 @pytest.fixture
 def run():
     """A run of a decoding problem as it is summed up, in which a copy takes 0.4 ms and step split_keys 0.5 ms."""
-    steps = [get_step(name) for name in ("sdpa", "group_rows", "split_keys")]
+    steps = [get_step(name) for name in ("sdpa", "approx_division", "split_keys")]
     contenders = [measure._Contender(step, status="measured", reason=None, runs=True) for step in steps]
-    milliseconds = {"sdpa": 1.0, "group_rows": 2.0, "split_keys": 0.5, timing.CEILING: 0.4}
+    milliseconds = {"sdpa": 1.0, "approx_division": 2.0, "split_keys": 0.5, timing.CEILING: 0.4}
     rounds = [{name: sample(ms) for name, ms in milliseconds.items()} for _ in range(3)]
     settings = measure.Settings(device="cpu", seed=0, rounds=3)
     return measure._summarise(DECODING, contenders, settings, rounds, [], [])

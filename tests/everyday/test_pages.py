@@ -199,7 +199,7 @@ def test_bad_arguments_are_named(step, change, message):
 def test_pages_that_are_no_power_of_two_and_calls_of_the_other_kind_are_refused():
     step = get_step("paged")
     assert step.unsupported(in_pages(page_size=24), "sm_90") == "page_size must be a power of two, at least 8, got 24"
-    with pytest.raises(Unsupported, match="step 103 paged reads pages: call its paged_attention"):
+    with pytest.raises(Unsupported, match="step 902 paged reads pages: call its paged_attention"):
         step.attention(1, 2, 3)
     with pytest.raises(ValueError, match="page_size must be a whole number of at least 1, got 0"):
         in_pages(page_size=0)

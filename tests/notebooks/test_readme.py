@@ -65,7 +65,7 @@ def test_every_file_that_is_named_is_there():
         name for page in PAGES for name in FILE.findall((ROOT / page).read_text(encoding="utf-8")) if "NN_" not in name
     }
     named -= {
-        "steps/cutile/step19_reciprocal.py",
+        "steps/cutile/step012_reciprocal.py",
         "steps/trials/name.py",
         "steps/exercises/name.py",
     }  # what a reader is told to write
@@ -79,14 +79,14 @@ def test_the_step_in_contributing_works_in_a_copy(tmp_path):
     [module] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     for folder in ("steps", "tutorial_lib"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "steps" / "cutile" / "step19_reciprocal.py").write_text(module, encoding="utf-8")
+    (tmp_path / "steps" / "cutile" / "step012_reciprocal.py").write_text(module, encoding="utf-8")
     program = """
 import torch
 from steps import get_step
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
-step = get_step(19)
+step = get_step(12)
 problem = Problem(batch=1, heads=1, seq_len_q=70, seq_len_kv=70, head_dim=64, causal=True)
 inputs = FORWARD.inputs(problem, 0)
 exact = FORWARD.reference(problem, inputs)
@@ -94,4 +94,4 @@ found = FORWARD.check(step, problem, inputs, exact, FORWARD.yardstick(problem, i
 print(step.label, list(step.changed_holes()), found.correct)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8")
-    assert done.stdout == "19 reciprocal ['divide'] True\n", done.stderr
+    assert done.stdout == "12 reciprocal ['divide'] True\n", done.stderr

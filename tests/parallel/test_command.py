@@ -25,9 +25,7 @@ from tutorial_lib.results import write_run
 from tutorial_lib.timing import Sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ASKED, ASKED_BACKWARD = (
-    [step.asked_as for step in PARALLEL if step.direction == direction] for direction in ("forward", "backward")
-)  # in the order of their numbers
+ASKED = [step.name for step in PARALLEL if step.number]  # in their order; of both directions
 SMALL = ["--seq-len", "64", "--head-dim", "64"]
 
 
@@ -52,8 +50,8 @@ def together(module: str, *arguments, ranks: int = 2) -> subprocess.CompletedPro
             "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel ring",
         ),
         (["--parallel"], "takes a process for each GPU: torchrun --nproc-per-node 2 -m steps.run --parallel\n"),
-        (["--steps", "ring"], "argument --steps: step 81 ring computes on several GPUs at once: torchrun --nproc"),
-        (["--steps", "80-89"], "argument --steps: must be steps of the forward pass, got 85 gather_gradients"),
+        (["--steps", "ring"], "argument --steps: step 801 ring computes on several GPUs at once: torchrun --nproc"),
+        (["--steps", "gather_gradients"], "argument --steps: must be steps of the forward pass, got gather_gradients"),
     ],
 )
 def test_one_process_is_told_how_to_start_several(arguments, told):
@@ -87,12 +85,12 @@ def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
         ),
         (
             ["--parallel", "ring", "--seq-len", "66"],
-            "--seq-len: step 81 ring: the sequence must be a multiple of 4 tokens",
+            "--seq-len: step 801 ring: the sequence must be a multiple of 4 tokens",
         ),
-        (["--parallel", "ring", "--seq-len-q", "66"], "argument --seq-len-q: step 81 ring: the sequence must be"),
-        (["--parallel", "ring", "--seq-len-kv", "66", "--no-causal"], "argument --seq-len-kv: step 81 ring: the seq"),
-        (["--parallel", "ring", "--seq-len-q", "64", "--seq-len", "66"], "argument --seq-len: step 81 ring: the seq"),
-        (["--parallel", "zigzag", "--seq-len", "68"], "step 83 zigzag: the sequence must be a multiple of 8 tokens"),
+        (["--parallel", "ring", "--seq-len-q", "66"], "argument --seq-len-q: step 801 ring: the sequence must be"),
+        (["--parallel", "ring", "--seq-len-kv", "66", "--no-causal"], "argument --seq-len-kv: step 801 ring: the seq"),
+        (["--parallel", "ring", "--seq-len-q", "64", "--seq-len", "66"], "argument --seq-len: step 801 ring: the seq"),
+        (["--parallel", "zigzag", "--seq-len", "68"], "step 803 zigzag: the sequence must be a multiple of 8 tokens"),
     ],
 )
 def test_a_bad_request_is_one_line_with_the_rank(arguments, told, monkeypatch):
@@ -108,7 +106,7 @@ def test_a_lesson_says_what_a_rank_said(monkeypatch):
     monkeypatch.setattr(lesson_together, "RANKS", 2)
     with pytest.raises(RuntimeError) as raised:
         lesson_together.checked("forward")
-    told = "argument --seq-len: step 83 zigzag: the sequence must be a multiple of 4 tokens for 2 ranks, got 66"
+    told = "argument --seq-len: step 803 zigzag: the sequence must be a multiple of 4 tokens for 2 ranks, got 66"
     assert re.fullmatch(rf"steps\.run, rank [01] of 2: {told}", str(raised.value))
 
 
@@ -144,7 +142,7 @@ def test_a_lesson_over_several_gpus_tells_of_a_step_that_has_none_before_it(tmp_
 
     assert "Recorded, not measured here" in told("gather") and "Times as fast" not in told("gather")
     gradients = told("zigzag_gradients")
-    assert f"--parallel {','.join(ASKED_BACKWARD)} " in gradients and "--direction backward" in gradients
+    assert f"--parallel {','.join(ASKED)} " in gradients and "--direction backward" in gradients
 
 
 def test_on_the_cpu_it_is_checked_and_not_timed(tmp_path):

@@ -221,7 +221,7 @@ def called_with(rank, name, tokens, fields):
             "ring",
             {2: 24},
             {},
-            "rank 0 has step 81 ring, q (1, 4, 16, 32), k (1, 4, 16, 32), torch.float16, causal=True",
+            "rank 0 has step 801 ring, q (1, 4, 16, 32), k (1, 4, 16, 32), torch.float16, causal=True",
         ),
         ("zigzag", {1: 15}, {}, "2 pieces of equal length, got 15 tokens a rank"),
         ("gather", {}, {"more_keys": 8}, "as many keys as queries, got 16 and 24"),
@@ -240,7 +240,7 @@ def test_without_a_group_a_step_says_how_it_is_started():
     q = torch.randn(1, 2, 16, 32).half()
     for step in PARALLEL:
         assert "torchrun --nproc-per-node 2 -m steps.run --parallel" in step.unsupported(step.default_problem, "sm_90")
-    with pytest.raises(ValueError, match="step 81 ring: computes on several GPUs at once: torchrun"):
+    with pytest.raises(ValueError, match="step 801 ring: computes on several GPUs at once: torchrun"):
         get_step("ring").attention(q, q, q)
 
 
@@ -373,7 +373,7 @@ def failing_first(rank) -> list[str]:
 
 def test_what_fails_before_a_call_fails_on_all_too(ranks):
     mine = "MemoryError: no room left (on rank 1 of 4)"
-    others = "Disagreement: rank 1 of 4 cannot take part in step 81 ring: MemoryError: no room left (on rank 0 of 4)"
+    others = "Disagreement: rank 1 of 4 cannot take part in step 801 ring: MemoryError: no room left (on rank 0 of 4)"
     assert ranks.run(failing_first) == [[mine, mine, others, "True"]] * RANKS
 
 

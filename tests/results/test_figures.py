@@ -60,9 +60,9 @@ def test_a_part_longer_than_a_row_is_broken_evenly():
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
-        ("21 swizzle", "21\nswizzle"),
+        ("101 swizzle", "101\nswizzle"),
         ("7 approx_division", "7 approx\ndivision"),
-        ("36 three_groups", "36 three\ngroups"),
+        ("205 three_groups", "205 three\ngroups"),
     ],
 )
 def test_a_label_is_broken_once(label, expected):

@@ -356,8 +356,8 @@ def test_what_the_readme_speaks_of_is_recorded():
 def test_identical_machine_code_is_called_the_same():
     """Where two steps compile to the same instructions, a verdict other than "same" would be noise taken for news."""
     found = [(r.problem["head_dim"], m) for r in RECORDED for m in (*r.steps, *r.inside) if m.speedup_vs_previous]
-    pairs = [m for d, m in found if m.name == "load_order" or (m.name == "fine_grained" and d <= 128)]
-    assert {m.name for m in pairs} == {"load_order", "fine_grained"}
+    pairs = [m for d, m in found if m.name == "load_order" or (m.name == "three_groups" and d == 128)]
+    assert {m.name for m in pairs} == {"load_order", "three_groups"}
     assert {m.speedup_vs_previous.verdict for m in pairs} == {"same"}
 
 

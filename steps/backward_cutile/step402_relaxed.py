@@ -1,4 +1,11 @@
-"""Step 402: one fused kernel for all five products. The weights and dS stay on the chip.
+"""Step 402: one fused kernel for all five products, whose atomic additions that order nothing else.
+
+An atomic operation of cuTile acquires and releases by default: what a block wrote before it is seen by whoever sees the
+addition, and the other way round. For that the compiler puts fences around each one. Nobody needs this here: the sums
+are read by the next kernel, which begins when this one has ended. A *relaxed* addition is still one piece, with nobody
+in between, and promises nothing about other reads and writes.
+
+``atomics``, inside this step: one fused kernel for all five products. The weights and dS stay on the chip.
 
 A block owns a tile of keys and values and walks over the tiles of queries that see them. For dK and dV that is just
 right: their sums over the queries grow in the block's registers. dQ is a sum over the keys, so that every block has a
@@ -7,13 +14,6 @@ a last small kernel scales and rounds what has come together. In which order blo
 in the last bits of dQ.
 
 A small kernel before it sums dO O over head_dim, a number for each query, which every block would need again.
-
-``relaxed``, inside this step: atomic additions that order nothing else.
-
-An atomic operation of cuTile acquires and releases by default: what a block wrote before it is seen by whoever sees the
-addition, and the other way round. For that the compiler puts fences around each one. Nobody needs this here: the sums
-are read by the next kernel, which begins when this one has ended. A *relaxed* addition is still one piece, with nobody
-in between, and promises nothing about other reads and writes.
 
 ``folded``, inside this step: powers of two, with the log-sum-exp folded in.
 
@@ -33,21 +33,22 @@ def weigh_exp(scores, lse, scale):
     return ct.exp(scores * scale - lse)
 
 
-STEP = CuTileGradients(
-    number=402,
+ATOMICS = CuTileGradients(
     name="atomics",
-    title="One kernel, dQ by atomics",
+    title="One kernel, atomics that order",
     change="The five products in one kernel; blocks that own keys add their parts of dQ atomically.",
+    inside="relaxed",
     previous=step401_formulas.STEP,
     default_problem=step401_formulas.STEP.default_problem,
     weigh=weigh_exp,
 )
 
-RELAXED = STEP.evolve(
+STEP = ATOMICS.evolve(
+    number=402,
     name="relaxed",
-    title="Relaxed atomics",
-    change="The atomic additions are relaxed: they order no other access to memory.",
-    inside="atomics",
+    previous=step401_formulas.STEP,
+    title="One kernel, dQ by atomics",
+    change="The five products in one kernel; blocks that own keys add to dQ by relaxed atomic additions.",
     d_query="relaxed atomics",
 )
 
@@ -57,12 +58,12 @@ def weigh_exp2(scores, lse, scale):
     return ct.exp2(scores * (scale * INVERSE_LN2) - lse * INVERSE_LN2, flush_to_zero=True)
 
 
-FOLDED = RELAXED.evolve(
+FOLDED = STEP.evolve(
     name="folded",
     title="exp2, log-sum-exp folded in",
     change="Exponentials in base 2 with subnormals flushed; 1/ln 2 in the scale and in the log-sum-exp.",
-    inside="atomics",
+    inside="relaxed",
     weigh=weigh_exp2,
 )
 
-INSIDE = (RELAXED, FOLDED)
+INSIDE = (ATOMICS, FOLDED)

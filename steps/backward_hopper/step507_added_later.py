@@ -1,4 +1,4 @@
-"""Step 508: waits that are not needed go, one after the other; the last change adds dQ under the next scores.
+"""Step 507: waits that are not needed go, one after the other; the last change adds dQ under the next scores.
 
 They stand inside this step in the order in which they were found: ``early``, ``newest_first``, ``fence_behind``,
 ``no_turns``, ``from_row_sums``, and then the step itself.
@@ -86,11 +86,11 @@ Only at head_dim 128. At 64 a trial on an H100, which is not recorded, found it 
 To expect, as a hypothesis: the chain from dO to dS gets shorter, and a turn with it.
 """
 
-from steps.backward_hopper import adding, lib, products, rows, step507_whole_lines
+from steps.backward_hopper import adding, lib, products, rows, step506_whole_lines
 from steps.core.problems import standard
 from steps.hopper import lib as pieces
 
-EARLY = step507_whole_lines.STEP.evolve(
+EARLY = step506_whole_lines.STEP.evolve(
     name="early",
     title="Kernels that begin early",
     change="The kernels of a call begin before the one before has ended; they wait for it where they need to.",
@@ -136,12 +136,11 @@ FROM_ROW_SUMS = NO_TURNS.evolve(
 )
 
 STEP = FROM_ROW_SUMS.evolve(
-    number=508,
+    number=507,
     name="added_later",
-    previous=step507_whole_lines.STEP,
+    previous=step506_whole_lines.STEP,
     title="Fewer waits",
     change="Kernels begin early, fences stand behind products, nobody waits in turn, and dQ is added later.",
-    fork=True,
     adding_unmasked=adding.FOURS_LATER,
     default_problem=standard(4096, 64, causal=False),
 )

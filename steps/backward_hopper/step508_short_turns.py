@@ -1,4 +1,4 @@
-"""Step 509: in turn, with what steps fence_behind to from_row_sums found.
+"""Step 508: in turn, with what steps fence_behind to from_row_sums found.
 
 Step two_adders adds to dQ always in the same order. Its blocks compute as those of step newest_first do, and adders add
 beside that. So what makes a turn shorter in steps fence_behind to from_row_sums helps it, too. Step added_later does
@@ -96,7 +96,7 @@ TWO_ADDERS = SECTIONS_IN_TURN.evolve(
 )
 
 STEP = TWO_ADDERS.evolve(
-    number=509,
+    number=508,
     name="short_turns",
     previous=step503_in_turn.STEP,
     title="Deterministic, and fast",
