@@ -265,7 +265,7 @@ def tflops_by_length(runs: Sequence[Run]):
     pytorchs = PASSES[runs[0].direction].baseline
     peers = _that_differ({m.name: m for run in runs for m in run.peers if m.tflops}.values(), pytorchs, runs)
     found = {m.name: m for run in runs for m in run.steps if m.tflops}
-    steps = {m.name: m for m in sorted(found.values(), key=lambda m: m.number) if _makes_a_line(m, runs)}
+    steps = {m.name: m for m in sorted(found.values(), key=lambda m: m.number or 0) if _makes_a_line(m, runs)}
     baseline = [steps[pytorchs]] if pytorchs in steps else []
     together = any(m.gpus > 1 for m in found.values())
     others = [*baseline, *peers[: PEERS_A_PANEL + together]]
