@@ -66,12 +66,17 @@ def step_of(path: Path):
     return step
 
 
-def chapter_of(number: int, folder: Path = NOTEBOOKS) -> str:
-    """The name of the chapter whose heading names a step's number: its own before others. Raises ValueError."""
-    found = [path.stem for path in sources(folder) if number in numbers_of(heading(path))]
+def chapter_of(step, folder: Path = NOTEBOOKS) -> str:
+    """The name of the chapter that tells of a step: its own, else one with its number, or its owner's, in the heading.
+
+    Raises ValueError.
+    """
+    owner = owner_of(step)
+    found = [path.stem for path in sources(folder) if owner.number in numbers_of(heading(path))]
     if not found:
-        raise ValueError(f"no chapter has step {number} in its heading")
-    return min(found, key=lambda name: name != f"{number:03}_{get_step(number).name}")
+        raise ValueError(f"no chapter has step {owner.number} in its heading")
+    own, the_owners = (f"{owner.number:03}_{of.name}" for of in (step, owner))
+    return min(found, key=lambda name: (name != own, name != the_owners))
 
 
 def numbers_of(title: str) -> set[int]:

@@ -348,7 +348,8 @@ class Lesson:
             told = f"No timing of {self.problem.describe()} is recorded, and there is no GPU here to take one."
             return Page(told, self._timed_elsewhere())
         names = [pass_of(self.step).baseline, *(s.name for s in (self.previous, self.step) if s is not None)]
-        shown = self.run.model_copy(update={"steps": [m for m in self.run.steps if m.name in names and m.tflops]})
+        found = (self.run.measurement(name) for name in dict.fromkeys(names))
+        shown = self.run.model_copy(update={"steps": [m for m in found if m and m.tflops]})
         if not shown.steps:
             return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
         now, before = self._mine(self.run), self.rival and self.run.measurement(self.rival.name)

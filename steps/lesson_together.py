@@ -110,7 +110,7 @@ class LessonTogether(Lesson):
         if (run := self.recorded) is None:
             return Page(f"Checked on CPUs, not timed. {measures}")
         timed = [m for m in (*run.steps, *run.peers) if m.tflops]
-        columns = [("", lambda m: m.label if m.number else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:]]
+        columns = [("", lambda m: m.label if m.part else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:]]
         columns.insert(3, ("by the model", self._share_by_the_model))
         shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
         now = run.measurement(self.step.name)
@@ -131,7 +131,7 @@ class LessonTogether(Lesson):
         return (factor + self._scored(now.speedup_vs_previous.median),)
 
     def _share_by_the_model(self, m: Measurement) -> str:
-        if m.number is None:  # a peer
+        if m.part is None:  # a peer
             return tables.NOTHING
         share = model.share_of_ideal(m.name, self.problem, self.recorded.ranks, self._rate()[0], model.LINKS[1])
         return f"{100 * share:.1f} %"

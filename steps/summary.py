@@ -114,7 +114,7 @@ def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gra
     for name, grid in _grids(gradients):
         found = [run for run in recorded_grid(name) if run.by_speed()]
         best = [best_of(run, run.by_speed()) for run in found]
-        cells = [", ".join(dict.fromkeys(_with_chapter(m, str(m.number)) for m in best))]
+        cells = [", ".join(dict.fromkeys(_with_chapter(m, m.label.split()[0]) for m in best))]
         for rival in rivals:
             pairs = [(run, m, run.measurement(rival)) for run, m in zip(found, best)]
             ahead = [run.speedup(m, other) for run, m, other in pairs if other]
@@ -162,7 +162,7 @@ def _with_chapter(m: Measurement, told: str | None = None) -> str:
     """A step's label, or what is told in its place, with a link to its chapter if it has one."""
     told = told or m.label
     try:
-        return f"[{told}]({chapter_of(m.number)}.ipynb)"
+        return f"[{told}]({chapter_of(get_step(m.name))}.ipynb)"
     except ValueError:
         return told
 
@@ -308,7 +308,7 @@ def counters(problem: Problem, names: Sequence[str], gradients: bool = False, un
     if not counted:
         return Page(f"No counters are recorded of {problem.describe()}: measure with --profile.")
     columns: list[tables.Column] = [
-        ("of the large kernel", lambda m: m.title if m.number is None else m.label),
+        ("of the large kernel", lambda m: m.label if m.part else m.title),
         *((header, show) for header, show in tables.counted(counted) if header in units),
         ("million cycles of a call", dict(tables.CLOCKED)["million cycles"]),
         *tables.other_days(counted),
@@ -411,7 +411,8 @@ def cycles(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
         return Page(f"No run of {problem.describe()} is recorded with the SMs' clock.")
     columns = [tables.NUMBER, ("name", lambda m: m.name), ("TFLOPS", tables.tflops), *tables.CLOCKED[:2]]
     columns += [("vs previous", tables.compact_vs_previous), tables.cycles_and_clock(run)]
-    shown = [m for m in [*run.steps, *run.peers] if m.clock_ghz and (not names or m.name in names)]
+    asked = [run.measurement(name) for name in names] or [*run.steps, *run.peers]
+    shown = [m for m in asked if m and m.clock_ghz]
     columns += tables.other_days(shown)
     cells = tables.markdown([header for header, _ in columns], tables.rows(shown, columns))
     picture = [] if names else [pictures.cycles_and_clock(run)]

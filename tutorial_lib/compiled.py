@@ -15,6 +15,13 @@ from tutorial_lib.architectures import ARCHITECTURES, blocks_per_multiprocessor
 
 AMD_LANES = 64  # of their waves
 
+# What a record keeps of a kernel.
+FIGURES = (
+    *("arch", "compiler", "code", "threads", "compute_threads", "compute_groups", "registers", "shared_bytes"),
+    *("stack_bytes", "spilled_bytes", "spill_instructions", "blocks", "blocks_per_sm", "limited_by", "occupancy_pct"),
+    *("instructions", "kinds", "hot_loop_instructions", "hot_loop", "issued_per_tile", "scores_per_tile", "kv_tiles"),
+    *("shared_clocks_per_tile", "tensor_columns", "amd"),
+)
 COMPUTE_WARPS = 4  # left to itself, tileiras lets four warps compute; it adds warps of its own for copies
 
 
@@ -336,33 +343,9 @@ class Compiled:
     def as_dict(self) -> dict:
         """What results.json keeps: the figures, without the texts."""
         blocks, limiter = self.occupancy or (None, None)
-        return {
-            "arch": self.arch,
-            "compiler": self.compiler,
-            "code": self.code,
-            "threads": self.threads,
-            "compute_threads": self.compute_threads,
-            "compute_groups": self.compute_groups,
-            "registers": self.registers,
-            "shared_bytes": self.shared_bytes,
-            "stack_bytes": self.stack_bytes,
-            "spilled_bytes": self.spilled_bytes,
-            "spill_instructions": self.spill_instructions,
-            "blocks": self.blocks,
-            "blocks_per_sm": blocks,
-            "limited_by": limiter,
-            "occupancy_pct": self.occupancy_percent,
-            "instructions": self.instructions,
-            "kinds": self.kinds,
-            "hot_loop_instructions": self.hot_loop_instructions,
-            "hot_loop": self.hot_loop,
-            "issued_per_tile": self.issued_per_tile,
-            "scores_per_tile": self.scores_per_tile,
-            "kv_tiles": self.kv_tiles,
-            "shared_clocks_per_tile": self.shared_clocks,
-            "tensor_columns": self.tensor_columns,
-            "amd": self.amd and asdict(self.amd),
-        }
+        told = {"blocks_per_sm": blocks, "limited_by": limiter, "occupancy_pct": self.occupancy_percent}
+        told |= {"shared_clocks_per_tile": self.shared_clocks, "amd": self.amd and asdict(self.amd)}
+        return {name: told[name] if name in told else getattr(self, name) for name in FIGURES}
 
 
 def with_lists(code: str, lists: str) -> str:

@@ -174,6 +174,10 @@ def write(notebook, path: Path) -> None:
     import nbformat
 
     notebook.metadata = _metadata()
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if len(output.get("data", {})) > 1:  # who shows notebooks shows the richer form
+                output.data.pop("text/plain", None)
     nbformat.validate(notebook)
     write_whole(path, nbformat.writes(notebook) + "\n")
 

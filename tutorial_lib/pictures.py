@@ -334,7 +334,7 @@ def cycles_and_clock(run: Run):
         known = [(m, at) for m in found if (at := place(m)) and None not in at]
         axes.scatter([c / 1e6 for _, (c, _) in known], [g for _, (_, g) in known], c=colour, marker=marker, label=label)
         points += [(c / 1e6, g) for _, (c, g) in known]
-        named += [(m.label.split()[0] if m.number is not None else m.title, c / 1e6, g, colour) for m, (c, g) in known]
+        named += [(m.label.split()[0] if m.part else m.title, c / 1e6, g, colour) for m, (c, g) in known]
     axes.margins(0.08)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     written: list[tuple[float, float]] = []

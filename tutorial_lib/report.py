@@ -191,7 +191,7 @@ def _evidence(run: Run, folder: Path | None, traced: Set[str] = frozenset()) -> 
     survey = Path("..", "..", "compiled", run.the_problem().slug, "survey.png")
     if folder and (Path(folder) / survey).exists():
         parts += ["The same steps for every architecture that the compiler knows:", "", f"![survey]({survey})", ""]
-    if counted := [m for m in (*run.steps, *run.peers) if m.counters]:
+    if counted := [m for m in run.everybody if m.counters]:
         parts += ["Counters, read by ncu with the clock left alone:", "", *table(tables.counted(counted), counted)]
     if compared := limits.compare(run):
         clocked = all(c.measurement.clock_ghz for c in compared)

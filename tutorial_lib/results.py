@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
@@ -142,6 +142,11 @@ class Measurement(_Record):
     sm_clock_mhz: float | None = None
     kernels: list[str] | None = None  # names of the GPU kernels that PyTorch chose
     exchange: Exchange | None = None  # of a step over several ranks
+
+    @field_validator("resources")
+    @classmethod
+    def _with_zeros(cls, resources: dict | None) -> dict | None:
+        return resources and _whole(resources)
 
     @property
     def label(self) -> str:
@@ -725,6 +730,34 @@ class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
 
+DIGITS = 6  # of a number in a file: a millionth of a millisecond is less than any clock here can tell
+EXACT = ("problem", "cosine")  # but for what a problem is called by, and for what lies next to 1
+
+
+def _rounded(value):
+    """A record's values, as JSON has them, with numbers of so many digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: inner if key in EXACT else _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _bare(figures: dict) -> dict:
+    """What the compiler made, as ``Compiled.as_dict`` has it, without zeros and nothings: ``_whole`` adds them."""
+    counts = {key: {k: n for k, n in figures[key].items() if n} for key in ("kinds", "hot_loop") if figures.get(key)}
+    return {key: value for key, value in (figures | counts).items() if value is not None}
+
+
+def _whole(figures: dict) -> dict:
+    from tutorial_lib import amdgcn, sass
+    from tutorial_lib.compiled import FIGURES
+
+    kinds = (amdgcn if figures.get("amd") else sass).ALL_KINDS
+    counts = {key: dict.fromkeys(kinds, 0) | figures[key] for key in ("kinds", "hot_loop") if figures.get(key)}
+    return dict.fromkeys(FIGURES) | figures | counts
+
+
 def as_json(record: _Record) -> str:
     """A record as its file holds it: a line for each field, and for each element of a list of records."""
 
@@ -732,11 +765,13 @@ def as_json(record: _Record) -> str:
         return json.dumps(value, ensure_ascii=False)
 
     lines = []
-    whole = json.loads(record.model_dump_json(by_alias=True))  # NaN is null there, as JSON has none
+    whole = _rounded(json.loads(record.model_dump_json(by_alias=True)))  # NaN is null there, as JSON has none
     if isinstance(record, Run):
         whole["steps"] = [_without_ladder(m) for m in whole["steps"] + whole.pop("inside")]
         for kind in ("steps", "peers"):
             whole[kind] = [{k: v for k, v in m.items() if v is not None} for m in whole[kind]]
+            for m in (m for m in whole[kind] if "resources" in m):
+                m["resources"] = _bare(m["resources"])
     for key, value in whole.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = "[\n  " + ",\n  ".join(map(one_line, value)) + "\n ]"
