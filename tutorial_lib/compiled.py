@@ -29,7 +29,7 @@ def compute_threads(resources: dict) -> int:
     """Of a block's threads, those that compute; ``resources`` is what ``Compiled.as_dict`` returned."""
     if resources.get("compute_threads"):
         return resources["compute_threads"]
-    return resources["threads"] if resources.get("compiler", "").startswith("Triton") else 32 * COMPUTE_WARPS
+    return resources["threads"] if (resources.get("compiler") or "").startswith("Triton") else 32 * COMPUTE_WARPS
 
 
 @dataclass(frozen=True)

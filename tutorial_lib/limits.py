@@ -121,8 +121,10 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
     seconds_per_clock = tiles / (gpu.multiprocessors * gpu.clock)
     units = {unit: clocks * seconds_per_clock for unit, clocks in clocks_per_tile.items()}
     units["memory"] = kind.least_bytes(problem) / gpu.bandwidth
-    groups = resources.get("compute_groups", 1)
-    if resources.get("compiler", "").startswith("tileiras"):  # each warp group of its blocks goes through its own rows
+    groups = resources.get("compute_groups") or 1  # older records know of none
+    if (resources.get("compiler") or "").startswith(
+        "tileiras"
+    ):  # each warp group of its blocks goes through its own rows
         groups = max(groups, threads // 128)
     launched = resources.get("blocks") if an_sm == 1 else None  # None in older records, too
     of_an_sm = math.ceil((launched or 0) / gpu.multiprocessors)

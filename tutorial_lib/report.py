@@ -185,7 +185,7 @@ def _evidence(run: Run, folder: Path | None, traced: Set[str] = frozenset()) -> 
         columns = label + columns
         return [tables.markdown([header for header, _ in columns], tables.rows(measurements, columns)), ""]
 
-    made = sorted({f"{m.resources.get('compiler', 'the compiler')} for {m.resources['arch']}" for m in compiled})
+    made = sorted({f"{m.resources.get('compiler') or 'the compiler'} for {m.resources['arch']}" for m in compiled})
     parts = ["## The evidence", "", f"What {', '.join(made)} made of the steps:", "", *table(tables.COMPILED, compiled)]
     parts += _figures(folder, "hot_loop")
     survey = Path("..", "..", "compiled", run.the_problem().slug, "survey.png")
