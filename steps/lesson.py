@@ -143,8 +143,17 @@ class Lesson:
         return ["\n".join(["What changes:", "", *holes]), told + where + ".", difference(before, text)]
 
     def inside(self) -> Page:
-        """The variants inside this step, each against what it stands on: its pieces, the step, what else was tried."""
-        pieces = [piece for piece in INSIDE if piece.inside == self.step.name]
+        """The variants inside this step, each against what it stands on: its pieces, the step, what else was tried.
+
+        Of a variant those beside it: that stand on it, or on what it stands on.
+        """
+        on = self.step, self.step.previous
+        pieces = [
+            piece
+            for piece in INSIDE
+            if piece.inside == (self.step.inside or self.step.name)
+            and (not self.step.inside or (piece is not self.step and piece.previous in on))
+        ]
         if not pieces:
             return Page(f"Step {self.step.label} is one piece.")
         rows = []

@@ -737,7 +737,7 @@ EXACT = ("problem", "cosine")  # but for what a problem is called by, and for wh
 def _rounded(value):
     """A record's values, as JSON has them, with numbers of so many digits."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return value if value.is_integer() else float(f"{value:.{DIGITS}g}")  # what is counted stays as it is
     if isinstance(value, dict):
         return {key: inner if key in EXACT else _rounded(inner) for key, inner in value.items()}
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value

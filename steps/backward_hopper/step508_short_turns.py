@@ -39,7 +39,7 @@ To expect, as a hypothesis: what was lost to these waits is gained where there i
 Under a causal mask nothing changes: the block with the last keys comes first, and has the fewest tiles.
 
 What came since step adder is in here, too, where it goes together with turns: whole lines at head_dim 256 (step
-whole_lines), kernels that begin early (138), and the newest rows first (139).
+whole_lines), kernels that begin early, and the newest rows first.
 
 ``two_adders``, inside this step: two warps add in turn.
 

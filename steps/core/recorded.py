@@ -128,7 +128,7 @@ def find_recorded(
     runs = [run for run in runs if run.the_problem() == asked]
 
     def holds(run: Run) -> tuple:
-        measured = [m.name for m in run.steps if m.status == "measured"]
+        measured = [m.name for m in (*run.steps, *run.inside) if m.status == "measured"]
         return step in measured, len(measured), run.date
 
     return max(runs, key=holds, default=None)

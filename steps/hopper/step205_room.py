@@ -81,7 +81,7 @@ STEP = OWN_END.evolve(
     name="room",
     previous=step204_linked.STEP,
     title="For head_dim 64 and 256",
-    change="Three warp groups at head_dim 64; at 256 the output leaves in halves, and half of Q stays in registers.",
+    change="Three warp groups at head_dim 64, each with its own end; at 256 output in halves, half of Q in registers.",
     default_problem=standard(head_dim=256, causal=True),
     wide_output=IN_HALVES,
     wide_queries=HALF_HELD,

@@ -21,7 +21,7 @@ from steps.run import main
 from tests.selection import sampled
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.report import write_report
-from tutorial_lib.results import write_run
+from tutorial_lib.results import as_json, write_run
 from tutorial_lib.timing import Sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -220,8 +220,9 @@ def test_a_run_over_several_gpus_tells_the_share_of_ideal_and_what_of_the_sendin
     told = [(m.exchange.hidden_ms.median, m.exchange.open_ms.median) for m in run.steps]
     assert told == [pytest.approx((1.005, 2.01)), pytest.approx((2.814, 0.201))]
     assert run.rounds[0].sending_ms == {"ring": 3.0, "two_buffers": 3.0}
-    assert read_run(write_run(run, tmp_path / "a-gpu-x4" / "problem")) == run
-    assert recorded_runs(tmp_path) == [] and recorded_runs(tmp_path, several=True) == [run]
+    found = read_run(write_run(run, tmp_path / "a-gpu-x4" / "problem"))
+    assert as_json(found) == as_json(run)
+    assert recorded_runs(tmp_path) == [] and recorded_runs(tmp_path, several=True) == [found]
     write_report(run, tmp_path / "a-gpu-x4" / "problem")
     report = (tmp_path / "a-gpu-x4" / "problem" / "report.md").read_text(encoding="utf-8")
     assert "| TFLOPS a GPU | of ceiling | of ideal |" in report and "| 3,000 | 3.02 | 2.81 | 0.201 |" in report
