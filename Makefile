@@ -81,7 +81,7 @@ sanitize: .venv/ready
 # Your own copy of the course, in learn/, with what you have answered so far.
 learn: .venv/ready
 	$(PY) -m steps.learn
-	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language learn/00_start_here.ipynb
+	$(PY) -m jupyterlab --ServerApp.root_dir=$(CURDIR) --ContentsManager.pre_save_hook=tutorial_lib.notebooks.keep_language learn/000_start_here.ipynb
 
 # JupyterLab keeps its token: open the address that it prints.
 lab: .venv/ready

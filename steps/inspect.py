@@ -101,11 +101,11 @@ def run(options: argparse.Namespace) -> int:
 
 def asked(options: argparse.Namespace, architectures: Sequence[str]) -> tuple[list, Step | None, Problem]:
     """(the steps, the one to compare with, the problem); raises BadRequest for what makes no sense."""
-    from steps import STEPS
+    from steps.core.ladder import kernels_of
     from tutorial_lib.compiler import compiler_version
 
     try:
-        steps = surveyed(STEPS, architectures) if options.step == "all" else [find(options.step)]
+        steps = surveyed(kernels_of("forward"), architectures) if options.step == "all" else [find(options.step)]
         other = find(options.against) if options.against else None
         written = [step.written_for for step in steps if hasattr(step, "written_for")]
         problem = written[0] if written else asked_problem(options, None if options.step == "all" else steps[0])

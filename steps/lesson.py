@@ -94,7 +94,7 @@ class Lesson:
     def _mine(self, run: Run) -> Measurement | None:
         """What a run holds of this step, compared with what this chapter compares it with."""
         m = run.measurement(self.step.name)
-        if m is None or self.previous is self.step.previous:
+        if m is None or self.previous is self.step.previous or m.previous == self.previous.name:
             return m
         other = run.measurement(self.previous.name)
         ratio = run.speedup(m, other) if m.tflops and other and other.tflops else None
@@ -360,7 +360,7 @@ class Lesson:
         found = (self.run.measurement(name) for name in dict.fromkeys(names))
         shown = self.run.model_copy(update={"steps": [m for m in found if m and m.tflops]})
         if not shown.steps:
-            return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.steps))
+            return Page("Nothing was timed.", *(f"{m.label}: {tables.outcome(m)}" for m in self.run.everybody))
         now, before = self._mine(self.run), self.rival and self.run.measurement(self.rival.name)
         told = "Measured here, now" if self.on_gpu else "Recorded, not measured here"
         where = f"{told}: {tables.origin(self.run)}, {len(self.run.rounds)} rounds."

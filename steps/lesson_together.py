@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from steps.core.ladder import select
+from steps.core.ladder import PARALLEL
 from steps.core.recorded import read_run, recorded_runs
 from steps.lesson import Lesson
 from steps.parallel import model
@@ -99,7 +99,7 @@ class LessonTogether(Lesson):
 
     def time(self) -> Page:
         """The steps as recorded, beside the model's word; and what to run where there are several GPUs."""
-        names = ",".join(step.name for step in select("parallel", None))
+        names = ",".join(step.asked_as for step in PARALLEL if step.direction == self.step.direction)
         shape = f"--seq-len {self.problem.seq_len_q} --heads {self.problem.heads} --kv-heads {self.problem.kv_heads}"
         backward = " --direction backward" if self.step.direction == "backward" else ""
         measures = (
@@ -109,7 +109,7 @@ class LessonTogether(Lesson):
         )
         if (run := self.recorded) is None:
             return Page(f"Checked on CPUs, not timed. {measures}")
-        timed = [m for m in (*run.steps, *run.peers) if m.tflops]
+        timed = [m for m in run.everybody if m.tflops]
         columns = [("", lambda m: m.label if m.part else m.title), *tables.TOGETHER[:1], *tables.TOGETHER[3:]]
         columns.insert(3, ("by the model", self._share_by_the_model))
         shares = {m.name.replace("_", "\n"): m.percent_of_ideal for m in timed if m.gpus > 1}
@@ -139,7 +139,8 @@ class LessonTogether(Lesson):
 
 def checked(direction: str) -> Run:
     """What ``steps.run --parallel`` finds on the CPU here; raises RuntimeError with what a rank said last."""
-    asked = ["--parallel", "--direction", direction, "--device", "cpu", "--seq-len", CHECKED.seq_len_q]
+    names = ",".join(step.asked_as for step in PARALLEL if step.direction == direction)
+    asked = ["--parallel", names, "--direction", direction, "--device", "cpu", "--seq-len", CHECKED.seq_len_q]
     asked += ["--head-dim", CHECKED.head_dim, "--heads", CHECKED.heads, "--kv-heads", CHECKED.kv_heads]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
     with TemporaryDirectory() as folder:

@@ -130,7 +130,7 @@ def _problem(options: argparse.Namespace, step):
 
 def against_gpu(console) -> int:
     """Record how far the simulator's outputs are from this GPU's."""
-    from steps import STEPS
+    from steps.core.ladder import kernels_of
     from steps.measuring import agreement
     from tutorial_lib.files import RESULTS, write_whole
     from tutorial_lib.hardware import describe_machine, has_gpu
@@ -140,7 +140,9 @@ def against_gpu(console) -> int:
         raise BadRequest("--against-gpu needs a GPU")
     check_writable("results", RESULTS)
     arch, [problem, *_] = describe_machine("cuda")["arch"], agreement.PROBLEMS
-    able = [step for step in STEPS if step.backend in SIMULATED and step.unsupported(problem, arch) is None]
+    able = [
+        step for step in kernels_of("forward") if step.backend in SIMULATED and step.unsupported(problem, arch) is None
+    ]
     with console.status("compiling") as status:
         found = agreement.measure(able, status.update)
     path = RESULTS / found.machine["slug"] / "simulated.json"

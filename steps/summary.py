@@ -78,7 +78,7 @@ def rounds(run: Run | None, *names: str) -> Page:
 
 
 def ladder(problem: Problem) -> Page:
-    """All recorded steps on a problem."""
+    """All recorded steps on a problem, without their variants."""
     run = recorded(problem)
     if run is None:
         return Page(f"No run of {problem.describe()} is recorded.")
@@ -403,7 +403,7 @@ def _runs_of(problem: Problem) -> list[Run]:
 
 
 def cycles(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
-    """Cycles and clock of every recorded step, and what its gain on the step before consists of.
+    """Cycles and clock of every recorded step that has a number, and what its gain on the step before consists of.
 
     names: of steps and peers, of which alone the table shall tell; then there is no picture.
     """

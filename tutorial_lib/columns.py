@@ -41,15 +41,16 @@ class Column:
         return any(self.text(m) not in (NOTHING, "") for m in measurements)
 
 
-def before(m: Measurement, above: int | None = None) -> str:
-    """Such as ``1.05× faster``; ``than 1`` where that is not the number of the row above."""
+def before(m: Measurement, above: str | None = None) -> str:
+    """Such as ``1.05× faster``; ``than 1``, or a variant's name, where that is not the row above."""
     ratio = m.speedup_vs_previous
     if ratio is None:
         return NOTHING
     told = f"{ratio.median:.2f}× {'same code' if ratio.same_code else ratio.verdict}"
-    if m.previous_number is None or m.previous_number == above:
+    if m.previous is None or m.previous == above:
         return told
-    return f"{told} {'as' if ratio.same_code or ratio.verdict == 'same' else 'than'} {m.previous_number}"
+    on = m.previous if m.previous_number is None else m.previous_number
+    return f"{told} {'as' if ratio.same_code or ratio.verdict == 'same' else 'than'} {on}"
 
 
 def _milliseconds(m: Measurement) -> str:
@@ -197,7 +198,7 @@ def _of_run(column: Column, run: Run, recorded: Run | None) -> Column:
         column = replace(column, text=_split(source))
     if column.key == "before":
         there = [m for m in run.everybody if m.status != "skipped"]
-        above = {m.name: one.number for one, m in pairwise(there)}
+        above = {m.name: one.name for one, m in pairwise(there)}
         column = replace(column, text=lambda m: before(m, above.get(m.name)))
     if column.whose == "run" or run.timed:
         return column

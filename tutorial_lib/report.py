@@ -92,7 +92,8 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
         parts += ["Nothing was timed here: the kernels ran on the CPU, interpreted or simulated.", ""]
         if recorded:
             parts += [f"Columns marked «recorded» were measured elsewhere: {tables.provenance(recorded)}.", ""]
-    parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
+    if run.steps:
+        parts += [tables.markdown(headers, tables.rows(run.steps, columns)), ""]
     if run.inside:
         parts += [
             f"What steps were put together from, and what else was tried on them{_in_rounds(run.inside)}:",
@@ -141,7 +142,8 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
 
 def _in_rounds(measurements: Sequence[Measurement]) -> str:
     """Whether all of them were in the rounds of the record; if not, a note of the report says who was not."""
-    return "" if any(m.earlier for m in measurements) else ", in the same rounds"
+    together = any(m.latency_ms for m in measurements) and not any(m.earlier for m in measurements)
+    return ", in the same rounds" if together else ""
 
 
 def _inside(run: Run, folder: Path | None) -> str:
@@ -177,7 +179,7 @@ def _evidence(run: Run, folder: Path | None, traced: Set[str] = frozenset()) -> 
     from tutorial_lib import limits
 
     label = [tables.NUMBER, ("name", lambda m: m.title)]
-    compiled = [m for m in run.steps if m.resources]
+    compiled = [m for m in (*run.steps, *run.inside) if m.resources]
     if not compiled:
         return []
 

@@ -1,4 +1,4 @@
-"""Step 402: one fused kernel for all five products, whose atomic additions that order nothing else.
+"""Step 402: one fused kernel for all five products, with atomic additions that order nothing else.
 
 An atomic operation of cuTile acquires and releases by default: what a block wrote before it is seen by whoever sees the
 addition, and the other way round. For that the compiler puts fences around each one. Nobody needs this here: the sums

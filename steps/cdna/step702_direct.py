@@ -43,7 +43,7 @@ all bits are zero. Gluon has no name for that, so these are instructions in plai
 What to expect: for ordinary inputs the first tile is multiplied, and later ones hardly ever. Keys whose scores grow
 from tile to tile force the other branch. The simulator counts both. But the lens shows a price: the compiler cannot let
 the instructions in the text work on the registers that MFMA adds to. It moves the output to other registers and back,
-which are more instructions than the multiplications were. That makes it a fork: on paper it loses, until somebody finds
+which are more instructions than the multiplications were. So it has no number: on paper it loses, until somebody finds
 a way to vote without these moves. On Hopper, without such moves, a vote of each warp was measured
 (``steps/trials/warp_vote.py``), and is not faster either.
 """

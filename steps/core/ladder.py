@@ -171,8 +171,9 @@ def _by_key() -> dict[str, object]:
     """All steps, and the variants inside them, by name, by number, and by the number that they had before."""
     steps, inside = _load()
     now = {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
-    before = {str(first + n): now[name] for first, run in NUMBERED_BEFORE.items() for n, name in enumerate(run.split())}
-    return before | now
+    before = {str(first + n): name for first, run in NUMBERED_BEFORE.items() for n, name in enumerate(run.split())}
+    before = {number: now.get(OLD_NAMES.get(name, name)) for number, name in before.items()}
+    return {number: step for number, step in before.items() if step} | now
 
 
 def get_step(key: int | str):

@@ -48,8 +48,8 @@ def _told(m: Measurement, run: Run) -> Measurement:
         return m
     step = get_step(m.name)
     before, ratio = m.previous, m.speedup_vs_previous
-    if before not in line(step):
-        before, ratio = None, None
+    if before not in line(step) and before not in _inside(step.name):
+        before, ratio = None, None  # what the step was put together from may stand in for its predecessor
     if step.previous and before != step.previous.name:
         other = run.measurement(step.previous.name)
         now = other and m.status == "measured" and run.speedup(m, other)
@@ -58,6 +58,12 @@ def _told(m: Measurement, run: Run) -> Measurement:
     compared = {"previous": before, "speedup_vs_previous": ratio}
     compared["previous_number"] = before and get_step(before).number
     return m.model_copy(update=_said(step.name) | compared)
+
+
+@cache
+def _inside(name: str) -> frozenset[str]:
+    """The variants that stand inside a step."""
+    return frozenset(step.name for step in whole_ladder() if step.inside == name)
 
 
 @cache

@@ -34,7 +34,7 @@ def one_gpu(problem: Problem, device: str, direction: str) -> Step:
     """The step that computes the parts, on one GPU alone with the whole sequence: what speedups are over."""
     step = getattr(training(problem, device), direction)
     return dataclasses.replace(
-        step, name="one_gpu", title=f"one GPU alone, by step {step.label}", number=None, previous=None, fork=False
+        step, name="one_gpu", title=f"one GPU alone, by step {step.name}", number=None, previous=None, fork=False
     )
 
 

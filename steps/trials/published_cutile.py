@@ -65,7 +65,7 @@ class Pieces(Trial):
     """The value is the share of the exponentials in percent: the last piece of the keys."""
 
     def version(self, value, problem, **named):
-        step = replace(get_step(self.base), inside=None, **named)
+        step = replace(get_step(self.base), **named)
         return replace(step, softmax=SOFTMAX[value]) if value else step
 
 

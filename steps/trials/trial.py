@@ -47,8 +47,8 @@ class Trial(ABC):
 
     def steps(self, problem: Problem) -> list[Step]:
         """The step, once for each value."""
-        from steps import get_step
+        from steps.core.ladder import get_step, owner_of
 
         base = get_step(self.base)
-        named = {"number": base.number, "previous": base}
+        named = {"number": owner_of(base).number, "inside": None, "previous": base}
         return [self.version(value, problem, name=name, **named) for value, name in zip(self.values, self.names)]

@@ -62,7 +62,7 @@ def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):
 
 def test_a_survey_of_all_tells_of_every_maker_what_belongs_to_it(monkeypatch, tmp_path):
     few = tuple(map(get_step, ("mma", "tensor_memory", "mfma", "direct")))
-    monkeypatch.setattr("steps.STEPS", few)
+    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: few)
     assert inspect.main(["all", "--arch", "sm_90,sm_100,gfx942,gfx950", "--output", str(tmp_path)]) == 0
     survey = labelled(Survey.model_validate_json((tmp_path / "survey.json").read_text(encoding="utf-8")))
     of_all, blackwell, amd = tables.readings(survey)

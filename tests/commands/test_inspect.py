@@ -62,7 +62,7 @@ def test_inspect_pages_through_the_code(monkeypatch):
 def few_steps(monkeypatch):
     """Of the ladder some that differ: every kind of kernel, and one without."""
     few = tuple(map(get_step, ("sdpa", "mma", "exp2", "approx_division", "split_q", "wgmma")))
-    monkeypatch.setattr("steps.STEPS", few, raising=False)
+    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: few)
     return few
 
 
@@ -160,7 +160,7 @@ def test_a_compiler_that_fails_for_one_architecture_still_serves_the_others(fake
 
 
 def test_a_compiler_that_fails_on_one_step_stops_no_other(fake_tileiras, monkeypatch):
-    monkeypatch.setattr("steps.STEPS", tuple(map(get_step, ("sdpa", "mma", "exp2"))), raising=False)
+    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: tuple(map(get_step, ("sdpa", "mma", "exp2"))))
     real = compiler._tileiras()
     seen = "$(dirname $0)/seen"  # the first compilation fails, all others are real
     version = f'case "$*" in --version) exec "{real}" --version;; esac'

@@ -67,12 +67,20 @@ def test_an_old_number_leads_to_what_had_it_unless_today_s_ladder_has_it():
             get_step(gone)
 
 
+def test_a_step_that_is_renamed_or_deleted_takes_its_old_number_along(monkeypatch):
+    monkeypatch.setitem(ladder.OLD_NAMES, "four_chains", "no_meetings")
+    monkeypatch.setitem(ladder.OLD_NAMES, "counted", "nothing")
+    found = ladder._by_key.__wrapped__()
+    assert found["121"] is get_step("no_meetings") and found["122"] is get_step("chains_in_pairs")
+    assert "12" not in found
+
+
 def recorded_on_its_own_problem(step):
     """What the newest record of its own problem that compares a step with its predecessor holds of it, or None."""
     runs = RECORDED if step.direction == "forward" else recorded_runs(RESULTS, step.direction)
     runs = (run for run in runs if run.the_problem() == step.default_problem)
     found = (run.measurement(step.name) for run in runs)
-    return next((m for m in found if m and m.speedup_vs_previous), None)
+    return next((m for m in found if m and m.speedup_vs_previous and m.previous == step.previous.name), None)
 
 
 # naive and formulas are what the others are to be faster than.

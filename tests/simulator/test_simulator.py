@@ -258,7 +258,7 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
 
     measure = partial(agreement.measure, on_gpu=made_up)
     (tmp_path / "README.md").write_text(agreement.README.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr("steps.STEPS", [get_step("linked"), get_step("stages")])
+    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: [get_step("linked"), get_step("stages")])
     monkeypatch.setattr(agreement, "PROBLEMS", [p for p in agreement.PROBLEMS if p.head_dim == 128])
     monkeypatch.setattr(agreement, "measure", measure)
     monkeypatch.setattr(agreement, "update_readme", partial(agreement.update_readme, path=tmp_path / "README.md"))

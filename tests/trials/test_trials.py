@@ -67,6 +67,13 @@ def test_a_version_that_changes_nothing_is_the_step_and_the_others_are_not(trial
     assert versions.count(base) == unchanged and len(set(versions)) == len(versions)
 
 
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda t: t.name)
+def test_every_version_stands_among_the_steps_of_its_record(trial):
+    """Also where the trial is of a variant, which has no number itself."""
+    for step in trial.steps(trial.problems[0]):
+        assert step.number is not None and step.inside is None, step.name
+
+
 @sampled(core=lambda shape: shape is TRIED[0])
 @pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
 @pytest.mark.parametrize("trial", [ahead, alternating], ids=lambda t: t.TRIAL.name)
