@@ -21,7 +21,7 @@ FILE = re.compile(r"step(?P<number>\d\d\d)_(?P<name>\w+)")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the course. numbers: of its steps, a hundred or several; folders: where they stand.
+    """A part of the course. numbers: a hundred, of its steps; folders: where they stand.
 
     untimed: why no GPU could run its steps, as a clause; empty where one could. Untimed steps are compiled, and run on
     the CPU. Which steps of the other parts were timed, and on which problems, is told by the records alone.

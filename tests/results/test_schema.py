@@ -400,6 +400,14 @@ def test_a_record_of_the_schema_before_says_nothing_of_the_ladder(tmp_path):
     assert_the_same(read_run(path), run)
 
 
+def test_a_file_rounds_what_was_timed_and_nothing_that_is_counted_or_called_by():
+    run = run_of({"sdpa": 2.0})
+    told = {"cosine": 0.99999996, "counters": {"shared_bank_conflicts": 2818572288.0}, "cycles": 1234567.89}
+    exact = {"problem": run.problem | {"scale": 0.08838834764831845}}
+    text = as_json(run.model_copy(update={**exact, "steps": [run.steps[0].model_copy(update=told)]}))
+    assert all(number in text for number in ("0.99999996", "2818572288", "0.08838834764831845", "1234570.0"))
+
+
 def test_a_step_that_is_no_more_is_a_peer_and_never_the_best():
     run = run_of({"sdpa": 2.0, "gone": 0.5, "exp2": 1.0})
     bare = {"title": "", "number": None, "part": None, "previous": None}
