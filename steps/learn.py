@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steps.exercises import answers_in
 from tutorial_lib.answers import LEARN, Answers
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.notebooks import LIST, NOTEBOOKS, read_source, sources
@@ -64,7 +65,7 @@ def write_copies(folder: Path = LEARN, chapters: Path = NOTEBOOKS) -> list[Path]
 
     from tutorial_lib.files import write_whole
 
-    answers = Answers(folder)
+    answers = answers_in(folder)
     answers.folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / LIST, (chapters / LIST).read_text(encoding="utf-8"))
     written = []

@@ -27,9 +27,9 @@ def rows(solved: dict[str, str], answered) -> list[tuple[str, str, str]]:
 def run() -> int:
     from rich.table import Table
 
-    from tutorial_lib.answers import Answers
+    from steps.exercises import answers_in
 
-    answers = Answers()
+    answers = answers_in()
     found = rows(answers.solved(), answers.answer)
     table = Table("chapter", "exercise", "")
     for row in found:

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -16,23 +18,27 @@ LEARN = Path(__file__).resolve().parent.parent / "learn"
 
 
 class Answers:
-    """The answers in a learner's folder; nothing is made before something is kept."""
+    """The answers in a learner's folder; nothing is made before something is kept.
 
-    def __init__(self, folder: Path = LEARN):
+    names: of exercises that were renamed, today's by the old one. words: the same for what answers call by name. An
+    answer under an old name, or with old words, counts as if it had been given today.
+    """
+
+    def __init__(self, folder: Path = LEARN, *, names: Mapping[str, str] = {}, words: Mapping[str, str] = {}):
         self.folder = Path(folder, "answers")
+        self.names, self.words = names, words
 
-    @classmethod
-    def here(cls) -> Answers | None:
-        """Those of the folder that a notebook runs in, or None: the committed chapters keep nothing."""
-        answers = cls(Path.cwd())
-        return answers if answers.folder.is_dir() else None
+    @property
+    def exist(self) -> bool:
+        """Whether this is a learner's folder: the committed chapters keep nothing."""
+        return self.folder.is_dir()
 
     def solved(self) -> dict[str, str]:
         """The day on which each exercise was solved. Raises ValueError for a file that is damaged."""
         path = self.folder / "progress.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))["solved"]
-            return {name: date.fromisoformat(day).isoformat() for name, day in found.items()}
+            return {self.names.get(name, name): date.fromisoformat(day).isoformat() for name, day in found.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -40,8 +46,11 @@ class Answers:
 
     def answer(self, name: str) -> str | None:
         """The learner's function, or None."""
-        path = self.folder / f"{name}.py"
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        for known in (name, *(old for old, new in self.names.items() if new == name)):
+            if (path := self.folder / f"{known}.py").exists():
+                text = path.read_text(encoding="utf-8")
+                return re.sub(r"\w+", lambda word: self.words.get(word[0], word[0]), text)
+        return None
 
     def keep(self, name: str, source: str, right: bool) -> None:
         """Keep an answer; one that is not right does not take the place of one that is."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+from steps.core.ladder import OLD_NAMES
+from tutorial_lib.answers import LEARN, Answers
 from tutorial_lib.naming import unknown
 
 KINDS = ("__", "in_")  # how modules begin that hold no exercise, but kinds of them
+# Fields of kernels that answers may name as they were called before.
+RINGS = ("query", "key", "value", "keys", "output", "scores", "weights", "d_scores", "d_output", "sums", "factors")
+OLD_WORDS = {f"{ring}_{old}": f"{ring}_{new}" for ring in RINGS for old, new in (("ready", "full"), ("free", "empty"))}
 
 
 def names() -> list[str]:
@@ -16,7 +21,8 @@ def names() -> list[str]:
 
 
 def get_exercise(name: str):
-    """The exercise of this name; raises ValueError that tells the nearest ones."""
+    """The exercise of this name, or of this name before it was renamed; raises ValueError that tells the nearest ones."""
+    name = OLD_NAMES.get(name, name)
     if name not in names():
         raise ValueError(unknown("exercise", name, names(), "`python -m steps.progress` lists them"))
     return import_module(f"steps.exercises.{name}").EXERCISE
@@ -27,12 +33,16 @@ def all_exercises() -> dict[str, object]:
     return {name: get_exercise(name) for name in names()}
 
 
+def answers_in(folder: Path = LEARN) -> Answers:
+    """The answers in a learner's folder, by today's names."""
+    return Answers(folder, names=OLD_NAMES, words=OLD_WORDS)
+
+
 def exercise(name: str, function) -> object:
     """Judge the learner's function, say what is wrong with it, and offer hints; returns a Page that a notebook shows.
 
     In the learner's folder the answer is kept.
     """
-    from tutorial_lib.answers import Answers
     from tutorial_lib.display import Page
 
     try:
@@ -41,9 +51,10 @@ def exercise(name: str, function) -> object:
         return Page(f"{error}.")
     verdict = asked.grade(function)
     page = verdict.page(asked)
-    if verdict.source and (answers := Answers.here()):
+    answers = answers_in(Path.cwd())
+    if verdict.source and answers.exist:
         try:
-            answers.keep(name, verdict.source, verdict.right)
+            answers.keep(asked.name, verdict.source, verdict.right)
         except (ValueError, OSError) as error:  # the verdict counts, also where it cannot be kept
             page.parts.append(f"Your answer was not kept: {error}.")
     return page

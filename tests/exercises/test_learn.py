@@ -107,6 +107,15 @@ def test_a_wrong_answer_does_not_take_the_place_of_a_right_one(tmp_path):
     assert answers.answer("exp2") == "better"
 
 
+def test_answers_survive_new_names(tmp_path):
+    Answers(tmp_path).keep("old", "release(barriers.key_free, turn)\n", True)
+    today = Answers(tmp_path, names={"old": "new"}, words=exercises.OLD_WORDS)
+    assert today.answer("new") == "release(barriers.key_empty, turn)\n" and list(today.solved()) == ["new"]
+    today.keep("new", "better\n", True)
+    today.keep("other", "right\n", True)
+    assert today.answer("new") == "better\n" and list(Answers(tmp_path).solved()) == ["new", "other"]
+
+
 def test_an_answer_is_kept_in_the_learners_folder_alone(tmp_path, monkeypatch):
     exercise = get_exercise("exp2")
     wrong = define(exercise.wrong_source(exercise.wrong[0]), exercise.function)
@@ -135,8 +144,7 @@ def test_a_verdict_counts_where_the_answer_cannot_be_kept(tmp_path, monkeypatch)
 
 @pytest.fixture
 def learner(tmp_path, monkeypatch):
-    monkeypatch.setattr("tutorial_lib.answers.LEARN", tmp_path)
-    monkeypatch.setattr("tutorial_lib.answers.Answers.__init__.__defaults__", (tmp_path,))
+    monkeypatch.setattr("steps.exercises.answers_in.__defaults__", (tmp_path,))
     return Answers(tmp_path)
 
 
