@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def get_exercise(name: str):
-    """The exercise of this name, or of this name before it was renamed; raises ValueError that tells the nearest ones."""
+    """The exercise of this name, today's or an old one; raises ValueError that tells the nearest ones."""
     name = OLD_NAMES.get(name, name)
     if name not in names():
         raise ValueError(unknown("exercise", name, names(), "`python -m steps.progress` lists them"))
