@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from steps.core.step import Step
@@ -14,9 +15,29 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import NEW_KERNEL
 
 
-def hole(told: bool = True, **kwargs):
-    """A field that a step may fill differently from its predecessor. told: whether a skeleton's first step lists it."""
-    return field(metadata={"hole": True, "told": told}, kw_only=True, **kwargs)
+def hole(told: bool = True, by_problem: bool = False, **kwargs):
+    """A field that a step may fill differently from its predecessor. told: whether a skeleton's first step lists it.
+
+    by_problem: whether a step may fill it for some problems alone; the skeleton reads it from ``for_problem``.
+    """
+    return field(metadata={"hole": True, "told": told, "by_problem": by_problem}, kw_only=True, **kwargs)
+
+
+@dataclass(frozen=True)
+class OnlyFor:
+    """What fills a hole for some problems alone: ``takes`` says for which. For others it is ``otherwise``, as before.
+
+    Either may be another ``OnlyFor``: a step leaves to the steps before it what it is not for.
+    """
+
+    takes: Callable[[Problem], bool]
+    value: object
+    otherwise: object
+
+    def decided(self, problem: Problem) -> object:
+        """What fills the hole for ``problem``."""
+        found = self.value if self.takes(problem) else self.otherwise
+        return found.decided(problem) if isinstance(found, OnlyFor) else found
 
 
 class Choices:
@@ -48,6 +69,47 @@ class FusedStep(Step):
     """
 
     shown: ClassVar[str] = "The whole kernel"  # what ``entry`` gives; several kernels may work together
+
+    def evolve(self, only_for: Callable[[Problem], bool] | None = None, **changes) -> FusedStep:
+        """The next step, as ``Step.evolve``. only_for: for which problems it fills the holes in ``changes`` otherwise.
+
+        For all others it is what this step is, down to the machine code. ``only_for`` is asked about the problem with
+        the head_dim of its tiles. It must be a function of a module, as steps are sent to other processes. A step that
+        changes this for some problems and that for others is evolved once for each, and names as ``previous`` what it
+        is compared with. Raises ValueError for a hole that is the same for all problems.
+        """
+        if only_for is not None:
+            holes = {f.name: f.metadata["by_problem"] for f in dataclasses.fields(self) if f.metadata.get("hole")}
+            if fixed := [name for name in changes if not holes.get(name, True)]:
+                raise ValueError(f"{', '.join(fixed)} must be the same for all problems, so only_for cannot go with it")
+            filled = changes.keys() & holes.keys()
+            changes |= {name: OnlyFor(only_for, changes[name], getattr(self, name)) for name in filled}
+        return super().evolve(**changes)
+
+    def for_problem(self, problem: Problem) -> FusedStep:
+        """This step as it is for ``problem``: every hole filled, and none ``OnlyFor`` some problems."""
+        if not self._by_problem:
+            return self
+        asked = self.in_tiles(problem)
+        found = {name: value.decided(asked) for name, value in self._by_problem.items()}
+        same = tuple(map(id, found.values()))  # of what this step itself keeps alive
+        if same not in self._decided:
+            self._decided[same] = dataclasses.replace(self, **found)
+        return self._decided[same]
+
+    @cached_property
+    def _by_problem(self) -> dict[str, OnlyFor]:
+        """The holes that are filled for some problems alone."""
+        return {name: value for name, value in self.holes().items() if isinstance(value, OnlyFor)}
+
+    @cached_property
+    def _decided(self) -> dict[tuple, FusedStep]:
+        """What ``for_problem`` has made: a few steps, as many as problems make a difference."""
+        return {}
+
+    def __getstate__(self) -> dict:
+        made = ("_by_problem", "_decided")
+        return {name: value for name, value in super().__getstate__().items() if name not in made}
 
     def holes(self) -> dict[str, object]:
         """What fills each hole of the skeleton, those that a first step lists in front."""
@@ -154,7 +216,12 @@ def _differences(where: str, before: object, now: object) -> Iterator[tuple[str,
 
 
 def _show_change(before: object, now: object) -> str:
-    """What was and what is; of pieces of the same kind those functions that are others."""
+    """What was and what is; of pieces of the same kind those functions that are others.
+
+    Of what is for some problems alone: what is there, and where. Elsewhere it is what was.
+    """
+    if isinstance(now, OnlyFor) and before == now.otherwise and not isinstance(before, OnlyFor):
+        return f"{_show_change(before, now.value)} where {function_name(now.takes)}"
     if isinstance(now, Pieces) and type(before) is type(now):
         both = [(getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(now)]
         others = [[function_name(value) for value in pair] for pair in both if pair[0] is not pair[1]]
@@ -164,6 +231,8 @@ def _show_change(before: object, now: object) -> str:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, OnlyFor):
+        return f"{_show(value.value)} where {function_name(value.takes)}, else {_show(value.otherwise)}"
     if name := function_name(value):
         return name if inspect.isfunction(value) else f"{value.fn.__module__.rpartition('.')[2]}.{name}"
     if isinstance(value, tuple) and all(isinstance(x, str) for x in value):

@@ -1,5 +1,8 @@
 """Launch rules: which tile, warps, cluster and blocks an SM a kernel is launched with, for which problems.
 
+They choose nothing else: for which problems a step does what is new in it the step itself says (``only_for``, see
+``steps.core.fused``).
+
 They are data: ``rules.toml`` beside this module, a table for each kind of kernel, and the first rule of a table that
 takes a problem counts. A rule may ask for an architecture, or for the shared memory that a block is allowed to have,
 for a head_dim, a mask, a length or a batch. It stands on a record in results/, or is *untested*: then only a compiler
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from steps.core.tiles import BlockShape, HopperShape, Tile
+from steps.core.tiles import BlockShape, Tile
 from tutorial_lib.architectures import ARCHITECTURES, KIB
 from tutorial_lib.problem import Problem
 
@@ -39,7 +42,7 @@ class Rule:
 
     name: str
     kernel: str
-    choice: BlockShape | HopperShape
+    choice: BlockShape
     architectures: tuple[str, ...] = ()
     shared_kib: int = 0
     head_dims: tuple[int, ...] = ()
@@ -87,5 +90,4 @@ CONDITIONS = ("name", "architectures", "shared_kib", "head_dims", "causal", "seq
 def _rule(kernel: str, row: dict) -> Rule:
     fields = {name: row.pop(name) for name in (*CONDITIONS, "record") if name in row}
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    choice = HopperShape(**row) if kernel == "hopper" else BlockShape(Tile(*row.pop("tile")), **row)
-    return Rule(kernel=kernel, choice=choice, **fields)
+    return Rule(kernel=kernel, choice=BlockShape(Tile(*row.pop("tile")), **row), **fields)

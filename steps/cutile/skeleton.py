@@ -17,7 +17,7 @@ from steps.core.launch import empty_lse
 from steps.core.order import NATURAL, Order
 from steps.core.rules import rule_for
 from steps.core.step import target_of
-from steps.core.tiles import MASK_LOOP_HEAD_DIM, BlockShape, Tile
+from steps.core.tiles import BlockShape, Tile
 from steps.cutile.kernel import make_kernel_function
 from steps.cutile.variant import Latency, MaskLoop, Variant
 from tutorial_lib.identity import use_relative_paths
@@ -40,7 +40,7 @@ class CuTileStep(FusedStep):
     order: which block computes which tiles of queries, and whether all of them in one loop.
     tile: query rows and keys a block works on; None takes what the launch rules have (``steps.core.rules``).
     searched: tile, warps, cluster and occupancy are what a search found, where the launch rules have that.
-    mask_loop: at head_dim 128, what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
+    mask_loop: what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
     apart: where there is no such loop, the output does not leave through Q's place in shared memory.
     takes: of ``Problem.features`` what the kernel is asked to compute, too; each is compiled in only where it is asked.
     pack_groups: a tile holds queries of all heads of a group, which share its tiles of keys.
@@ -58,7 +58,7 @@ class CuTileStep(FusedStep):
     order: Order = hole(default=NATURAL)
     tile: Tile | None = hole(default=None)
     searched: bool = hole(default=False)
-    mask_loop: MaskLoop | None = hole(default=None)
+    mask_loop: MaskLoop | None = hole(by_problem=True, default=None)
     apart: bool = hole(default=False)
     takes: tuple[str, ...] = hole(told=False, default=())
     pack_groups: bool = hole(told=False, default=False)
@@ -71,8 +71,9 @@ class CuTileStep(FusedStep):
     def __post_init__(self):
         if not isinstance(self.tile, Tile | None):
             raise ValueError(f"tile must be a Tile(query, key), got {self.tile!r}")
-        if self.mask_loop and (self.tile is None or self.mask_loop.key < 1 or self.tile.key % self.mask_loop.key):
-            raise ValueError(f"mask_loop takes a tile whose keys its key divides, got {self.mask_loop} and {self.tile}")
+        loop = self.mask_loop
+        if isinstance(loop, MaskLoop) and (self.tile is None or loop.key < 1 or self.tile.key % loop.key):
+            raise ValueError(f"mask_loop takes a tile whose keys its key divides, got {loop} and {self.tile}")
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -104,8 +105,8 @@ class CuTileStep(FusedStep):
         given, problem = problem.head_dim, self.in_tiles(problem)
         tile = self.tile or rule_for("attention", problem, arch).choice.tile
         ragged = problem.lengths is not None or problem.seq_len_kv % tile.key != 0
-        cut = problem.head_dim == MASK_LOOP_HEAD_DIM and (problem.causal or ragged)
-        mask_loop, order = self.mask_loop if cut else None, self.order_for(problem)
+        mask_loop = self.for_problem(problem).mask_loop if problem.causal or ragged else None
+        order = self.order_for(problem)
         return Variant(
             load_key=self.load_key,
             softmax=self.softmax,

@@ -7,8 +7,10 @@ Where head_dim is 256, queries and output share their shared memory, and there i
 """
 
 from steps.hopper import linked, step203_dealt
+from steps.hopper.conditions import next_queries_fit
 
 STEP = step203_dealt.STEP.evolve(
+    only_for=next_queries_fit,
     number=204,
     name="linked",
     title="Linked tiles",

@@ -28,26 +28,38 @@ queries, sees fewer: where a tile of keys lies wholly past them, the group lets 
 
 from steps.core.problems import FULL, standard
 from steps.hopper import step204_linked
-from steps.hopper.lib import BEHIND_PRODUCT, IN_TURN, NO_TURNS, OWN_END
+from steps.hopper.conditions import launched, up_to_128, wide
+from steps.hopper.lib import BEHIND_PRODUCT, BEHIND_SOFTMAX, IN_TURN, OWN_END
 from steps.hopper.products import HALF_HELD, IN_HALVES
 from steps.hopper.softmax import SUM_AT_END
+from steps.hopper.variant import ROWS
+from tutorial_lib.problem import Problem
+
+
+def in_three_groups(problem: Problem) -> bool:
+    """At head_dim 64, by the launch rule, which names the records: its tile is as high as three groups."""
+    return launched(problem).query == 3 * ROWS
+
 
 THIRD_GROUP = step204_linked.STEP.evolve(
+    only_for=in_three_groups,
     name="third_group",
     title="Three groups, without turns",
     change="At head_dim 64 three warp groups of 64 queries compute in place of two.",
     inside="room",
     default_problem=standard(head_dim=64),
-    third_group=NO_TURNS,
+    groups=3,
 )
 
 THREE_GROUPS = step204_linked.STEP.evolve(
+    only_for=in_three_groups,
     name="three_groups",
     title="Three groups in turn",
     change="At head_dim 64 three warp groups compute in place of two, and issue their products in turn.",
     inside="room",
     default_problem=standard(head_dim=64),
-    third_group=IN_TURN,
+    groups=3,
+    turns=IN_TURN,
 )
 
 OWN_END = THREE_GROUPS.evolve(
@@ -60,36 +72,41 @@ OWN_END = THREE_GROUPS.evolve(
 )
 
 HALF_OUTPUT = OWN_END.evolve(
+    only_for=wide,
     name="half_output",
     title="The output in halves",
     change="At head_dim 256 the output has shared memory of its own for one half at a time.",
     inside="room",
     default_problem=standard(head_dim=256),
-    wide_output=IN_HALVES,
+    output_to=IN_HALVES,
+    free=BEHIND_SOFTMAX,
 )
 
 HALF_QUERY = HALF_OUTPUT.evolve(
+    only_for=wide,
     name="half_query",
     title="and half of Q in registers",
     change="At head_dim 256 the first half of every query stays in registers, and is not read again for every tile.",
     inside="room",
-    wide_queries=HALF_HELD,
+    queries=HALF_HELD,
 )
 
 STEP = OWN_END.evolve(
+    only_for=wide,
     number=205,
     name="room",
     previous=step204_linked.STEP,
     title="For head_dim 64 and 256",
     change="Three warp groups at head_dim 64, each with its own end; at 256 output in halves, half of Q in registers.",
     default_problem=standard(head_dim=256, causal=True),
-    wide_output=IN_HALVES,
-    wide_queries=HALF_HELD,
-    wide_free=BEHIND_PRODUCT,
+    output_to=IN_HALVES,
+    queries=HALF_HELD,
+    free=BEHIND_PRODUCT,
 )
 
 # The change of deferred_sum. Not at head_dim 256, where a short trial on an H100, not recorded, had it slower.
 LEAN_SUM = STEP.evolve(
+    only_for=up_to_128,
     name="lean_sum",
     title="Row sums at the end",
     change="Up to head_dim 128 every lane sums its own weights, and the sums meet after the last tile.",

@@ -30,29 +30,36 @@ import dataclasses
 from steps.core.order import DEALT
 from steps.core.problems import HEADLINE, standard
 from steps.hopper import step205_room
-from steps.hopper.softmax import DOWNWARDS, SUM_AT_END, wait_behind_maxima, wait_behind_softmax
+from steps.hopper.conditions import up_to_128, wide_and_masked
+from steps.hopper.softmax import DOWNWARDS, wait_behind_correction, wait_behind_maxima, wait_behind_softmax
 
-LATE_WAIT = step205_room.STEP.evolve(
+LATE_WAIT = step205_room.LEAN_SUM.evolve(
     name="late_wait",
+    previous=step205_room.STEP,
     title="The wait behind the softmax",
     change="The wait for the PV product stays behind the exponentials; up to head_dim 128 lanes add their sums last.",
     inside="at_maxima",
     default_problem=HEADLINE,
     softmax=wait_behind_softmax,
-    sums=SUM_AT_END,
 )
 
-STEP = step205_room.STEP.evolve(
+# Up to head_dim 128 the wait stands behind the correction, too: what is between the maxima and the exponentials. At
+# head_dim 256 without a mask nothing holds it.
+UP_TO_128 = step205_room.LEAN_SUM.evolve(only_for=up_to_128, softmax=wait_behind_correction)
+
+STEP = UP_TO_128.evolve(
+    only_for=wide_and_masked,
     number=206,
     name="at_maxima",
+    previous=step205_room.STEP,
     title="The wait behind the maxima",
     change="The wait for the PV product is held between maxima and exponentials; lanes add their sums last.",
     default_problem=HEADLINE,
     softmax=wait_behind_maxima,
-    sums=SUM_AT_END,
 )
 
 DIAGONAL_FIRST = STEP.evolve(
+    only_for=wide_and_masked,
     name="diagonal_first",
     title="The diagonal first",
     change="At head_dim 256 with a causal mask the keys are visited from the diagonal back to the first.",

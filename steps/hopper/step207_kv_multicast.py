@@ -40,7 +40,7 @@ STEP = step206_at_maxima.STEP.evolve(
     change="Blocks come in clusters of two, and one copy by TMA brings a tile of keys or values to both.",
     fork=True,
     default_problem=FULL,
-    pairs="always",
+    pairs=True,
 )
 
 PIECES = STEP.evolve(

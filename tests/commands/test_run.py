@@ -771,7 +771,7 @@ def test_the_rules_of_every_launch_are_told_once(monkeypatch, tmp_path):
     monkeypatch.setenv("FMHA_PROFILE", "1")
     status, _, error = call("--seq-len", 64, "--steps", "exp2,at_maxima", "--output-dir", tmp_path)
     told = [line for line in error.splitlines() if line.startswith("FMHA_PROFILE: ")]
-    assert status == 0 and [line.split("Choice=")[1] for line in told] == ["CPU_Block_64x64", "SM90_Short_128x128"]
+    assert status == 0 and [line.split("Choice=")[1] for line in told] == ["CPU_Block_64x64", "SM90_TwoGroups_128x128"]
 
 
 def test_what_is_timed_or_repeated_tells_no_rules(monkeypatch, capfd):

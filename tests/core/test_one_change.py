@@ -20,13 +20,16 @@ TOGETHER = {
     "wide_block": {"tile", "defer_sum"},
     "fine_grained": {"share_keys_values", "query_in_registers", "schedule"},
     "overlap": {"generation", "registers"},
-    "room": {"third_group", "ends", "wide_output", "wide_queries", "wide_free"},
-    "softmax_ahead": {"highest", "pairs", "walk", "order", "sums_downwards", "hold", "queries", "generation"},
+    "dealt": {"order", "output_to", "free"},
+    "three_groups": {"groups", "turns"},
+    "half_output": {"output_to", "free"},
+    "room": {"groups", "turns", "ends", "output_to", "queries", "free"},
+    "softmax_ahead": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
     "lasting_blocks": {"emulated", "roles.stay"},
     "priorities": {"stages", "scale_query"},
     "at_maxima": {"softmax", "sums"},
     "late_wait": {"softmax", "sums"},
-    "chains_in_pairs": {"pairs", "walk", "order", "sums_downwards"},
+    "chains_in_pairs": {"pairs", "walk", "order", "sums"},
 }
 
 

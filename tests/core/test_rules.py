@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import re
+import tomllib
 from itertools import product
 from pathlib import Path
 
@@ -56,12 +57,13 @@ def cases() -> list:
                 spills = rule is not None and rule.spilled > 0
                 # With a mask these are other kernels, most of cuTile's hardly.
                 masks = (True, False)[: 1 + (hopper or kernel in SEARCHED or spills)]
-                lengths = (4096, 8192, 1024) if hopper else (4096,)
+                lengths = (4096, 8192, 2048, 1024) if hopper else (4096,)  # what steps change depends on these
                 for causal, seq_len in product(masks, lengths):
                     problem = standard(seq_len, head_dim=head_dim, causal=causal)
                     rule = rule_for(kernel, problem, arch)
                     if rule is not None and (arch == "sm_90" or not hopper):
                         name = f"{kernel}-{rule.name}-{arch}-{problem.head_dim}{'-causal' * causal}"
+                        name += f"-{seq_len}" * (kernel == "hopper")
                         if all(case.id != name for case in found):
                             found.append(pytest.param(rule, problem, arch, id=name))
     return found
@@ -149,7 +151,7 @@ def test_every_architecture_has_a_rule(kernel, arch):
         assert rule_for(kernel, standard(1, head_dim), arch)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in ALL if isinstance(rule.choice, BlockShape)], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
 def test_a_name_ends_with_the_tile(rule):
     assert rule.name.endswith(f"_{rule.choice.tile.query}x{rule.choice.tile.key}")
 
@@ -227,6 +229,14 @@ def test_the_first_rule_whose_conditions_hold_counts(monkeypatch):
 def test_a_rule_that_nothing_reads_is_an_error():
     with pytest.raises(TypeError, match="warp"):
         rules._rule("attention", {"name": "a", "tile": [64, 64], "warp": 8})
+
+
+def test_rules_choose_tiles_warps_and_clusters_and_nothing_that_a_step_changes():
+    """What is new in a step is for the step to say, and for which problems: ``only_for``."""
+    rows = [row for kernel in tomllib.loads(rules.TABLE.read_text(encoding="utf-8")).values() for row in kernel]
+    chosen = {name for row in rows for name in row} - {*rules.CONDITIONS, "record"}
+    assert chosen <= {"tile", "warps", "cluster", "occupancy"}
+    assert chosen <= {field.name for field in dataclasses.fields(BlockShape)}
 
 
 LINE = r"FMHA_PROFILE: HeadDim=64, Arch=CPU, SeqQ=16, Choice=(\w+)\n"

@@ -50,14 +50,14 @@ def naps(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("pairs", ["by rule", "always"])
+@pytest.mark.parametrize("pairs", ["where they pay", "always"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_warps_that_nap_at_random_leave_the_output_as_it_is(naps, shape, pairs, name):
-    """A causal mask lets a group in a pair pass over a tile, and by rule pairs come in long sequences alone."""
+    """A causal mask lets a group in a pair pass over a tile, and pairs come in long sequences alone."""
     q, k, v = FORWARD.inputs(shape, 0, "cuda")
     expected = get_step("chains_in_pairs").attention(q, k, v, causal=shape.causal)
     # Without launches that were made ready before:
-    step = dataclasses.replace(get_step(name)) if pairs == "by rule" else always_in_pairs(get_step(name))
+    step = dataclasses.replace(get_step(name)) if pairs == "where they pay" else always_in_pairs(get_step(name))
     first = step.attention(q, k, v, causal=shape.causal)
     torch.testing.assert_close(first, expected, rtol=0, atol=2 * torch.finfo(q.dtype).eps * expected.abs().max().item())
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Step softmax_ahead: right where its launch rule takes it, which asks for more queries than other tests have."""
+"""Step softmax_ahead: right for the problems that it is for, which asks for more queries than other tests have."""
 
 import dataclasses
 import secrets
@@ -72,7 +72,7 @@ def test_the_step_before_has_the_quarter_and_not_the_softmax():
     assert told(get_step("quarter_query"), standard(4096, 128, True)) == (False, True)
 
 
-@pytest.mark.parametrize("changes", [{"pairs": "always"}, {"in_pieces": True}])
+@pytest.mark.parametrize("changes", [{"pairs": True}, {"in_pieces": True}])
 def test_what_the_softmax_ahead_does_not_take(changes):
     step = dataclasses.replace(STEP, walk=UPWARDS, **changes)
     assert step.kernel(dataclasses.replace(standard(4096, 128, True))) is linked.fmha

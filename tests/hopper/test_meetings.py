@@ -30,8 +30,8 @@ KERNELS = {
 
 
 def always_in_pairs(step):
-    """The step with blocks that always come in pairs: short sequences do not by rule."""
-    return dataclasses.replace(step, walk=UPWARDS, pairs="always")
+    """The step with blocks that always come in pairs: those of short sequences do not."""
+    return dataclasses.replace(step, walk=UPWARDS, pairs=True)
 
 
 def events(step, shape) -> list[str]:

@@ -111,7 +111,7 @@ def test_parts_of_a_pair_may_be_several_tiles_of_keys_apart():
         assert variant.most_over == max(last - own for own, last in ends)
 
 
-def test_by_rule_pairs_are_where_they_pay():
+def test_pairs_are_where_they_pay():
     paired = {
         (head_dim, seq_len, causal)
         for head_dim in (64, 128, 256)

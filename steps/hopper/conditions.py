@@ -1,0 +1,43 @@
+"""For which problems steps of this part change something: what several of them ask (``only_for`` of ``evolve``).
+
+They are asked about the problem with the head_dim of its tiles. A condition of one step alone stands in its module.
+"""
+
+from __future__ import annotations
+
+from steps.core.rules import rule_for, shared_kib
+from steps.core.step import DEFAULT_ARCH
+from steps.core.tiles import Tile
+from tutorial_lib.architectures import KIB
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+STAGES = 2  # tiles of keys, and of values, that shared memory holds
+
+
+def launched(problem: Problem) -> Tile:
+    """The tile of the launch rule."""
+    return rule_for("hopper", problem, DEFAULT_ARCH).choice.tile
+
+
+def next_queries_fit(problem: Problem) -> bool:
+    """Shared memory holds two tiles of queries and one of the output beside keys and values: up to head_dim 128."""
+    tile = launched(problem)
+    rows = 2 * tile.query + tile.query + 2 * STAGES * tile.key
+    return rows * problem.head_dim * BYTES_PER_ELEMENT <= shared_kib(DEFAULT_ARCH) * KIB
+
+
+def wide(problem: Problem) -> bool:
+    """It does not: beyond head_dim 128."""
+    return not next_queries_fit(problem)
+
+
+def wide_and_masked(problem: Problem) -> bool:
+    return wide(problem) and problem.causal
+
+
+def up_to_128(problem: Problem) -> bool:
+    return problem.head_dim <= 128
+
+
+def at_128(problem: Problem) -> bool:
+    return problem.head_dim == 128
