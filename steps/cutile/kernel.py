@@ -29,6 +29,16 @@ def position(number, Q, variant):
     return number % tiles_a_head, head % heads, head // heads
 
 
+def place_in_section(block, tiles_a_head, variant):
+    """Tile of queries and head, of all batches, that a block computes: heads come in sections."""
+    tiles_a_section = variant.section * tiles_a_head
+    number = block % tiles_a_section
+    i = number // variant.section
+    if variant.causal:
+        i = tiles_a_head - 1 - i  # the longest first
+    return i, block // tiles_a_section * variant.section + number % variant.section
+
+
 def load_query(Q, i, head, batch, variant):
     """The i-th tile of queries [query, head_dim]."""
     if variant.together:  # some queries of every head of the group
@@ -63,6 +73,12 @@ def tiles_to_visit(i, seq_len_kv, tile, variant):
     return unmasked, end
 
 
+def narrow_tiles(i, seq_len_kv, unmasked, variant):
+    """Narrow tiles [first, end) of the keys that a tile of queries sees behind its ``unmasked`` whole tiles."""
+    _, end = tiles_to_visit(i, seq_len_kv, variant.narrow, variant)
+    return unmasked * (variant.tile.key // variant.narrow.key), end
+
+
 def left_edge(i, tile, variant):
     """Where a sliding window begins: before tile first nobody sees a key, and from tile left on all queries do."""
     first = max(0, i * variant.rows + 1 - variant.window) // tile.key
@@ -82,6 +98,18 @@ def cap(scores, scale, variant):
         return ct.tanh(scores * (scale / variant.softcap))
     else:
         return scores
+
+
+def load_value(V, batch, kv_head, j, tile, latency, variant):
+    """The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not."""
+    v = ct.load(
+        V,
+        (batch, kv_head, j, 0),
+        (1, 1, tile.key, variant.head_dim),
+        padding_mode=ct.PaddingMode.ZERO,
+        latency=latency.value,
+    )
+    return ct.reshape(v, (tile.key, variant.head_dim))
 
 
 def factor(scale, variant):
@@ -121,15 +149,7 @@ def absorb(scores, V, batch, kv_head, j, tile, latency, row_max, row_sum, accumu
         row_sum = row_sum + ct.sum(piece, axis=1, keepdims=True)
     accumulator = accumulator * correction
 
-    # Values past the end must be zero: their weight is zero, but 0 * NaN is not.
-    v = ct.load(
-        V,
-        (batch, kv_head, j, 0),
-        (1, 1, tile.key, variant.head_dim),
-        padding_mode=ct.PaddingMode.ZERO,
-        latency=latency.value,
-    )
-    v = ct.reshape(v, (tile.key, variant.head_dim))
+    v = load_value(V, batch, kv_head, j, tile, latency, variant)
     for n, piece in ct.static_iter(enumerate(pieces)):
         values = v
         if ct.static_eval(isinstance(weights, tuple)):
@@ -201,8 +221,8 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
                 scores, V, batch, kv_head, j, tile, hints, row_max, row_sum, accumulator, scale, variant
             )
         narrow = variant.narrow
-        _, end = tiles_to_visit(i, seq_len_kv, narrow, variant)
-        for j in range(unmasked * (tile.key // narrow.key), end):
+        first, end = narrow_tiles(i, seq_len_kv, unmasked, variant)
+        for j in range(first, end):
             scores = product(q, K, batch, kv_head, j, narrow, variant.latency, variant)
             scores = cap(scores, scale, variant)
             scores = hide(scores, query_index, j, narrow, seq_len_kv, variant)
@@ -328,12 +348,7 @@ def make_kernel_function(variant):
         def fmha(Q, K, V, Out, scale):
             heads = Q.shape[1]
             tiles_a_head = ct.cdiv(Q.shape[2], variant.tile.query)
-            tiles_a_section = variant.section * tiles_a_head
-            number = ct.bid(0) % tiles_a_section
-            i = number // variant.section
-            if variant.causal:
-                i = tiles_a_head - 1 - i  # the longest first
-            head = ct.bid(0) // tiles_a_section * variant.section + number % variant.section
+            i, head = place_in_section(ct.bid(0), tiles_a_head, variant)
             attend(i, head % heads, head // heads, Q, K, V, Out, scale, variant)
 
     else:

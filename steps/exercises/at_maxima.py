@@ -47,44 +47,18 @@ def placed(order, asks: bool) -> str | None:
     return None
 
 
-# What the answer calls, and the kernel writes out.
-ADD_UP = """\
-@gluon.jit
+# The kernel's name for it would tell less than the answer needs.
+ADD_UP = """
 def add_up(row_sum, correction, weights):
-    own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-    return row_sum * own[:, None] + sum_own(weights)
-
-
-@gluon.jit
-def attend_to_rest("""
+    return add_own(row_sum, correction, weights)
+"""
 
 EXERCISE = HeldWait(
     name="at_maxima",
     step="at_maxima",
     function="softmax_around_wait",
-    edits=(
-        ("@gluon.jit\ndef attend_to_rest(", ADD_UP),
-        (
-            """\
-        new_max = raise_maxima(scores, row_max, scale)
-        correction = exp2(row_max - new_max)
-        await_tile(barriers.value_ready, turn, STAGES)
-        accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-        weights = weigh(scores, new_max, scale)
-        # What each lane holds of the sums so far, and of one more tile.
-        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-        row_sum = row_sum * own[:, None] + sum_own(weights)
-        row_max = new_max
-        release(barriers.value_free, turn, STAGES)
-        accumulator = accumulator * by_row(correction)
-        weights =""",
-            """\
-        weights, row_max, row_sum, accumulator = softmax_around_wait(
-            scores, row_max, row_sum, accumulator, barriers, turn, scale
-        )
-        weights =""",
-        ),
-    ),
+    replaces="softmax_under_product",
+    beside=ADD_UP,
     kinds=({"head_dim": 128, "causal": True, "heads": 1},),
     lengths=(384, 512),
     multiple=128,

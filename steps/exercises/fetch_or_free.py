@@ -3,34 +3,6 @@
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
-# The kernel that steps.show writes holds these pieces inside fetch_or_free; here they have names of their own.
-PIECES = """\
-@gluon.jit
-def announce(ready, ring, stage):
-    mbarrier.expect(ready.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
-
-
-@gluon.jit
-def fetch_for_both(array, at, ready, place):
-    gl.inline_asm_elementwise(
-        "// to both CTAs, or to the other:\\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-    tma.async_load(array, at, ready, place)
-    gl.inline_asm_elementwise("// to this CTA:\\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def tell_the_other(there):
-    gl.inline_asm_elementwise(
-        "// to both CTAs, or to the other:\\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-    mbarrier.arrive(there, count=1)
-    gl.inline_asm_elementwise("// to this CTA:\\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def fetch_as_pair("""
-
 OWN_WAIT = "    mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)\n"
 OTHERS_WAIT = "        mbarrier.wait(there.index(stage), turn // STAGES & 1)\n"
 TELLS = "        tell_the_other(there.index(stage))\n"
@@ -39,7 +11,6 @@ EXERCISE = InKernel(
     name="fetch_or_free",
     step="kv_multicast",
     function="fetch_or_free",
-    edits=(("@gluon.jit\ndef fetch_as_pair(", PIECES),),
     kinds=(
         {"heads": 1, "head_dim": 128, "causal": True},
         {"heads": 2, "kv_heads": 1, "head_dim": 128, "dtype": "bfloat16"},

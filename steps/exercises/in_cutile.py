@@ -10,10 +10,11 @@ import traceback
 from dataclasses import dataclass
 
 from steps import get_step
+from steps.core.fused import FusedStep
 from steps.core.tiles import Tile
 from steps.cutile.skeleton import signature
 from steps.exercises.in_kernel import InKernel
-from steps.writing.written import WrittenStep, kernel_in, write_step
+from steps.writing.written import WrittenStep, kernel_in
 from tutorial_lib.accuracy import compare
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
@@ -31,12 +32,8 @@ class InCuTile(InKernel):
 
     tile: Tile | None = None
 
-    def kernel(self, problem: Problem, source: str) -> WrittenStep:
-        step = get_step(self.step)
-        if self.tile:
-            step = dataclasses.replace(step, tile=self.tile)
-        whole = write_step(step, problem, arch="cpu")
-        return dataclasses.replace(whole, text=self._filled(whole.text, source), name=self.name)
+    def whole(self) -> FusedStep:
+        return dataclasses.replace(super().whole(), tile=self.tile) if self.tile else super().whole()
 
     def _on(self, problem: Problem, source: str, chance: random.Random) -> str | None:
         if refused := _refused(self.kernel(problem, source), problem):

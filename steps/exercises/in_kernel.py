@@ -10,9 +10,11 @@ import ast
 import dataclasses
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from steps import get_step
+from steps.core.fused import FusedStep
+from steps.writing.functions import names_in, put
 from steps.writing.written import WrittenStep, plainly, write_step
 from tutorial_lib.accuracy import compare, first_difference
 from tutorial_lib.exercises import Exercise, explained, source_of
@@ -24,9 +26,11 @@ from tutorial_lib.problem import Problem
 class InKernel(Exercise):
     """The learner's function, in the kernel of ``step``.
 
-    edits: (old, new), pieces of the kernel's text that are replaced wherever they stand, so that the kernel calls the
-    function; none where the kernel has a function of this name already. kinds: what the tensors are like, beside their
-    lengths: ``Problem``'s fields for each of them. lengths: the least and the largest, of queries and of keys.
+    replaces: the kernel's function that the learner's stands in for; None for that of the same name, "" for none.
+    functions: others that are replaced, too: sources by the names of the kernel's functions. What calls the learner's
+    function where the kernel has none with its parameters, is here. beside: source of functions that the answer calls
+    and the kernel does not have. constants: of the kernel, by their names. kinds: what the tensors are like, beside
+    their lengths: ``Problem``'s fields for each of them. lengths: the least and the largest, of queries and of keys.
     multiple: what every length is a multiple of. schedules: how many latencies a simulated kernel runs under, the
     model's own and random ones. watch: takes the simulated run and the problem, once numbers and order are right, and
     says what is wrong with the way in which they came about. lacking: (a piece of source, what to say where an answer
@@ -35,6 +39,10 @@ class InKernel(Exercise):
 
     step: str
     edits: tuple[tuple[str, str], ...] = ()
+    replaces: str | None = None
+    functions: dict[str, str] = field(default_factory=dict)
+    beside: str = ""
+    constants: dict[str, object] = field(default_factory=dict)
     kinds: tuple[dict, ...] = ({"causal": True}, {"dtype": "bfloat16", "heads": 2, "kv_heads": 1})
     lengths: tuple[int, int] = (130, 330)
     multiple: int = 1
@@ -62,11 +70,21 @@ class InKernel(Exercise):
                 return explained(message, self.typical, source)
         return None
 
+    def whole(self) -> FusedStep:
+        """The step whose kernel the function is put into."""
+        return get_step(self.step)
+
     def kernel(self, problem: Problem, source: str) -> WrittenStep:
-        """The step with the learner's function in its kernel. Raises ValueError for an edit that finds no place."""
-        step = get_step(self.step)
-        whole = write_step(step, problem, **({"arch": "cpu"} if step.backend == "cutile" else {}))
-        return dataclasses.replace(whole, text=self._filled(whole.text, source), name=self.name)
+        """The step with the learner's function in its kernel. Raises ValueError for a function that finds no place."""
+        step, functions, beside = self.whole(), dict(self.functions), source
+        if self.edits:
+            whole = write_step(step, problem, **({"arch": "cpu"} if step.backend == "cutile" else {}))
+            return dataclasses.replace(whole, text=self._filled(whole.text, source), name=self.name)
+        if replaces := self.function if self.replaces is None else self.replaces:
+            functions[replaces], beside = source, ""
+        keep = names_in(self.solution, *functions, *self.functions.values(), self.beside)
+        written = write_step(step, problem, "cpu" if step.backend == "cutile" else None, keep, name=self.name)
+        return put(written, functions, f"{beside}\n{self.beside}", self.constants)
 
     def _filled(self, text: str, source: str) -> str:
         for old, new in self.edits:

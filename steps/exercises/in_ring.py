@@ -6,9 +6,8 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-from steps import get_step
+from steps.core.fused import FusedStep
 from steps.exercises.in_kernel import InKernel
-from steps.writing.written import WrittenStep, write_step
 from tutorial_lib.exercises import clean, explained, source_of
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
@@ -44,10 +43,8 @@ class InRing(InKernel):
                 )
         return None
 
-    def kernel(self, problem: Problem, source: str) -> WrittenStep:
-        step = dataclasses.replace(get_step(self.step), stages=self.stages)
-        whole = write_step(step, problem)
-        return dataclasses.replace(whole, text=self._filled(whole.text, source), name=self.name)
+    def whole(self) -> FusedStep:
+        return dataclasses.replace(super().whole(), stages=self.stages)
 
     def clocks(self, problem: Problem, source: str) -> float:
         """What all blocks take together, by the simulator's clock."""

@@ -70,6 +70,18 @@ class Bounds(InKernel):
         return super().judge(function, chance)
 
 
+# The kernel asks for its whole tiles and for its narrow ones in two places.
+WHOLE = """
+def whole_tiles(i, seq_len_kv):
+    whole, first, end = bounds(i, seq_len_kv)
+    return whole, end
+"""
+NARROW = """
+def narrow_tiles(i, seq_len_kv):
+    whole, first, end = bounds(i, seq_len_kv)
+    return first, end
+"""
+
 EXERCISE = Bounds(
     name="mask_loop",
     step="mask_loop",
@@ -79,15 +91,8 @@ EXERCISE = Bounds(
         {"causal": True, "head_dim": 128, "heads": 1, "seq_len_kv": 150},
     ),
     lengths=(260, 300),
-    edits=(
-        (
-            "    unmasked, end = tiles_to_visit(i, seq_len_kv, TILE_KEY)\n",
-            "    whole, first, end = bounds(i, seq_len_kv)\n",
-        ),
-        ("    for j in range(unmasked):\n", "    for j in range(whole):\n"),
-        ("    _, end = tiles_to_visit(i, seq_len_kv, NARROW_KEY)\n", ""),
-        ("range(unmasked * (TILE_KEY // NARROW_KEY), end)", "range(first, end)"),
-    ),
+    replaces="",
+    functions={"tiles_to_visit": WHOLE, "narrow_tiles": NARROW},
     hints=(
         "The i-th tile of queries begins with query i * TILE_QUERY. That query sees the fewest keys: those up to its "
         "own number. How many whole tiles of keys lie before it?",

@@ -9,19 +9,7 @@ EXERCISE = InKernel(
     step="producer",
     function="fetch_both",
     mend=True,
-    edits=(
-        (
-            """            key = j * TILE_KEY
-            stage = turn % STAGES
-            used = turn // STAGES & 1 ^ 1
-            mbarrier.wait(barriers.key_free.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage)
-            mbarrier.wait(barriers.value_free.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage)
-""",
-            "            fetch_both(arrays, tiles, barriers, kv_head, batch, j * TILE_KEY, turn)\n",
-        ),
-    ),
+    replaces="fetch_in_turn",
     kinds=({"heads": 1},),
     lengths=(300, 384),  # three tiles: the ring is used a second time
     watch=copies_overlap,

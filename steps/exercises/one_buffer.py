@@ -39,27 +39,12 @@ class InOrder(InKernel):
         return f"{RESCUED} {wrong[0]}" if wrong else None
 
 
-LOOP = " " * 12  # the last tile of keys is not full, so the kernel has two loops from one text
-HEAD = f"{LOOP}async_copy.wait_group(0)\n{LOOP}gl.barrier()\n"
-TAIL = f"\n{LOOP}async_copy.commit_group()"
-NEXT = "gl.minimum(j + 1, end - 1), seq_len_kv)"
-
 EXERCISE = InOrder(
     name="one_buffer",
     step="shared_kv",
     function="wait_then_copy",
     kinds=({"heads": 1, "seq_len_q": 40}, {"heads": 1, "seq_len_q": 40, "dtype": "bfloat16"}),
     lengths=(130, 190),
-    edits=(
-        (
-            f"{HEAD}{LOOP}copy_panels(values, V, row_stride, j, seq_len_kv){TAIL}",
-            f"{LOOP}wait_then_copy(values, V, row_stride, j, seq_len_kv)",
-        ),
-        (
-            f"{HEAD}{LOOP}copy_panels(keys, K, row_stride, {NEXT}{TAIL}",
-            f"{LOOP}wait_then_copy(keys, K, row_stride, {NEXT}",
-        ),
-    ),
     order=(
         (
             "barrier",

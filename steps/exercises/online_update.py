@@ -61,25 +61,20 @@ class Update(InCuTile):
         return None
 
 
+ABSORB = """
+def absorb(scores, V, batch, kv_head, j, row_max, row_sum, accumulator, scale):
+    v = load_value(V, batch, kv_head, j)
+    return online_update(scores, v, row_max, row_sum, accumulator, scale)
+"""
+
 EXERCISE = Update(
     name="online_update",
     step="mma",
     function="online_update",
     kinds=({"causal": True, "heads": 1}, {"dtype": "bfloat16", "kv_heads": 1}),
     lengths=(150, 300),
-    edits=(
-        ("        weights, correction, row_max = softmax_exp(scores, row_max, scale)", "       "),
-        (
-            "        row_sum = row_sum * correction\n"
-            "        row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)\n"
-            "        accumulator = accumulator * correction\n",
-            "",
-        ),
-        (
-            "        accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)\n",
-            "        row_max, row_sum, accumulator = online_update(scores, v, row_max, row_sum, accumulator, scale)\n",
-        ),
-    ),
+    replaces="",
+    functions={"absorb": ABSORB},
     hints=(
         "Both the sum and the accumulator are relative to the old maximum. What must happen to them before anything is "
         "added that is relative to the new one?",

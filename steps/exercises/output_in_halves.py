@@ -7,16 +7,7 @@ EXERCISE = InKernel(
     name="output_in_halves",
     step="room",
     function="store_in_halves",
-    edits=(
-        (
-            """\
-        left, right = o.reshape([ROWS, 2, OUTPUT_COLUMNS]).permute((0, 2, 1)).split()
-        store(left, arrays.output, output, batch, head, row, 0)
-        store(right, arrays.output, output, batch, head, row, OUTPUT_COLUMNS)
-""",
-            "        store_in_halves(o, arrays.output, output, batch, head, row)\n",
-        ),
-    ),
+    replaces="store_halves",
     kinds=({"head_dim": 256},),
     lengths=(256, 256),
     hints=(

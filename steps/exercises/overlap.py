@@ -53,44 +53,25 @@ class BegunTogether(InKernel):
         return wrong
 
 
-EXERCISE = BegunTogether(
-    name="overlap",
-    step="overlap",
-    function="turn_of_loop",
-    edits=(
-        TWO_TILES_A_BLOCK,  # a place that is given back for another tile is missed by the second tile of queries
-        (
-            """\
-        # --- issue: scores of this tile, output of the tile before ---
-        await_tile(barriers.key_ready, turn + 1, STAGES)
-        scores = issue_scores(query, tiles.key, turn + 1)
-        await_tile(barriers.value_ready, turn, STAGES)
-        accumulator = issue_output(weights, tiles.value, turn, accumulator)
-        scores = warpgroup_mma_wait(1, deps=[scores])
-        release(barriers.key_free, turn + 1, STAGES)
-
-        # --- online softmax, while the output is computed ---
-        new_max = raise_maxima(scores, row_max, scale)
-        correction = exp2(row_max - new_max)
-        weights = weigh(scores, new_max, scale)
-        row_sum = row_sum * correction + gl.sum(weights, 1)
-        # ptxas may move this wait: nothing holds it here.
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        row_max = new_max
-        release(barriers.value_free, turn, STAGES)
-        accumulator = accumulator * by_row(correction)
-        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
-        turn += 1
-""",
-            """\
+ATTEND_TO_REST = """
+def attend_to_rest(first, accumulator, query, tiles, barriers, end, turn, scale):
+    weights, row_max, row_sum = first
+    for j in range(1, end):
         weights, row_max, row_sum, accumulator = turn_of_loop(
             query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale
         )
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
         turn += 1
-""",
-        ),
-    ),
+    return accumulator, row_sum, turn, weights
+"""
+
+EXERCISE = BegunTogether(
+    name="overlap",
+    step="overlap",
+    function="turn_of_loop",
+    replaces="",
+    # A place that is given back for another tile is missed by the second tile of queries.
+    functions={"attend_to_rest": ATTEND_TO_REST, "one_tile": TWO_TILES_A_BLOCK},
     # Once an even number of tiles of keys: with an odd one, giving back the places in another order comes out even.
     kinds=(
         {"head_dim": 128, "heads": 1, "seq_len_kv": 512},

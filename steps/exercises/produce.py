@@ -6,16 +6,12 @@ from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
 # In step producer a block has one tile of queries, and would never fill the queries' place again. Here it gets two.
-TWO_TILES_A_BLOCK = (
-    """\
-    first = gl.program_id(0)
-    last = first + 1
-""",
-    """\
+TWO_TILES_A_BLOCK = """
+def own_tiles():
     first = gl.program_id(0) * 2
     last = gl.minimum(first + 2, gl.num_programs(0))
-""",
-)
+    return first, last
+"""
 
 VALUES_AWAITED = "            mbarrier.wait(barriers.value_free.index(stage), used)\n"
 VALUES_FETCHED = """\
@@ -47,7 +43,7 @@ EXERCISE = InKernel(
     name="produce",
     step="producer",
     function="produce",
-    edits=(TWO_TILES_A_BLOCK, ("one_tile(", "own_tiles(")),
+    functions={"one_tile": TWO_TILES_A_BLOCK},
     # Three tiles of keys, an odd number, for each of several tiles of queries, and heads of K and V that are shared.
     kinds=(
         {"heads": 1, "seq_len_q": 256, "seq_len_kv": 384},

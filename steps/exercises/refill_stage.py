@@ -7,12 +7,6 @@ EXERCISE = InRing(
     name="refill_stage",
     step="stages",
     function="refill",
-    edits=(
-        ("later = gl.minimum(j + STAGES, end - 1)", "refill(keys, values, K, V, row_stride, j, end, seq_len_kv)"),
-        ("copy_panels(keys, stage, K, row_stride, later, seq_len_kv)", "pass"),
-        ("copy_panels(values, stage, V, row_stride, later, seq_len_kv)", "pass"),
-        ("async_copy.commit_group()\n\n    # --- normalise", "pass\n\n    # --- normalise"),
-    ),
     typical=(
         ("elements .* of a tensor that has", "A tile is copied from behind the end of K."),
         (

@@ -47,12 +47,6 @@ EXERCISE = Rows(
         {"causal": True, "heads": 8, "kv_heads": 2},
         {"causal": True, "heads": 6, "kv_heads": 2, "dtype": "bfloat16"},
     ),
-    edits=(
-        (
-            "query_index = i * ROWS + (ct.arange(TILE_QUERY, dtype=ct.int32) % ROWS)[:, None]\n",
-            "query_index = query_indices(i)\n",
-        ),
-    ),
     hints=(
         "The tile of Q has the shape [TOGETHER, ROWS, head_dim] before it is reshaped to rows. So the first ROWS rows "
         "are queries of the first head, the next ROWS rows the same queries of the second head.",

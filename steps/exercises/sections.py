@@ -37,17 +37,7 @@ EXERCISE = Sections(
     function="place",
     kinds=({"causal": True, "batch": 2, "heads": 2, "kv_heads": 1},),
     lengths=(260, 380),
-    edits=(
-        (
-            """    tiles_a_section = SECTION * tiles_a_head
-    number = ct.bid(0) % tiles_a_section
-    i = number // SECTION
-    i = tiles_a_head - 1 - i  # the longest first
-    head = ct.bid(0) // tiles_a_section * SECTION + number % SECTION
-""",
-            "    i, head = place(ct.bid(0), tiles_a_head)\n",
-        ),
-    ),
+    replaces="place_in_section",
     hints=(
         "A section has SECTION * tiles_a_head blocks. Which section is a block in, and which of its blocks is it?",
         "In a section the first SECTION blocks compute the longest tile, one for each head. The next SECTION blocks "

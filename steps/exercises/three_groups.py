@@ -28,28 +28,18 @@ def issued_in_turn(run, problem) -> str | None:
     return None
 
 
+ISSUE_BOTH = """
+def issue_both(query, weights, accumulator, tiles, barriers, turn, query_turn, part: gl.constexpr):
+    n = turn - query_turn  # all tiles but the first of every tile of queries
+    return issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part)
+"""
+
 EXERCISE = InKernel(
     name="three_groups",
     step="three_groups",
     function="issue_in_turn",
-    edits=(
-        (
-            """\
-        await_tile(barriers.key_ready, turn + 1, STAGES)
-        # A turn for all tiles but the first of every tile of queries.
-        FIRST: gl.constexpr = 1 if part == 0 else 0
-        mbarrier.wait(barriers.turns.index(part), (turn - query_turn) & 1 ^ FIRST)
-        scores = issue_scores(query, tiles.key, turn + 1)
-        await_tile(barriers.value_ready, turn, STAGES)
-        accumulator = issue_output(weights, tiles.value, turn, accumulator)
-        mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
-""",
-            """\
-        n = turn - query_turn  # all tiles but the first of every tile of queries
-        scores, accumulator = issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part)
-""",
-        ),
-    ),
+    replaces="",
+    functions={"issue_both": ISSUE_BOTH},
     kinds=({"heads": 2, "kv_heads": 1},),
     lengths=(384, 768),
     multiple=384,

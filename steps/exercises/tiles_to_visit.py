@@ -71,15 +71,6 @@ EXERCISE = Bounds(
     step="mma",
     function="tiles_to_visit",
     kinds=({"causal": True, "heads": 1}, {"causal": True, "heads": 1, "seq_len_kv": 100}),
-    edits=(
-        (
-            "    unmasked = seq_len_kv // TILE_KEY\n"
-            "    end = ct.cdiv(seq_len_kv, TILE_KEY)\n"
-            "    unmasked = min(unmasked, (i * TILE_QUERY) // TILE_KEY)\n"
-            "    end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))\n",
-            "    unmasked, end = tiles_to_visit(i, seq_len_kv)\n",
-        ),
-    ),
     hints=(
         "Which query of the tile sees the fewest keys, and which the most? One decides about unmasked, the other about "
         "end. And neither may go beyond the last key there is.",

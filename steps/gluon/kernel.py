@@ -63,6 +63,46 @@ def copy_panels(panels, stage, pointer, stride, tile_index, limit, variant: gl.c
         copy_rows(panels[c].index(stage), pointer + c * variant.columns, stride, first, limit, variant, guard)
 
 
+@gluon.jit
+def hold_queries(query, variant: gl.constexpr):
+    """Panels of queries in registers, once their copies have come."""
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    gl.barrier()
+    q = ()
+    for n in gl.static_range(variant.head_dim // variant.columns):
+        q = q + (query[n].load(variant.left),)
+    gl.barrier()  # all warps have read Q before K overwrites it
+    return q
+
+
+@gluon.jit
+def wait_then_copy(free, pointer, row_stride, tile, seq_len_kv, variant: gl.constexpr):
+    """Where K and V share: wait for the tile that comes next, and begin to copy another into the place that is free."""
+    async_copy.wait_group(0)
+    gl.barrier()
+    copy_panels(free, 0, pointer, row_stride, tile, seq_len_kv, variant, variant.ragged)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def wait_for_tile(j, variant: gl.constexpr):
+    """Wait for the j-th tile of keys and of values. Returns the stage of the ring where they lie."""
+    STAGES: gl.constexpr = variant.stages
+    stage = j % STAGES
+    async_copy.wait_group(STAGES - 1)
+    return stage
+
+
+@gluon.jit
+def refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant: gl.constexpr):
+    """Begin to copy a later tile into the stage of the j-th, which all warps have read."""
+    later = gl.minimum(j + variant.stages, end - 1)
+    copy_panels(keys, stage, K, row_stride, later, seq_len_kv, variant, variant.ragged)
+    copy_panels(values, stage, V, row_stride, later, seq_len_kv, variant, variant.ragged)
+    async_copy.commit_group()
+
+
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
 def fmha(
     Q,
@@ -110,13 +150,7 @@ def fmha(
         copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, variant, True)
         query = query + (panel,)
     if variant.query_in_registers:
-        async_copy.commit_group()
-        async_copy.wait_group(0)
-        gl.barrier()
-        q = ()
-        for c in gl.static_range(PANELS):
-            q = q + (query[c].load(variant.left),)
-        gl.barrier()  # all warps have read Q before K overwrites it
+        q = hold_queries(query, variant)
 
     # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
     if variant.share_keys_values:
@@ -143,13 +177,9 @@ def fmha(
             # --- wait for this tile ---
             if variant.share_keys_values:
                 stage = 0
-                async_copy.wait_group(0)
-                gl.barrier()
-                copy_panels(values, 0, V, row_stride, j, seq_len_kv, variant, variant.ragged)
-                async_copy.commit_group()
+                wait_then_copy(values, V, row_stride, j, seq_len_kv, variant)
             else:
-                stage = j % STAGES
-                async_copy.wait_group(STAGES - 1)
+                stage = wait_for_tile(j, variant)
                 gl.barrier()
 
             # --- scores: QK product ---
@@ -174,10 +204,7 @@ def fmha(
 
             # --- output: PV product ---
             if variant.share_keys_values:
-                async_copy.wait_group(0)
-                gl.barrier()
-                copy_panels(keys, 0, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant, variant.ragged)
-                async_copy.commit_group()
+                wait_then_copy(keys, K, row_stride, gl.minimum(j + 1, end - 1), seq_len_kv, variant)
             updated = ()
             for c in gl.static_range(PANELS):
                 v = values[c].index(stage).load(variant.right)
@@ -187,10 +214,7 @@ def fmha(
             # --- all warps have read this tile: begin to copy a later one into its place ---
             if not variant.share_keys_values:
                 gl.barrier()
-                later = gl.minimum(j + STAGES, end - 1)
-                copy_panels(keys, stage, K, row_stride, later, seq_len_kv, variant, variant.ragged)
-                copy_panels(values, stage, V, row_stride, later, seq_len_kv, variant, variant.ragged)
-                async_copy.commit_group()
+                refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant)
 
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)

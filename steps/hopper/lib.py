@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from steps.core.fused import Pieces
 from steps.gluon.softmax import tiles_to_visit
 from steps.hopper.packed import corner, corner_kv, find, room_for_task, tell_task
-from steps.hopper.pairs import meet
+from steps.hopper.pairs import fetch_as_pair, meet
 from tutorial_lib import meetings
 
 NO_MEETINGS = gl.constexpr(f"{meetings.MARK}\n mov.b32 $0, 0;")
@@ -495,13 +495,13 @@ def own_row(row, query_turn, part: gl.constexpr, variant: gl.constexpr):
 def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
     """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
     PARTS: gl.constexpr = variant.parts
-    stage = turn % variant.query_stages
-    ready = barriers.query_ready.index(stage)
+    query_stage = turn % variant.query_stages
+    ready = barriers.query_ready.index(query_stage)
     QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
     mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(PARTS):
         at = corner(batch, head, own_row(row, turn, part, variant), 0, variant)
-        tma.async_load(arrays.query, at, ready, tiles.query.index(stage * PARTS + part))
+        tma.async_load(arrays.query, at, ready, tiles.query.index(query_stage * PARTS + part))
 
 
 @gluon.jit
@@ -509,6 +509,38 @@ def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
     mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
     tma.async_load(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
+
+
+@gluon.jit
+def fetch_in_turn(arrays, tiles, barriers, kv_head, batch, row, turn, variant: gl.constexpr):
+    """Ask TMA for the turn-th tiles of keys and values, each as soon as its place is free.
+
+    row: their first key.
+    """
+    stage = turn % variant.stages
+    used = turn // variant.stages & 1 ^ 1
+    mbarrier.wait(barriers.key_free.index(stage), used)
+    fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, row, stage, variant)
+    mbarrier.wait(barriers.value_free.index(stage), used)
+    fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, row, stage, variant)
+
+
+@gluon.jit
+def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, variant: gl.constexpr):
+    """Ask TMA for so many tiles of keys and values as ``end`` says. Returns the turn behind them.
+
+    before: under a sliding window, how many keys stand in front of the first tile.
+    """
+    for j in range(end):
+        key = variant.walk.nth(j, end) * variant.tile.key
+        if variant.window:
+            key += before
+        if variant.neighbours > 1:
+            fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
+        else:
+            fetch_in_turn(arrays, tiles, barriers, kv_head, batch, key, turn, variant)
+        turn += 1
+    return turn
 
 
 @gluon.jit

@@ -30,7 +30,7 @@ from steps.hopper.lib import (
 from steps.hopper.loop import attend_overlapped
 from steps.hopper.overlapped import produce
 from steps.hopper.packed import Packed, hear_task
-from steps.hopper.products import await_output, issue_scores, normalised, store_lse_of
+from steps.hopper.products import await_output, issue_scores, link, normalised, store_lse_of
 
 
 @gluon.jit
@@ -69,16 +69,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
             accumulator = await_output(accumulator, 0, variant)
             release(barriers.value_free, last_turn, STAGES)
             turn = pass_over_rest(barriers, place, turn, query_turn, part, variant)
-        # The first product for the next queries is issued behind the last for these, and runs while these are
-        # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
-        if n < last:
-            await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
-            await_tile(barriers.key_ready, turn + 1, STAGES)
-        following = part_of(tiles.query, query_turn + 1, part, variant)
-        scores = issue_scores(following, tiles.key, turn + 1, variant)
-        accumulator = await_output(accumulator, 1, variant)
-        if variant.most_over <= 1:
-            release(barriers.value_free, last_turn, STAGES)
+        scores, accumulator = link(accumulator, tiles, barriers, turn, last_turn, query_turn, n < last, part, variant)
         variant.ends.pass_value(barriers, last_turn, turn, variant)
         turn += 1
 

@@ -19,7 +19,7 @@ from steps.hopper.lib import (
     Work,
     all_see_barriers,
     await_tile,
-    fetch,
+    fetch_all,
     fetch_queries,
     keys_before,
     own_row,
@@ -36,7 +36,6 @@ from steps.hopper.lib import (
 )
 from steps.hopper.loop import attend_overlapped
 from steps.hopper.packed import Packed, hear_task, keys_of
-from steps.hopper.pairs import fetch_as_pair
 from steps.hopper.products import await_output, normalised, store_lse_of
 
 
@@ -58,6 +57,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             before = keys_before(row, variant)
             _, end = tiles_to_visit(row - before, keys_of(batch, work, variant) - before, variant)
         else:
+            before = 0
             _, end = tiles_to_visit(row, keys_of(batch, work, variant), variant)
         if variant.packed:
             end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key, and the parts wait for one tile
@@ -66,20 +66,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
         kv_head = head // variant.group_size
-        for j in range(end):
-            key = variant.walk.nth(j, end) * variant.tile.key
-            if variant.window:
-                key += before
-            if variant.neighbours > 1:
-                fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
-            else:
-                stage = turn % variant.stages
-                used = turn // variant.stages & 1 ^ 1
-                mbarrier.wait(barriers.key_free.index(stage), used)
-                fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
-                mbarrier.wait(barriers.value_free.index(stage), used)
-                fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
-            turn += 1
+        turn = fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, variant)
         if variant.packed:
             n, task = take_task(following, last, query_turn + 1, work, variant)
         else:

@@ -44,12 +44,18 @@ def tell_the_other(free):
 
 
 @gluon.jit
+def announce(ready, ring, stage, variant: gl.constexpr):
+    """Tell this CTA's mbarrier of a place how many bytes will come."""
+    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+
+
+@gluon.jit
 def fetch_or_free(asks, array, at, ring, ready, free, there, turn, variant: gl.constexpr):
     """The turn-th tile of a ring of both CTAs: who ``asks`` fetches it, the other one says that its place is free."""
     STAGES: gl.constexpr = variant.stages
     stage = turn % STAGES
     mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    announce(ready, ring, stage, variant)
     if asks:
         mbarrier.wait(there.index(stage), turn // STAGES & 1)
         fetch_for_both(array, at, ready.index(stage), ring.index(stage))

@@ -18,7 +18,7 @@ from steps.hopper.lib import (
     Work,
     all_see_barriers,
     await_tile,
-    fetch,
+    fetch_in_turn,
     fetch_queries,
     part_of,
     position,
@@ -46,12 +46,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
         kv_head = head // variant.group_size
         for j in range(end):
             key = j * variant.tile.key
-            stage = turn % variant.stages
-            used = turn // variant.stages & 1 ^ 1
-            mbarrier.wait(barriers.key_free.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage, variant)
-            mbarrier.wait(barriers.value_free.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage, variant)
+            fetch_in_turn(arrays, tiles, barriers, kv_head, batch, key, turn, variant)
             turn += 1
         n = variant.schedule.take(n, last, query_turn, work, variant)
         query_turn += 1

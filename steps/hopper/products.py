@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import store_lse
-from steps.hopper.lib import in_place_of_queries, room_of_its_own
+from steps.hopper.lib import await_tile, in_place_of_queries, part_of, release, room_of_its_own
 from steps.hopper.packed import corner
 from steps.hopper.pieces import issue_pieces, issue_scores_of_pieces, no_pieces, rescale_pieces, store_pieces
 from steps.hopper.softmax import by_row
@@ -139,6 +139,27 @@ def await_output(accumulator, scores_under_way: gl.constexpr, variant: gl.conste
 def await_scores(scores, variant: gl.constexpr):
     """Wait for the QK product, and not for the PV product that was begun behind it: there are two of pieces."""
     return warpgroup_mma_wait(2 if variant.in_pieces else 1, deps=[scores])
+
+
+@gluon.jit
+def link(accumulator, tiles, barriers, turn, last_turn, query_turn, more, part: gl.constexpr, variant: gl.constexpr):
+    """Begin the first QK product for the next queries, if there are ``more``, and wait for the last PV product alone.
+
+    turn: of the last tile of keys that was fetched for these queries; last_turn: of the last that this part used.
+    Returns (scores, accumulator).
+    """
+    STAGES: gl.constexpr = variant.stages
+    # The first product for the next queries is issued behind the last for these, and runs while these are
+    # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
+    if more:
+        await_tile(barriers.query_ready, query_turn + 1, variant.query_stages)
+        await_tile(barriers.key_ready, turn + 1, STAGES)
+    following = part_of(tiles.query, query_turn + 1, part, variant)
+    scores = issue_scores(following, tiles.key, turn + 1, variant)
+    accumulator = await_output(accumulator, 1, variant)
+    if variant.most_over <= 1:
+        release(barriers.value_free, last_turn, STAGES)
+    return scores, accumulator
 
 
 @gluon.jit

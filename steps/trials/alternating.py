@@ -10,21 +10,36 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.core.problems import FULL
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
-HEADING = "            # QK product: scores [query, key].\n"
-EDITS = (
-    (HEADING, "            at = j + (n - first) % 2 * (end - 1 - 2 * j)\n" + HEADING),
-    ("load_key_transposed(K, batch, kv_head, j)", "load_key_transposed(K, batch, kv_head, at)"),
-    ("(batch, kv_head, j, 0)", "(batch, kv_head, at, 0)"),
-)
+FUNCTIONS = {
+    "attend": """
+def attend_in_turns(i, head, batch, Q, K, V, Out, scale, backwards):
+    kv_head = head // GROUP_SIZE
+    q = load_query(Q, i, head, batch)
+    row_max, row_sum, accumulator = begin()
+    _, end = tiles_to_visit(K.shape[2])
+    for j in range(end):
+        at = j + backwards * (end - 1 - 2 * j)
+        scores = product(q, K, batch, kv_head, at)
+        row_max, row_sum, accumulator = absorb(scores, V, batch, kv_head, at, row_max, row_sum, accumulator, scale)
+    finish(Out, i, head, batch, row_sum, accumulator)
+""",
+    "fmha": """
+def fmha(Q, K, V, Out, scale, order, starts):
+    block = ct.bid(0)
+    first = ct.load(starts, (block,), ())
+    for n in range(first, ct.load(starts, (block + 1,), ())):
+        i, head, batch = position(ct.load(order, (n,), ()), Q)
+        attend_in_turns(i, head, batch, Q, K, V, Out, scale, (n - first) % 2)
+""",
+}
 
 
 @dataclass(frozen=True)
 class Alternating(Trial):
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
-        return edited(step, *EDITS) if value == "on" else step
+        return with_functions(get_step(self.base), problem, FUNCTIONS if value == "on" else {}, **named)
 
 
 TRIAL = Alternating(

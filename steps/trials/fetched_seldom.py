@@ -13,12 +13,23 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
-FETCHES = [
-    (f"            mbarrier.wait(barriers.{name}_free.index(stage), used)\n", f"            fetch(arrays.{name}, ")
-    for name in ("key", "value")
-]
+FETCH_SELDOM = """
+def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, turn):
+    stage = turn % STAGES
+    used = turn // STAGES & 1 ^ 1
+    mbarrier.wait(barriers.key_free.index(stage), used)
+    if turn // STAGES % {every} == 0:
+        fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, row, stage)
+    else:
+        mbarrier.arrive(barriers.key_ready.index(stage), count=1)
+    mbarrier.wait(barriers.value_free.index(stage), used)
+    if turn // STAGES % {every} == 0:
+        fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, row, stage)
+    else:
+        mbarrier.arrive(barriers.value_ready.index(stage), count=1)
+"""
 
 
 @dataclass(frozen=True)
@@ -28,21 +39,9 @@ class FetchedSeldom(Trial):
     """
 
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
         every = round(100 / value)
-        if every == 1:
-            return step
-        edits = []
-        for wait, fetch in FETCHES:
-            name = fetch.split(".")[1].rstrip(", ")
-            seldom = f"""            if turn // STAGES % {every} == 0:
-                fetch(arrays.{name}, """
-            there = f"""            else:
-                mbarrier.arrive(barriers.{name}_ready.index(stage), count=1)
-"""
-            [line] = [line for line in step.text.splitlines(keepends=True) if line.startswith(fetch)]
-            edits.append((wait + line, wait + seldom + line.removeprefix(fetch) + there))
-        return edited(step, *edits)
+        functions = {"fetch_in_turn": FETCH_SELDOM.format(every=every)} if every > 1 else {}
+        return with_functions(get_step(self.base), problem, functions, **named)
 
 
 TRIAL = FetchedSeldom(

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
-FIRST = "    # --- the first tile ---\n"
-HELD = "    query = query.load(gl.DotOperandLayout(0, ACCUMULATOR, 2))\n\n"
+HELD = """
+def held(query):
+    return query.load(gl.DotOperandLayout(0, ACCUMULATOR, 2))
+"""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class HeldQuery(Trial):
     """The first product for a tile of queries still reads them from shared memory: it is begun before they are held."""
 
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
-        return edited(step, (FIRST, HELD + FIRST)) if value == "on" else step
+        functions = {"left_in_shared": HELD} if value == "on" else {}
+        return with_functions(get_step(self.base), problem, functions, **named)
 
 
 TRIAL = HeldQuery(

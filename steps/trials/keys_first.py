@@ -11,35 +11,30 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
-PRODUCER = "@gluon.jit\ndef produce("
-FETCH_KEYS = '''@gluon.jit
+FETCH_KEYS = """
 def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn):
-    """Ask TMA for the turn-th tile of keys as soon as its place is free; key: its first row."""
+    # As soon as their place is free; key: the first of them.
     stage = turn % STAGES
     mbarrier.wait(barriers.key_free.index(stage), turn // STAGES & 1 ^ 1)
     fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage)
-
-
-'''
-TURN = """        for j in range(end):
-            key = j * TILE_KEY
-            stage = turn % STAGES
-            used = turn // STAGES & 1 ^ 1
 """
-KEYS = """            mbarrier.wait(barriers.key_free.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage)
+FETCH_ALL = """
+def fetch_all(arrays, tiles, barriers, kv_head, batch, end, turn):
+    fetch_keys(arrays, tiles, barriers, kv_head, batch, 0, turn)
+    for j in range(end):
+        key = j * TILE_KEY
+        stage = turn % STAGES
+        used = turn // STAGES & 1 ^ 1
+        if j + 1 < end:
+            # The next keys do not wait behind the place of these values, which is free only much later.
+            fetch_keys(arrays, tiles, barriers, kv_head, batch, key + TILE_KEY, turn + 1)
+        mbarrier.wait(barriers.value_free.index(stage), used)
+        fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage)
+        turn += 1
+    return turn
 """
-FIRST_KEYS = """        key = 0
-        fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn)
-"""
-NEXT_KEYS = """            if j + 1 < end:
-                # The next keys do not wait behind the place of these values, which is free only much later.
-                following = key + TILE_KEY
-                fetch_keys(arrays, tiles, barriers, kv_head, batch, following, turn + 1)
-"""
-EDITS = ((PRODUCER, FETCH_KEYS + PRODUCER), (TURN + KEYS, FIRST_KEYS + TURN + NEXT_KEYS))
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ class KeysFirst(Trial):
     """Off: keys and values of a tile are asked for together."""
 
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
-        return edited(step, *EDITS) if value == "on" else step
+        functions = {"fetch_all": FETCH_ALL} if value == "on" else {}
+        return with_functions(get_step(self.base), problem, functions, beside=FETCH_KEYS, **named)
 
 
 TRIAL = KeysFirst(

@@ -11,10 +11,21 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
-MAXIMUM = "    return gl.maximum(row_max, in_one_chain(scores) * scale)\n"
-RESCALE = "accumulator = accumulator * by_row(correction)"
+RAISE_MAXIMA = """
+def raise_maxima(scores, row_max, scale):
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    if gl.max(new_max - row_max, 0) <= {threshold}:
+        new_max = row_max
+    return new_max
+"""
+RESCALE = """
+def rescale(accumulator, factor):
+    if gl.min(factor, 0) < 1.0:
+        accumulator = accumulator * by_row(factor)
+    return accumulator
+"""
 
 
 @dataclass(frozen=True)
@@ -22,16 +33,10 @@ class Lazy(Trial):
     """The value is the threshold; at most 15, as float16 ends before 2^16."""
 
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
         if not value:
-            return step
-        maximum = f"""    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    if gl.max(new_max - row_max, 0) <= {float(value)}:
-        new_max = row_max
-    return new_max
-"""
-        rescale = f"if gl.min(correction, 0) < 1.0:\n            {RESCALE}"
-        return edited(step, (MAXIMUM, maximum), (RESCALE, rescale))
+            return with_functions(get_step(self.base), problem, {}, **named)
+        functions = {"raise_maxima": RAISE_MAXIMA.format(threshold=float(value)), "rescale": RESCALE}
+        return with_functions(get_step(self.base), problem, functions, **named)
 
 
 TRIAL = Lazy(

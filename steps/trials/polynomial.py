@@ -15,7 +15,7 @@ from functools import cache
 from steps import get_step
 from steps.core.problems import FULL, standard
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
 PACK = 8  # exponentials that one piece of PTX computes
 DEGREE = 3  # errs less than rounding a weight to 16 bits does; see tests/test_exponential.py
@@ -70,18 +70,20 @@ class Polynomial(Trial):
     """The value is the share of the exponentials in percent; PACK of them are computed by one piece of PTX."""
 
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
         if not value:
-            return step
-        assembly = f"""gl.inline_asm_elementwise(
+            return with_functions(get_step(self.base), problem, {}, **named)
+        weigh = f"""
+def weigh(scores, row_max, scale):
+    return gl.inline_asm_elementwise(
         {ptx(round(value / 100 * PACK))!r},
         {CONSTRAINTS!r},
         [scores * scale - row_max[:, None]],
         dtype=gl.float32,
         is_pure=True,
         pack={PACK},
-    )"""
-        return edited(step, ("exp2(scores * scale - row_max[:, None])", assembly))
+    )
+"""
+        return with_functions(get_step(self.base), problem, {"weigh": weigh}, **named)
 
 
 TRIAL = Polynomial(

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE, standard
 from steps.trials.trial import Trial
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 
-MAXIMUM = "    return gl.maximum(row_max, in_one_chain(scores) * scale)\n"
-RESCALE = "accumulator = accumulator * by_row(correction)"
 REGISTERS = 32  # of a lane, that one vote is for: of every four, two are of one row and two of another
 ONE = "0f3F800000"
 
@@ -50,21 +48,26 @@ class WarpVote(Trial):
     """The value is the threshold; at most 15, as float16 ends before 2^16."""
 
     def version(self, value, problem, **named):
-        step = write_step(get_step(self.base), problem, **named)
         if not value:
-            return step
-        maximum = f"""    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+            return with_functions(get_step(self.base), problem, {}, **named)
+        raise_maxima = f"""
+def raise_maxima(scores, row_max, scale):
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
     return gl.where(new_max > row_max + {float(value)}, new_max, row_max)
 """
-        rescale = f"""accumulator = gl.inline_asm_elementwise(
-            {ptx()!r},
-            {OPERANDS!r},
-            [accumulator, by_row(correction)],
-            dtype=gl.float32,
-            is_pure=True,
-            pack={REGISTERS},
-        )"""
-        return edited(step, (MAXIMUM, maximum), (RESCALE, rescale))
+        rescale = f"""
+def rescale(accumulator, factor):
+    return gl.inline_asm_elementwise(
+        {ptx()!r},
+        {OPERANDS!r},
+        [accumulator, by_row(factor)],
+        dtype=gl.float32,
+        is_pure=True,
+        pack={REGISTERS},
+    )
+"""
+        functions = {"raise_maxima": raise_maxima, "rescale": rescale}
+        return with_functions(get_step(self.base), problem, functions, **named)
 
 
 TRIAL = WarpVote(

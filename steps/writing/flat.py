@@ -32,17 +32,18 @@ from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
 
 
-def flatten(entry: object, bound: dict[str, object], *, header: str = "") -> str:
+def flatten(entry: object, bound: dict[str, object], *, header: str = "", keep: frozenset[str] = frozenset()) -> str:
     """A Python module with the kernel ``entry`` as it is when the parameters in ``bound`` are these constants.
 
     entry: a Python function, which may be a closure, or a ``gluon.jit`` function. header: the module's docstring.
+    keep: names of functions that stay functions, so that others can take their places.
     Raises CannotFlatten for what has no plain form.
     """
     program = Program(entry, bound)
     program.fold()
-    text = Text(program)
+    text = Text(program, keep)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
-    text.functions = inline(text.functions, modules, text.entry)
+    text.functions = inline(text.functions, modules, text.entry, keep)
     text.tidy()
     return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
 

@@ -31,15 +31,20 @@ from steps.writing.trees import (
 LONG = 12  # statements
 
 
-def inline(functions: dict[str, cst.FunctionDef], modules: dict[str, str], entry: str) -> dict[str, cst.FunctionDef]:
-    """The functions of a program with those called once written out. modules: where each of them comes from."""
+def inline(
+    functions: dict[str, cst.FunctionDef], modules: dict[str, str], entry: str, keep: frozenset[str] = frozenset()
+) -> dict[str, cst.FunctionDef]:
+    """The functions of a program with those called once written out. modules: where each of them comes from.
+
+    keep: names of functions that stay functions.
+    """
     functions = dict(functions)
     tried: set[str] = set()
     while True:
         reads = {name: uses(tree).loads for name, tree in functions.items()}
         for name, tree in functions.items():
             callers = [caller for caller, found in reads.items() if found[name]]
-            if name == entry or name in tried or len(callers) != 1 or reads[callers[0]][name] != 1:
+            if name == entry or name in keep or name in tried or len(callers) != 1 or reads[callers[0]][name] != 1:
                 continue
             [caller] = callers
             tried.add(name)

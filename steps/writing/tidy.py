@@ -86,7 +86,7 @@ class Tidy(Rewriter):
     def _does_nothing(self, node: cst.BaseExpression) -> bool:
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Name):
             return False
-        callee = self.text.functions.get(node.func.value)
+        callee = None if node.func.value in self.text.keep else self.text.functions.get(node.func.value)
         return callee is not None and not statements(callee) and all(pure(part.value) for part in node.args)
 
     def _without_empty(self, statement: cst.If) -> list:
@@ -115,7 +115,7 @@ class Tidy(Rewriter):
         less = self._with_less(updated, callee, site)
         if less is not updated:
             return less
-        return self._returned(updated, callee) or updated
+        return (callee not in self.text.keep and self._returned(updated, callee)) or updated
 
     def leave_Tuple(self, original, updated):
         callee, site = self.text.callee(updated)
@@ -165,7 +165,8 @@ class Tidy(Rewriter):
 class Text:
     """The functions of the finished program by name, tidied until nothing changes."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, keep: frozenset[str] = frozenset()):
+        self.keep = keep  # functions whose calls stay
         self.functions, self.entry, self.constants = program.spell(), program.entry.name, frozenset(program.constants)
         branches = (cst.If, cst.IfExp)
         self.switched = {  # functions that lost a branch

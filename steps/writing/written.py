@@ -32,11 +32,11 @@ ORIGIN = re.compile(r"^Written out from: (\{.*\})", re.MULTILINE)
 
 
 @cache
-def written_out(step: FusedStep, problem: Problem, arch: str | None = None) -> str:
+def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep: frozenset[str] = frozenset()) -> str:
     """The kernel that ``step`` runs for ``problem`` on ``arch``, as a Python module of its own.
 
-    arch: None for what the step is made for. Raises Unsupported for a step without a kernel, and for a problem that the
-    step does not take.
+    arch: None for what the step is made for. keep: names of functions that are not put inline where they are called.
+    Raises Unsupported for a step without a kernel, and for a problem that the step does not take.
     """
     arch = arch or step.made_for
     if not isinstance(step, FusedStep):
@@ -46,14 +46,14 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None) -> s
     entry, constants = step.entry(problem, arch)
     origin = json.dumps({"step": step.name, "arch": arch, "problem": problem.as_dict()})
     title = f"Step {step.label}: {step.title}, for {problem.describe()} on {arch}."
-    text = _flat(entry, tuple(sorted(constants.items())))
+    text = _flat(entry, tuple(sorted(constants.items())), keep)
     return text.replace(f'"""{HEADER}"""', f'"""{title}\n\nWritten out from: {origin}"""', 1)
 
 
 @cache
-def _flat(entry, constants: tuple[tuple[str, object], ...]) -> str:
+def _flat(entry, constants: tuple[tuple[str, object], ...], keep: frozenset[str] = frozenset()) -> str:
     """A kernel's text, made once for all problems that it is compiled for with the same constants."""
-    return flatten(entry, dict(constants), header=HEADER)
+    return flatten(entry, dict(constants), header=HEADER, keep=keep)
 
 
 def without_title(text: str) -> str:
@@ -165,14 +165,16 @@ class WrittenPaged(WrittenStep, PagedStep):
 WRITTEN = {"forward": WrittenStep, "backward": WrittenGradients, "paged": WrittenPaged}
 
 
-def write_step(step: FusedStep, problem: Problem, arch: str | None = None, **changes: str) -> WrittenStep:
-    """``step`` as a text. changes: fields of the new step, such as its name; ``edit`` is for texts, see below.
+def write_step(
+    step: FusedStep, problem: Problem, arch: str | None = None, keep: frozenset[str] = frozenset(), **changes: str
+) -> WrittenStep:
+    """``step`` as a text. changes: fields of the new step, such as its name.
 
-    arch: None for what the step is made for.
+    arch: None for what the step is made for. keep: names of functions that are not put inline (``with_functions``).
     Raises Unsupported for a step without a kernel.
     """
     arch = arch or step.made_for
-    text = written_out(step, problem, arch)
+    text = written_out(step, problem, arch, keep)
     return WRITTEN[step.direction](
         base=step.configured(problem, arch),
         text=text,

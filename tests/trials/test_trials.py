@@ -12,7 +12,7 @@ from steps.once import named
 from steps.trials import __main__ as command
 from steps.trials import ahead, all_trials, alternating, get_trial, recorded_trial
 from steps.trials import polynomial as exponential
-from steps.writing.written import edited, write_step
+from steps.writing.functions import with_functions
 from tests.core.test_steps import accuracy_of
 from tests.selection import sampled
 from tests.shapes import problem
@@ -20,7 +20,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import BACKWARD, PASSES
 
 TRIALS = list(all_trials().values())
-TRIED = [  # whole tiles without a mask, as the texts are edited for; a block of the interpreter has several
+TRIED = [  # whole tiles without a mask, as their functions are for; a block of the interpreter has several
     problem(causal=False, seq_len_q=300, seq_len_kv=384),
     problem(causal=False, seq_len_q=200, seq_len_kv=256, head_dim=128, dtype="bfloat16"),
     problem(causal=False, kv_heads=2, scale=-0.3),
@@ -78,7 +78,8 @@ def test_every_version_stands_among_the_steps_of_its_record(trial):
 @pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
 @pytest.mark.parametrize("trial", [ahead, alternating], ids=lambda t: t.TRIAL.name)
 def test_what_was_tried_in_cutile_is_right(trial, shape):
-    step = edited(write_step(get_step("stay"), shape, "cpu"), *trial.EDITS)
+    functions = ahead.functions(shape) if trial is ahead else alternating.FUNCTIONS
+    step = with_functions(get_step("stay"), shape, functions, "cpu")
     accuracy = accuracy_of(step, shape)
     assert accuracy.correct, accuracy.explain()
 
