@@ -19,6 +19,7 @@ from __future__ import annotations
 import builtins
 import subprocess
 import sys
+import textwrap
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from steps.writing.tidy import Text
 from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
 
+SKIP = "  # fmt: skip"
+
 
 def flatten(entry: object, bound: dict[str, object], *, header: str = "") -> str:
     """A Python module with the kernel ``entry`` as it is when the parameters in ``bound`` are these constants.
@@ -42,8 +45,9 @@ def flatten(entry: object, bound: dict[str, object], *, header: str = "") -> str
     program.fold()
     text = Text(program)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
-    text.functions = inline(text.functions, modules, text.entry)
+    text.functions = inline(text.documented(), modules, text.entry)
     text.tidy()
+    text.functions = text.documented()
     return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
 
 
@@ -54,7 +58,9 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     used = Counter()
     for name in functions:
         used += uses(text.functions[name]).loads
-    classes = [source for cls, source in program.classes.items() if used[cls.__name__]]
+    sources = {cls.__name__: source for cls, source in program.classes.items()}
+    sources |= {name: code(tree) for name, tree in text.classes.items()}
+    classes = [source for name, source in sources.items() if used[name]]
     for source in classes:
         used += uses(cst.parse_module(source)).loads
     constants = []
@@ -125,7 +131,25 @@ def _imports(lines: dict[str, str]) -> str:
 
 
 def formatted(text: str) -> str:
-    """The text as ruff formats it, or as it is where there is no ruff."""
+    """The text as ruff formats it, or as it is where there is no ruff; first, long lines that ruff leaves alone."""
+    text = "\n".join(map(_broken, text.splitlines())) + "\n"
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8")
     return done.stdout if done.returncode == 0 else text
+
+
+def _broken(line: str) -> str:
+    """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
+    margin = line[: len(line) - len(line.lstrip())]
+    if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
+        return line.removesuffix(SKIP)
+    if len(line) <= LINE_LENGTH or not (line.endswith(SKIP) or line.startswith(f"{margin}# ")):
+        return line
+    if line.startswith(f"{margin}# "):
+        begin = f"{margin}# "
+        return textwrap.fill(line.removeprefix(begin), LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
+    front, _, rest = line.removesuffix(SKIP).partition("(")
+    inner, _, end = rest.rpartition(")")
+    begin = f"{margin}    "
+    inner = textwrap.fill(f"{inner},", LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
+    return f"{front}(\n{inner}\n{margin}){end}{SKIP}"
