@@ -34,7 +34,7 @@ class BegunBehind(InKernel):
 
 # The rings of Q and of K and V both have two places in this step. With three for K and V, for
 # which there is room at head_dim 64, mixing them up is seen.
-THREE_STAGES = ("\nSTAGES: gl.constexpr = gl.constexpr(2)\n", "\nSTAGES: gl.constexpr = gl.constexpr(3)\n")
+THREE_STAGES = ("\nSTAGES = gl.constexpr(2)\n", "\nSTAGES = gl.constexpr(3)\n")
 
 
 EXERCISE = BegunBehind(

@@ -17,6 +17,7 @@ Whether the text says the same as the source is for a compiler to judge: both mu
 from __future__ import annotations
 
 import builtins
+import re
 import subprocess
 import sys
 import textwrap
@@ -33,6 +34,7 @@ from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
 
 SKIP = "  # fmt: skip"
+MATRIX = re.compile(r"\[(\[[^][]*\], ){6}")  # of which ruff would write each row on a line of its own
 
 
 def flatten(entry: object, bound: dict[str, object], *, header: str = "") -> str:
@@ -72,11 +74,11 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     if program.jit and constants:
         wrapper = program.dotted(sys.modules["triton.experimental.gluon.language"].constexpr)
         used[wrapper.split(".")[0]] += 1
-        wrapped = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
-        constants = [(f"{name}: {wrapper}", its) for name, its in wrapped]
+        constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
     yield _imports({name: line for name, line in program.imports.items() if used[name]})
-    yield "\n".join(f"{name} = {definition}" for name, definition in reversed(constants))
+    lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
+    yield "\n".join(f"{line}{SKIP if MATRIX.search(line) else ''}" for line in lines)
     yield from (source.strip() for source in classes)
     yield from (code(text.functions[name]) for name in functions)
 
@@ -151,5 +153,6 @@ def _broken(line: str) -> str:
     front, _, rest = line.removesuffix(SKIP).partition("(")
     inner, _, end = rest.rpartition(")")
     begin = f"{margin}    "
-    inner = textwrap.fill(f"{inner},", LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
+    inner = re.sub(r", (?=[^][(]*])", ",\xa0", f"{inner},")  # no line ends inside a list of numbers
+    inner = textwrap.fill(inner, LINE_LENGTH, initial_indent=begin, subsequent_indent=begin).replace("\xa0", " ")
     return f"{front}(\n{inner}\n{margin}){end}{SKIP}"
