@@ -17,8 +17,10 @@ Whether the text says the same as the source is for a compiler to judge: both mu
 from __future__ import annotations
 
 import builtins
+import re
 import subprocess
 import sys
+import textwrap
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +32,9 @@ from steps.writing.program import Program
 from steps.writing.tidy import Text
 from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
+
+SKIP = "  # fmt: skip"
+MATRIX = re.compile(r"\[(\[[^][]*\], ){6}")  # of which ruff would write each row on a line of its own
 
 
 def flatten(entry: object, bound: dict[str, object], *, header: str = "", keep: frozenset[str] = frozenset()) -> str:
@@ -43,8 +48,9 @@ def flatten(entry: object, bound: dict[str, object], *, header: str = "", keep: 
     program.fold()
     text = Text(program, keep)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
-    text.functions = inline(text.functions, modules, text.entry, keep)
+    text.functions = inline(text.documented(), modules, text.entry, keep)
     text.tidy()
+    text.functions = text.documented()
     return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
 
 
@@ -55,7 +61,9 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     used = Counter()
     for name in functions:
         used += uses(text.functions[name]).loads
-    classes = [source for cls, source in program.classes.items() if used[cls.__name__]]
+    sources = {cls.__name__: source for cls, source in program.classes.items()}
+    sources |= {name: code(tree) for name, tree in text.classes.items()}
+    classes = [source for name, source in sources.items() if used[name]]
     for source in classes:
         used += uses(cst.parse_module(source)).loads
     constants = []
@@ -67,11 +75,11 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     if program.jit and constants:
         wrapper = program.dotted(sys.modules["triton.experimental.gluon.language"].constexpr)
         used[wrapper.split(".")[0]] += 1
-        wrapped = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
-        constants = [(f"{name}: {wrapper}", its) for name, its in wrapped]
+        constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
     yield _imports({name: line for name, line in program.imports.items() if used[name]})
-    yield "\n".join(f"{name} = {definition}" for name, definition in reversed(constants))
+    lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
+    yield "\n".join(f"{line}{SKIP if MATRIX.search(line) else ''}" for line in lines)
     yield from (source.strip() for source in classes)
     yield from (code(text.functions[name]) for name in functions)
 
@@ -126,7 +134,26 @@ def _imports(lines: dict[str, str]) -> str:
 
 
 def formatted(text: str) -> str:
-    """The text as ruff formats it, or as it is where there is no ruff."""
+    """The text as ruff formats it, or as it is where there is no ruff; first, long lines that ruff leaves alone."""
+    text = "\n".join(map(_broken, text.splitlines())) + "\n"
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8")
     return done.stdout if done.returncode == 0 else text
+
+
+def _broken(line: str) -> str:
+    """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
+    margin = line[: len(line) - len(line.lstrip())]
+    if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
+        return line.removesuffix(SKIP)
+    if len(line) <= LINE_LENGTH or not (line.endswith(SKIP) or line.startswith(f"{margin}# ")):
+        return line
+    if line.startswith(f"{margin}# "):
+        begin = f"{margin}# "
+        return textwrap.fill(line.removeprefix(begin), LINE_LENGTH, initial_indent=begin, subsequent_indent=begin)
+    front, _, rest = line.removesuffix(SKIP).partition("(")
+    inner, _, end = rest.rpartition(")")
+    begin = f"{margin}    "
+    inner = re.sub(r", (?=[^][(]*])", ",\xa0", f"{inner},")  # no line ends inside a list of numbers
+    inner = textwrap.fill(inner, LINE_LENGTH, initial_indent=begin, subsequent_indent=begin).replace("\xa0", " ")
+    return f"{front}(\n{inner}\n{margin}){end}{SKIP}"

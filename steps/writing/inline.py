@@ -14,6 +14,7 @@ import sys
 import libcst as cst
 
 from steps.writing.trees import (
+    LINE_LENGTH,
     Substitute,
     assignment,
     chain,
@@ -195,14 +196,16 @@ def _assign(targets: list[str], values: list[cst.BaseExpression]) -> cst.SimpleS
 
 
 def _headed(statement, body: list, docstring: str | None) -> list:
-    """The body with what stood above the call, and with the first line of the docstring as a comment."""
+    """The body with what stood above the call, and with what the docstring says first as a comment."""
     if not body:
         return []
     lines = list(statement.leading_lines)
-    if docstring and len(body) > 1 and not any(line.comment for line in lines):
-        first = docstring.strip().splitlines()[0]
-        lines.append(cst.EmptyLine(comment=cst.Comment(f"# {first}")))
     inner = [line for line in body[0].leading_lines if line.comment]
+    if docstring and len(body) > 1 and not inner and not any(line.comment for line in lines):
+        said = " ".join(docstring.partition("\n\n")[0].split())
+        if len(said) > LINE_LENGTH:
+            said = said.partition(". ")[0].rstrip(".") + "."
+        lines.append(cst.EmptyLine(comment=cst.Comment(f"# {said}")))
     return [body[0].with_changes(leading_lines=lines + inner), *body[1:]]
 
 

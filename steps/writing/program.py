@@ -7,6 +7,7 @@ import builtins
 import dataclasses
 import enum
 import inspect
+import json
 import sys
 import textwrap
 import types
@@ -15,7 +16,9 @@ from functools import cache
 import libcst as cst
 
 from steps.writing.fold import Function
+from steps.writing.prune import documented
 from steps.writing.trees import (
+    LINE_LENGTH,
     Rewriter,
     assignment,
     call_site,
@@ -37,8 +40,10 @@ from steps.writing.values import (
     distinct,
     equal,
     foreign,
+    is_instruction,
     is_layout,
     is_structure,
+    long,
     named,
     own,
     plain_function,
@@ -206,6 +211,9 @@ class Program:
         """Text that makes a value."""
         if isinstance(value, float) and value - value != 0:  # an infinity
             return f'float("{value}")'
+        if isinstance(value, str) and long(value):
+            lines = textwrap.wrap(value, LINE_LENGTH - 8, drop_whitespace=False)
+            return " ".join(map(json.dumps, lines))
         if value is None or isinstance(value, bool | int | float | str):
             return repr(value)
         if isinstance(value, list | tuple):
@@ -258,6 +266,8 @@ class Program:
                     if self.imported(node.module, alias.name):
                         return True
                     thing = getattr(sys.modules[node.module], alias.name)
+                    if is_instruction(thing):
+                        return bool(self.class_name(thing))
                     if own(thing) or thing.__module__ != node.module:
                         return False  # its source is part of the text, or another package has it
                 renamed = f" as {alias.asname}" if alias.asname else ""
@@ -278,10 +288,16 @@ class Program:
                 return ast.unparse(node.value) if all(self.imported(module, load) for load in loads) else None
         return None
 
-    def class_name(self, cls: type) -> str:
-        """Include the source of a class of the project."""
+    def class_name(self, cls: type | types.FunctionType) -> str:
+        """Include the source of a class of the project, or of a function that makes an instruction."""
         self.classes[cls] = textwrap.dedent(inspect.getsource(cls))
-        for name in uses(cst.parse_module(self.classes[cls])).loads:
+        tree = cst.parse_module(self.classes[cls])
+        names = {*uses(tree).loads}
+        if not isinstance(cls, type):
+            function = documented(tree.body[0], (), set())
+            self.classes[cls] = code(function)
+            names = {*uses(*function.decorators).loads, *inspect.getclosurevars(inspect.unwrap(cls)).globals}
+        for name in names:
             if not hasattr(builtins, name) and not self.imported(cls.__module__, name):
                 raise CannotFlatten(f"class {cls.__name__} names {name}, which it does not import")
         return cls.__name__
@@ -342,6 +358,7 @@ class Spell(Rewriter):
         if named(value):
             label = known.label or (path[0].upper() if path[0] in function.parameters else None)
             if known.label or not isinstance(value, int | float):
+                captured = captured and not isinstance(value, str)
                 definition = (
                     program.definition(function.function.__module__, path[0]) if captured and len(path) == 1 else None
                 )
@@ -362,7 +379,31 @@ class Spell(Rewriter):
         return self.spelled(original) or updated
 
     def leave_Call(self, original, updated):
-        return self._with_less(original, updated)
+        updated = self._with_less(original, updated)
+        defaults = self._defaults(original)
+        kept = [
+            part
+            for part in updated.args
+            if code(part.value) != "None" or not part.keyword or part.keyword.value not in defaults
+        ]
+        return with_arguments(updated, kept) if len(kept) < len(updated.args) else updated
+
+    def _defaults(self, call: cst.Call) -> set[str]:
+        """Arguments of another package's function that are known to be None here, which they are by default."""
+        unsaid = [
+            part
+            for part in call.args
+            if part.keyword and self.function.evaluate(part.value) and code(part.value) != "None"
+        ]
+        function = self.function.single(call.func) if unsaid else None
+        if not callable(function) or plain_function(function):
+            return set()
+        try:
+            known = inspect.signature(function).parameters
+        except ValueError:
+            return set()
+        names = {part.keyword.value for part in unsaid if self.function.single(part.value) is None}
+        return {name for name in names if name in known and known[name].default is None}
 
     def leave_Tuple(self, original, updated):
         return self._with_less(original, updated)

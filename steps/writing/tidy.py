@@ -7,6 +7,7 @@ from collections import Counter
 import libcst as cst
 
 from steps.writing.program import Program
+from steps.writing.prune import Fields, fields_of, function_documented, named_tuple, with_fields
 from steps.writing.trees import (
     Rewriter,
     Substitute,
@@ -108,7 +109,12 @@ class Tidy(Rewriter):
         read = after.loads[name] == self.total.loads[name] and not after.stores[name]
         return read and not (isinstance(value, cst.Name) and after.stores[value.value])
 
+    def leave_Attribute(self, original, updated):
+        return self.text.fields.constant(original) or super().leave_Attribute(original, updated)
+
     def leave_Call(self, original, updated):
+        if (made := code(updated.func)) in self.text.classes:
+            return self._made_with_less(updated, self.text.fields.names[made], self.text.had[made])
         callee, site = self.text.callee(updated)
         if callee is None:
             return updated
@@ -120,6 +126,13 @@ class Tidy(Rewriter):
     def leave_Tuple(self, original, updated):
         callee, site = self.text.callee(updated)
         return self._with_less(updated, callee, site) if callee else updated
+
+    @staticmethod
+    def _made_with_less(node: cst.Call, fields: list[str], had: list[str]) -> cst.Call:
+        """A named tuple without the fields that nothing reads."""
+        names = matched(list(node.args), had) or had
+        kept = [part for part, name in zip(node.args, names, strict=False) if name in fields]
+        return with_arguments(node, kept) if len(kept) < len(node.args) else node
 
     def _with_less(self, node, callee, site):
         gone = self.text.unused[callee]
@@ -168,12 +181,15 @@ class Text:
     def __init__(self, program: Program, keep: frozenset[str] = frozenset()):
         self.keep = keep  # functions whose calls stay
         self.functions, self.entry, self.constants = program.spell(), program.entry.name, frozenset(program.constants)
+        tuples = {cls.__name__: named_tuple(source) for cls, source in program.classes.items()}
+        self.classes = {name: tree for name, tree in tuples.items() if tree}
         branches = (cst.If, cst.IfExp)
         self.switched = {  # functions that lost a branch
             function.name
             for function in program.functions.values()
             if len(found_in(function.source, *branches)) > len(found_in(function.folded, *branches))
         }
+        self.parameters = {function.name: function.parameters for function in program.functions.values()}
         self.tidy()
 
     def tidy(self) -> None:
@@ -185,10 +201,13 @@ class Text:
         while True:
             self._reach()
             self.unused = self._unused()
+            self.had = {name: fields_of(tree) for name, tree in self.classes.items()}
+            self.fields = Fields(self.classes, self.functions.values(), self.constants)
             now = {}
             for name, tree in self.functions.items():
                 its = [name, *sorted(other for other in uses(tree).loads if other in self.functions)]
                 about = [(self.functions[other], self.unused[other]) for other in its]
+                about += [self.fields.names, self.fields.constants]
                 if seen.get(name) != about:
                     seen[name] = about
                     made = tree.visit(Tidy(self, name))
@@ -196,6 +215,11 @@ class Text:
             if all(self.functions[name] is tree for name, tree in now.items()):
                 return
             self.functions |= now
+            self.classes = {name: with_fields(tree, self.fields.names[name]) for name, tree in self.classes.items()}
+
+    def documented(self) -> dict[str, cst.FunctionDef]:
+        """The functions with docstrings that speak of no parameter that is gone."""
+        return {name: function_documented(tree, self.parameters[name]) for name, tree in self.functions.items()}
 
     def callee(self, node: cst.CSTNode) -> tuple[str | None, list]:
         site = call_site(node)

@@ -71,8 +71,19 @@ def depth(value: object) -> int:
 
 
 def named(value: object) -> bool:
-    """Whether a constant of this value gets a name in the text: numbers, lists and layouts do, switches do not."""
-    return (isinstance(value, int | float | list) and not isinstance(value, bool)) or is_layout(value)
+    """Whether a constant of this value gets a name in the text: not a switch, and no short string."""
+    number = isinstance(value, int | float | list) and not isinstance(value, bool)
+    return number or is_layout(value) or (isinstance(value, str) and long(value))
+
+
+def long(text: str) -> bool:
+    """Whether a string would fill a line of the text."""
+    return len(text) > 100
+
+
+def is_instruction(thing: object) -> bool:
+    """Whether a function is the project's way to an instruction for which Gluon has no function."""
+    return getattr(thing, "__triton_builtin__", False) and thing.__module__.split(".")[0] in OWN_PACKAGES
 
 
 def plain_function(value: object) -> types.FunctionType | None:

@@ -24,10 +24,16 @@ class Choices:
 
 
 class Pair(NamedTuple):
-    """Two numbers."""
+    """Two numbers, and more. offset: what is added; spare: what other kernels read.
+
+    beside: what other kernels read, too. It may be nothing.
+    """
 
     first: object
+    offset: object
     second: object
+    spare: object
+    beside: object = None
 
 
 def double(x):
@@ -67,10 +73,15 @@ def hole(x, how, choice):
 
 
 def structure(x, choice):
-    """A tuple with names, and a name that is taken."""
+    """A tuple with names, and a name that is taken.
+
+    choice: what is compiled in. It is gone.
+
+    Why it is so stays in the source.
+    """
     width = x + 1
-    pair = Pair(width, x * choice.width)
-    return pair.first - pair.second
+    pair = Pair(width, 0, x * choice.width, width, beside=None)
+    return pair.first - pair.second + pair.offset
 
 
 def place(turn, choice):

@@ -59,6 +59,17 @@ def test_a_function_that_is_handed_in_is_called_by_its_own_name():
     assert "double(x + n)" in text and "how" not in text and "triple" not in text
 
 
+def test_fields_that_nothing_reads_are_gone_and_those_of_one_value_are_it():
+    text = flatten(flat_source.structure, {"choice": Choice(True, 5)})
+    assert "return pair.first - pair.second\n" in text and "pair = Pair(width, x * WIDTH)" in text
+    assert '"""Two numbers, and more."""\n\n    first: object\n    second: object\n\n\n' in text
+
+
+def test_a_docstring_tells_what_it_does_and_of_no_parameter_that_is_gone():
+    text = flatten(flat_source.structure, {"choice": Choice(True, 5)})
+    assert '    """A tuple with names, and a name that is taken."""\n' in text
+
+
 def test_what_is_behind_a_return_is_not_looked_at():
     text = flatten(flat_source.ends_early, {"choice": Choice(True, 5)})
     assert "undefined_here" not in text
