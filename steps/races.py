@@ -50,10 +50,9 @@ def hazards(output: str) -> tuple[list[str], int, int]:
 def _definitions() -> Iterator[str]:
     """Patterns of where the kernels with roles are defined, as racecheck says it: forward and backward pass."""
     from steps.backward_hopper import apart, spare, together
-    from steps.hopper import ahead, linked, overlapped, producer
+    from steps.hopper.kernel import fmha
 
-    forward = (generation.fmha for generation in (producer, overlapped, linked, ahead))
-    for kernel in (*forward, *(generation.fmha_backward for generation in (together, apart, spare))):
+    for kernel in (fmha, *(generation.fmha_backward for generation in (together, apart, spare))):
         yield rf" at {kernel.fn.__name__}\+\S+ in {_where(kernel, 'def ')}$"
 
 

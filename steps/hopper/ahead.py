@@ -14,30 +14,23 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import (
-    Arrays,
-    Place,
-    Work,
-    all_see_barriers,
     await_tile,
     own_row,
     part_of,
-    position,
+    place_of,
     release,
-    rings,
-    rooms,
 )
 from steps.hopper.loop import attend_to_rest, first_weights, tiles_of_part
-from steps.hopper.overlapped import produce
 from steps.hopper.packed import corner
 from steps.hopper.products import issue_output, issue_scores, no_output, store_lse_of
 from steps.hopper.softmax import by_row, factor, no_maxima, raise_maxima
 
 
 @gluon.jit
-def place_of(n, last, work, variant: gl.constexpr):
+def place_until(n, last, work, variant: gl.constexpr):
     """(place, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
-    head, batch, i = position(variant.schedule.number(work, gl.minimum(n, last - 1), variant), work)
-    return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
+    n = gl.minimum(n, last - 1)
+    return place_of(n, None, work, variant)
 
 
 @gluon.jit
@@ -57,7 +50,7 @@ def send(arrays, tiles, place, head, batch, query_turn, part: gl.constexpr, vari
 
 
 @gluon.jit
-def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
+def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
     """Warps that compute: a part of every tile of queries that is this block's.
 
     The output waits in shared memory. TMA is asked to store it at the end of the next tile of queries, under products.
@@ -69,7 +62,7 @@ def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr,
     turn = 0  # tiles of keys so far
     query_turn = 0
     n, last = variant.schedule.own(work, variant)
-    place, head, batch = place_of(n, last, work, variant)
+    place, head, batch = place_until(n, last, work, variant)
     await_tile(barriers.query_ready, 0, QUERY_STAGES)
     await_tile(barriers.key_ready, 0, STAGES)
     scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
@@ -78,11 +71,11 @@ def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr,
     scores, row_max = first_maxima(scores, place, 0, scale, part, variant)
     first = first_weights(scores, row_max, dtype, scale, variant)
     # Computed anew, and not `= place, head, batch`: Triton takes variables that begin as one value for one variable.
-    sent_place, sent_head, sent_batch = place_of(n, last, work, variant)
+    sent_place, sent_head, sent_batch = place_until(n, last, work, variant)
     while n < last:
         n = variant.schedule.hear(n, last, query_turn, work, variant)
         more = n < last
-        next_place, next_head, next_batch = place_of(n, last, work, variant)
+        next_place, next_head, next_batch = place_until(n, last, work, variant)
         query = variant.queries.take(part_of(tiles.query, query_turn, part, variant), variant)
         row, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
         accumulator = no_output(variant)
@@ -128,27 +121,3 @@ def consume_ahead(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr,
         query_turn += 1
     send(arrays, tiles, sent_place, sent_head, sent_batch, query_turn - 1, part, variant)
     tma.store_wait(0)
-
-
-@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
-def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
-    arrays = Arrays(Q, K, V, Out)
-    tiles = rooms(Q.dtype, variant)
-    barriers = rings(variant)
-    lines = Q.shape[0] * heads if variant.schedule.lines else None
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, None, None, lines)
-    all_see_barriers(variant)
-    variant.hold.begin()
-
-    # --- who does what; the first part's warps are those that the block began with ---
-    WORKERS: gl.constexpr = variant.workers
-    BUDGETS: gl.constexpr = variant.budgets
-    gl.warp_specialize(
-        [
-            (consume_ahead, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
-            (consume_ahead, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
-            (produce, (arrays, tiles, barriers, work, variant)),
-        ],
-        WORKERS,
-        BUDGETS,
-    )

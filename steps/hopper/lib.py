@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from steps.core.fused import Pieces
 from steps.gluon.softmax import tiles_to_visit
-from steps.hopper.packed import corner, corner_kv, find, room_for_task, tell_task
+from steps.hopper.packed import corner, corner_kv, find, hear_task, room_for_task, tell_task
 from steps.hopper.pairs import fetch_as_pair, meet
 from tutorial_lib import meetings
 
@@ -472,6 +472,45 @@ def take_task(n, last, turn, work, variant: gl.constexpr):
         task = find(n, work, variant)
     tell_task(n, task, turn, work)
     return n, task
+
+
+@gluon.jit
+def first_task(n, work, variant: gl.constexpr):
+    """Which tile of queries comes first: (n, task).
+
+    n: its place in the order. task: of packed sequences, what the producer tells; else nothing.
+    """
+    if variant.packed:
+        return hear_task(0, work)
+    else:
+        return n, None
+
+
+@gluon.jit
+def next_task(n, last, turn, work, variant: gl.constexpr):
+    """Which tile of queries comes behind the turn-th.
+
+    Returns as ``first_task``.
+    """
+    if variant.packed:
+        return hear_task(turn + 1, work)
+    else:
+        n = variant.schedule.hear(n, last, turn, work, variant)
+        return n, None
+
+
+@gluon.jit
+def place_of(n, task, work, variant: gl.constexpr):
+    """Which queries, and keys, belong to the n-th tile of the order.
+
+    task: of ``first_task``. Returns (place, head, batch).
+    """
+    if variant.packed:
+        head, row, batch = task
+        return Place(row, head // variant.group_size, batch, batch.length_kv), head, batch
+    else:
+        head, batch, i = position(variant.schedule.number(work, n, variant), work)
+        return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
 
 
 # --- loads ---

@@ -12,25 +12,17 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_
 
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import (
-    Arrays,
-    Place,
-    Work,
-    all_see_barriers,
     await_tile,
-    own_row,
+    first_task,
+    next_task,
     part_of,
     pass_over_rest,
-    position,
+    place_of,
     release,
-    rings,
-    room_for_number,
-    rooms,
     seen,
 )
 from steps.hopper.loop import attend_overlapped
-from steps.hopper.overlapped import produce
-from steps.hopper.packed import Packed, hear_task
-from steps.hopper.products import await_output, issue_scores, link, normalised, store_lse_of
+from steps.hopper.products import await_output, issue_scores, link, store_output
 
 
 @gluon.jit
@@ -42,28 +34,19 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     turn = 0  # tiles of keys so far
     query_turn = 0
     n, last = variant.schedule.own(work, variant)
-    if variant.packed:
-        n, task = hear_task(0, work)
+    n, task = first_task(n, work, variant)
     if not variant.packed or n < last:  # numbers may mean nothing, and then a block has nothing to do
         await_tile(barriers.query_ready, 0, QUERY_STAGES)
         await_tile(barriers.key_ready, 0, STAGES)
     scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
     while n < last:
-        if variant.packed:
-            head, row, batch = task
-            place = Place(row, head // variant.group_size, batch, batch.length_kv)
-        else:
-            head, batch, i = position(variant.schedule.number(work, n, variant), work)
-            place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
+        place, head, batch = place_of(n, task, work, variant)
         query = part_of(tiles.query, query_turn, part, variant)
         query = variant.queries.take(query, variant)
         accumulator, row_sum, turn, last_turn = attend_overlapped(
             scores, query, tiles, barriers, seen(place, variant), turn, query_turn, scale, part, variant
         )
-        if variant.packed:
-            n, task = hear_task(query_turn + 1, work)
-        else:
-            n = variant.schedule.hear(n, last, query_turn, work, variant)
+        n, task = next_task(n, last, query_turn, work, variant)
         variant.free.softmax(barriers, query_turn, variant)
         if variant.most_over > 1:
             accumulator = await_output(accumulator, 0, variant)
@@ -73,70 +56,8 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         variant.ends.pass_value(barriers, last_turn, turn, variant)
         turn += 1
 
-        # --- normalise and store; TMA drops rows past the end ---
-        if variant.lse:
-            row_sum, row_max = row_sum
-        row_sum = variant.sums.end(row_sum, variant)
-        o = normalised(accumulator, row_sum, tiles.query.dtype, variant)
-        row = own_row(place.row, query_turn, part, variant)
-        if variant.lse:
-            store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant)
-        variant.output_to.store(o, arrays.output, output, batch, head, row, variant)
+        store_output(accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part, variant)
         variant.free.store(barriers, query_turn, variant)
         query_turn += 1
     scores = warpgroup_mma_wait(0, deps=[scores])
     tma.store_wait(0)
-
-
-@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head", "sequences"])
-def fmha(
-    Q,
-    K,
-    V,
-    Out,
-    order,
-    starts,
-    scale,
-    seq_len_kv,
-    heads,
-    tiles_a_head,
-    variant: gl.constexpr,
-    LSE=None,
-    begins_q=None,
-    begins_k=None,
-    sequences=None,
-):
-    arrays = Arrays(Q, K, V, Out)
-    tiles = rooms(Q.dtype, variant)
-    barriers = rings(variant)
-    taken = room_for_number(variant) if variant.schedule.tells else None
-    packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
-    lines = Q.shape[0] * heads if variant.schedule.lines else None
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken, packed, lines)
-    all_see_barriers(variant)
-    variant.hold.begin()
-
-    # --- who does what; the first part's warps are those that the block began with ---
-    WORKERS: gl.constexpr = variant.workers
-    BUDGETS: gl.constexpr = variant.budgets
-    if variant.parts == 2:
-        gl.warp_specialize(
-            [
-                (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
-                (produce, (arrays, tiles, barriers, work, variant)),
-            ],
-            WORKERS,
-            BUDGETS,
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
-                (consume, (arrays, tiles, barriers, work, scale, LSE, 2, variant)),
-                (produce, (arrays, tiles, barriers, work, variant)),
-            ],
-            WORKERS,
-            BUDGETS,
-        )

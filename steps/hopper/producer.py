@@ -1,4 +1,4 @@
-"""Warps with roles: a producer warp fetches, and warp groups compute, one product after the other.
+"""Warp groups that compute one product after the other, while a producer warp fetches (``steps.hopper.kernel``).
 
 Each group takes ``ROWS`` queries of its block, and runs for itself: it waits for a tile to be ready, and says when it
 is done with it.
@@ -8,48 +8,19 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import hide, softmax, tiles_to_visit, with_maxima
 from steps.hopper.lib import (
-    Arrays,
     Place,
-    Work,
-    all_see_barriers,
     await_tile,
-    fetch_in_turn,
-    fetch_queries,
     part_of,
     position,
     release,
-    rings,
-    rooms,
 )
 from steps.hopper.products import issue_output, issue_scores, normalised, store_lse_of, store_whole
 from steps.hopper.softmax import by_row
-
-
-@gluon.jit
-def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
-    """The producer: fetches the tiles of this block, each as soon as its place is free."""
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
-    query_turn = 0
-    n, last = variant.schedule.own(work, variant)
-    while n < last:
-        head, batch, i = position(variant.schedule.number(work, n, variant), work)
-        row = i * variant.tile.query
-        _, end = tiles_to_visit(row, work.seq_len_kv, variant)
-        free = barriers.query_free.index(query_turn % variant.query_stages)
-        mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
-        fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
-        kv_head = head // variant.group_size
-        for j in range(end):
-            key = j * variant.tile.key
-            fetch_in_turn(arrays, tiles, barriers, kv_head, batch, key, turn, variant)
-            turn += 1
-        n = variant.schedule.take(n, last, query_turn, work, variant)
-        query_turn += 1
 
 
 @gluon.jit
@@ -120,25 +91,3 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         variant.free.store(barriers, query_turn, variant)
         query_turn += 1
     tma.store_wait(0)
-
-
-@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
-def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
-    arrays = Arrays(Q, K, V, Out)
-    tiles = rooms(Q.dtype, variant)
-    barriers = rings(variant)
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
-    all_see_barriers(variant)
-
-    # --- who does what; the first part's warps are those that the block began with ---
-    WORKERS: gl.constexpr = variant.workers
-    BUDGETS: gl.constexpr = variant.budgets
-    gl.warp_specialize(
-        [
-            (consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),
-            (consume, (arrays, tiles, barriers, work, scale, LSE, 1, variant)),
-            (produce, (arrays, tiles, barriers, work, variant)),
-        ],
-        WORKERS,
-        BUDGETS,
-    )

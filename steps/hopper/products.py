@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import store_lse
-from steps.hopper.lib import await_tile, in_place_of_queries, part_of, release, room_of_its_own
+from steps.hopper.lib import await_tile, in_place_of_queries, own_row, part_of, release, room_of_its_own
 from steps.hopper.packed import corner
 from steps.hopper.pieces import issue_pieces, issue_scores_of_pieces, no_pieces, rescale_pieces, store_pieces
 from steps.hopper.softmax import by_row
@@ -234,6 +234,22 @@ def store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant:
     else:
         line = batch.to(gl.int64) * work.heads + head
         store_lse(LSE, row_max, row_sum, line, row, arrays.query.shape[2])
+
+
+@gluon.jit
+def store_output(
+    accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part: gl.constexpr,
+    variant: gl.constexpr,
+):  # fmt: skip
+    """Normalise and store a part's output; TMA drops rows past the end. output: its place in shared memory."""
+    if variant.lse:
+        row_sum, row_max = row_sum
+    row_sum = variant.sums.end(row_sum, variant)
+    o = normalised(accumulator, row_sum, output.dtype, variant)
+    row = own_row(place.row, query_turn, part, variant)
+    if variant.lse:
+        store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant)
+    variant.output_to.store(o, arrays.output, output, batch, head, row, variant)
 
 
 SHARED = Queries(left_in_shared, issue_scores)

@@ -11,7 +11,7 @@ from steps.core.order import NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import Tile
-from steps.hopper import ahead, lib, linked, one_by_one, producer
+from steps.hopper import ahead, kernel, lib, linked, one_by_one, producer
 from steps.hopper import products as by_wgmma
 from steps.hopper import softmax as scores
 from steps.hopper.conditions import STAGES, launched, next_queries_fit
@@ -34,9 +34,10 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 class HopperStep(TmaStep):
     """A fused kernel for sm_90 in Gluon, with these holes filled. Each piece is explained where it is defined.
 
-    generation: the kernel, which reads from top to bottom in a module of its own. ``linked`` and ``ahead`` need room in
-    shared memory for the next queries. ``ahead`` takes lists of tiles, blocks that fetch for themselves alone, and no
-    other mask than the causal one; elsewhere ``linked`` runs in its place.
+    generation: what the warp groups that compute do, which reads from top to bottom in a module of its own; or a kernel
+    without roles. ``linked`` and ``ahead`` need room in shared memory for the next queries. ``ahead`` takes lists of
+    tiles, blocks that fetch for themselves alone, and no mask but the causal one; elsewhere ``linked`` runs in its
+    place.
     groups: warp groups that compute. registers: of a thread of these, where they are two. turns: in which order groups
     issue QK products.
     order: which block computes which tiles of queries (``steps.core.order``).
@@ -87,7 +88,7 @@ class HopperStep(TmaStep):
             raise ValueError("pairs of blocks take parts that stop at their own ends, and lists of tiles")
         if self.pairs is True and self.walk is scores.DOWNWARDS:
             raise ValueError("where blocks come in pairs they visit the tiles of keys from the first")
-        overlaps = self.generation not in (one_by_one.fmha, producer.fmha)
+        overlaps = self.generation not in (one_by_one.fmha, producer.consume)
         if self.in_pieces and (not overlaps or self.softmax is scores.wait_behind_softmax):
             raise ValueError("head_dim in pieces takes products that overlap, and no wait behind the softmax")
         if pairs and self.order.computed:
@@ -104,14 +105,20 @@ class HopperStep(TmaStep):
         return (rule_for("hopper", self.in_tiles(problem), DEFAULT_ARCH).name,)
 
     def kernel(self, problem: Problem):
+        generation = self.generation_for(problem)
+        return generation if generation is one_by_one.fmha else kernel.fmha
+
+    def generation_for(self, problem: Problem) -> Callable:
+        """What runs for ``problem``: in place of ``ahead`` ``linked``, where that cannot."""
         step = self.for_problem(problem)
         as_they_are = not (problem.window or problem.softcap or step.in_pieces)
         alone = not (step.order_for(problem).taken or step.pairs)
-        return linked.fmha if step.generation is ahead.fmha and not (as_they_are and alone) else step.generation
+        return linked.consume if step.generation is ahead.consume and not (as_they_are and alone) else step.generation
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
-        step, kernel, order = self.for_problem(problem), self.kernel(problem), self.order_for(problem)
+        step, generation, order = self.for_problem(problem), self.generation_for(problem), self.order_for(problem)
+        roles = generation is not one_by_one.fmha
         pieces = pieces_of(problem.head_dim) if step.in_pieces else None
         problem = step.in_tiles(problem)
         neighbours = PAIR if step.pairs else 1
@@ -126,11 +133,12 @@ class HopperStep(TmaStep):
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             groups=step.groups,
-            parts=1 if kernel is one_by_one.fmha else step.groups,
+            parts=step.groups if roles else 1,
             stages=STAGES,
-            query_stages=2 if kernel in (linked.fmha, ahead.fmha) else 1,
+            query_stages=2 if generation in (linked.consume, ahead.consume) else 1,
             registers=THREE_GROUPS_REGISTERS if step.groups == 3 else step.registers,
             schedule=step.schedule(order, problem, tile),
+            consume=generation if roles else None,
             turns=step.turns,
             ends=ends,
             walk=step.walk if downwards else scores.UPWARDS,

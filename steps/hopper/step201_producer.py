@@ -21,7 +21,7 @@ STEP = step200_wgmma.STEP.evolve(
     name="producer",
     title="Producer and consumers",
     change="A producer warp fetches the tiles; two warp groups of 64 queries each compute, independent of each other.",
-    generation=producer.fmha,
+    generation=producer.consume,
 )
 
 REGISTERS = STEP.evolve(

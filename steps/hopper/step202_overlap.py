@@ -17,5 +17,5 @@ STEP = step201_producer.REGISTERS.evolve(
     title="Both products at once",
     change="Both products of a turn are begun together; the producer gives registers up to those who compute.",
     default_problem=FULL,
-    generation=overlapped.fmha,
+    generation=overlapped.consume,
 )

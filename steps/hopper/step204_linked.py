@@ -15,5 +15,5 @@ STEP = step203_dealt.STEP.evolve(
     name="linked",
     title="Linked tiles",
     change="The first QK product of the next tile of queries runs while the output of this one is stored.",
-    generation=linked.fmha,
+    generation=linked.consume,
 )

@@ -170,7 +170,7 @@ STEP = QUARTER_QUERY.evolve(
     change="Four chains of maxima, pairs, fewer meetings, a quarter of Q in registers, the next maxima ahead.",
     fork=True,
     default_problem=HEADLINE,
-    generation=ahead.fmha,
+    generation=ahead.consume,
 )
 
 INSIDE = (FOUR_CHAINS, CHAINS_IN_PAIRS, NO_MEETINGS, QUARTER_QUERY)

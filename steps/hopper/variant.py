@@ -43,6 +43,7 @@ class Variant:
     query_stages: int  # tiles of queries that shared memory holds
     registers: int
     schedule: Schedule
+    consume: Callable | None  # what a part does: a generation; None: all warps are one part, and have no roles
     turns: Turns
     ends: Ends
     walk: Walk

@@ -59,6 +59,8 @@ class Tidy(Rewriter):
         target, value = (bare(part) for part in found)
         if code(target) == code(value):
             return []
+        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            return [] if self._assigns_nothing(target, value) else None
         if not isinstance(target, cst.Name):
             return None
         if pure(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
@@ -74,6 +76,14 @@ class Tidy(Rewriter):
             following[:] = [part.visit(put) for part in following]
             return []
         return None
+
+    def _assigns_nothing(self, target: cst.Tuple, value: cst.Tuple) -> bool:
+        """Whether each of several names is assigned itself, or nothing reads it."""
+        names, values = ([element.value for element in part.elements] for part in (target, value))
+        return len(names) == len(values) and all(
+            code(name) == code(one) or (isinstance(name, cst.Name) and not self.total.loads[name.value] and pure(one))
+            for name, one in zip(names, values)
+        )
 
     @staticmethod
     def _is_overwritten(name: str, following: list) -> bool:

@@ -317,7 +317,7 @@ def test_a_variation_that_cannot_be_is_refused_in_words():
 def test_an_order_of_work_is_told_or_refused_in_words():
     assert "8 HGMMA" in words(Lesson("stay").order())
     assert words(Lesson("stay").order(tyle=3)).startswith("No hole tyle: step 9 stay has load_key,")
-    assert "HGMMA" in words(Lesson("linked").order(generation=overlapped.fmha))
+    assert "HGMMA" in words(Lesson("linked").order(generation=overlapped.consume))
     assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").order()).startswith("1 naive: ")

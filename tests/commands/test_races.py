@@ -10,7 +10,7 @@ import pytest
 from steps import races
 from steps.backward_hopper import apart, spare, together
 from steps.backward_hopper.roles import consume_gradients
-from steps.hopper import ahead, linked
+from steps.hopper.kernel import fmha
 
 
 def defined(kernel) -> int:
@@ -18,8 +18,8 @@ def defined(kernel) -> int:
     return first + next(n for n, line in enumerate(lines) if line.startswith("def "))
 
 
-KERNELS = linked.fmha, ahead.fmha, together.fmha_backward, apart.fmha_backward, spare.fmha_backward
-DEFINITION = defined(linked.fmha)
+KERNELS = fmha, together.fmha_backward, apart.fmha_backward, spare.fmha_backward
+DEFINITION = defined(fmha)
 REPORT = """========= COMPUTE-SANITIZER
 ========= Error: Potential RAW hazard detected at __shared__ 0x3056e in block (0,0,0) :
 =========     Write Thread (63,0,0) at {kernel}+0x8d50 in {file}:{write}
@@ -75,13 +75,13 @@ def racecheck(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("read", "status"), [(DEFINITION, 0), (DEFINITION + 9, 1)])
 def test_the_exit_status_says_whether_there_is_a_race(racecheck, capsys, read, status):
-    assert racecheck(REPORT.format(kernel="fmha", file="linked.py", write=DEFINITION, read=read)) == status
+    assert racecheck(REPORT.format(kernel="fmha", file="kernel.py", write=DEFINITION, read=read)) == status
     assert ("0 hazards, and 1 reads" in capsys.readouterr().out) == (status == 0)
 
 
 def test_hazards_that_racecheck_counts_and_does_not_tell_of_are_not_passed_over(racecheck, capsys, monkeypatch):
     """Those that it keeps back at its limit, and those whose text this command cannot read."""
-    report = REPORT.format(kernel="fmha", file="linked.py", write=DEFINITION, read=DEFINITION)
+    report = REPORT.format(kernel="fmha", file="kernel.py", write=DEFINITION, read=DEFINITION)
     assert racecheck(report.replace("1 hazard displayed", "2 hazards displayed")) == 1
     assert "counts 2 hazards, but its output tells of 1" in capsys.readouterr().err
     monkeypatch.setattr(races, "LIMIT", 1)

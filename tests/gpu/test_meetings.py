@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from steps import get_step
-from steps.hopper import ahead, linked
+from steps.hopper.kernel import fmha
 from tests.hopper.test_meetings import always_in_pairs
 from tests.shapes import problem
 from tutorial_lib import meetings
@@ -42,11 +42,9 @@ def naps(monkeypatch, tmp_path):
     without = meetings.without
     monkeypatch.setattr(meetings, "without", napping)
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
-    for generation in (ahead, linked):
-        generation.fmha.device_caches.clear()
+    fmha.device_caches.clear()
     yield places
-    for generation in (ahead, linked):
-        generation.fmha.device_caches.clear()
+    fmha.device_caches.clear()
 
 
 @pytest.mark.parametrize("name", STEPS)

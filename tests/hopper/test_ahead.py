@@ -27,7 +27,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_output_and_log_sum_exp_are_right(shape):
-    assert STEP.kernel(shape) is ahead.fmha
+    assert STEP.variant(shape).consume is ahead.consume
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
     [exact] = FORWARD.reference(shape, inputs)
     [allowed] = FORWARD.yardstick(shape, inputs, (exact,))
@@ -54,7 +54,7 @@ def test_a_block_with_one_tile_of_queries_is_right(monkeypatch):
 
 def told(step, shape) -> tuple[bool, bool]:
     """Whether the softmax runs ahead, and whether a quarter of Q stays in registers."""
-    return step.kernel(shape) is ahead.fmha, step.variant(shape).queries is QUARTER_HELD
+    return step.variant(shape).consume is ahead.consume, step.variant(shape).queries is QUARTER_HELD
 
 
 def test_where_it_runs_and_where_it_does_not():
@@ -75,10 +75,10 @@ def test_the_step_before_has_the_quarter_and_not_the_softmax():
 @pytest.mark.parametrize("changes", [{"pairs": True}, {"in_pieces": True}])
 def test_what_the_softmax_ahead_does_not_take(changes):
     step = dataclasses.replace(STEP, walk=UPWARDS, **changes)
-    assert step.kernel(dataclasses.replace(standard(4096, 128, True))) is linked.fmha
+    assert step.variant(standard(4096, 128, True)).consume is linked.consume
 
 
 @pytest.mark.parametrize("feature", [{"window": 100}, {"softcap": 5.0}])
 def test_it_sees_all_keys_as_they_are(feature):
     step = dataclasses.replace(STEP, takes=("window", "softcap"))
-    assert step.kernel(dataclasses.replace(standard(4096, 128, True), **feature)) is linked.fmha
+    assert step.variant(dataclasses.replace(standard(4096, 128, True), **feature)).consume is linked.consume

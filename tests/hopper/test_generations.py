@@ -11,14 +11,16 @@ import torch
 from triton.experimental import gluon
 
 from steps import get_step
+from steps.core.ladder import kernels_of
 from steps.core.problems import HEADLINE
 from steps.gluon.functions import compiled_as
-from steps.hopper import ahead, lib, linked, one_by_one, overlapped, producer, softmax
+from steps.hopper import ahead, kernel, lib, linked, one_by_one, overlapped, producer, softmax
+from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Variant
 from tutorial_lib import identity
 from tutorial_lib.simulator.run import launch
 
-GENERATIONS = [one_by_one, producer, overlapped, linked, ahead]
+GENERATIONS = [producer, overlapped, linked, ahead]
 OF_THE_PROBLEM = {"causal", "ragged", "lse", "packed"}
 
 
@@ -30,7 +32,18 @@ def test_the_only_switches_of_a_kernel_are_what_a_problem_asks_for():
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_a_generation_is_read_at_one_go(generation):
     text = Path(generation.__file__).read_text(encoding="utf-8")
-    assert re.findall(r"^def (\w+)", text, re.MULTILINE)[-1] == "fmha" and len(text.splitlines()) < 250
+    assert re.findall(r"^def (\w+)", text, re.MULTILINE)[-1] == "consume" and len(text.splitlines()) < 150
+
+
+def test_the_kernel_is_written_once():
+    """What starts the roles is the same for all generations, and what the producer does."""
+    for step in kernels_of("forward"):
+        if isinstance(step, HopperStep):
+            assert step.kernel(step.default_problem) in (kernel.fmha, one_by_one.fmha)
+    written = [
+        path.stem for path in Path(kernel.__file__).parent.glob("*.py") if "def fmha(" in path.read_text("utf-8")
+    ]
+    assert sorted(written) == ["kernel", "one_by_one"]
 
 
 @gluon.jit
@@ -79,5 +92,5 @@ def test_the_simulator_runs_functions_that_are_constants():
 
 
 def test_a_function_is_the_same_in_another_process():
-    for piece in (linked.fmha, lib.IN_TURN, softmax.SUM_AT_END):
+    for piece in (linked.consume, lib.IN_TURN, softmax.SUM_AT_END):
         assert pickle.loads(pickle.dumps(piece)) == piece

@@ -76,7 +76,9 @@ class Kernel:
 
 def skips(kernel) -> bool:
     """Whether a part passes over a last tile of keys that only later parts see; the kernel's text says so, at least."""
-    return kernel.hopper and kernel.ends is lib.OWN_END and kernel.function is not ahead.fmha and kernel.most_over <= 1
+    return (
+        kernel.hopper and kernel.ends is lib.OWN_END and kernel.consume is not ahead.consume and kernel.most_over <= 1
+    )
 
 
 def by_nobody(variant) -> bool:
