@@ -17,10 +17,17 @@ LABELED = re.compile(r"(\w+(?:, \w+)*): ")  # "key, value: rings."
 class Fields:
     """The fields of a program's named tuples: those that something reads, and those that are always one constant.
 
-    names: of each class. constants: what may stand in place of ``variable.field``, by class and field.
+    names: of each class. constants: what may stand in place of ``variable.field``, by class and field. keep: names of
+    classes that functions make which are not among these: all of their fields count as read.
     """
 
-    def __init__(self, classes: dict[str, cst.ClassDef], functions: Iterable[cst.FunctionDef], constants: frozenset):
+    def __init__(
+        self,
+        classes: dict[str, cst.ClassDef],
+        functions: Iterable[cst.FunctionDef],
+        constants: frozenset,
+        keep: frozenset[str] = frozenset(),
+    ):
         functions = list(functions)
         self.names = {name: fields_of(tree) for name, tree in classes.items()}
         self.variables = {}  # that hold a tuple: name -> its class
@@ -40,6 +47,8 @@ class Fields:
                 read[self.variables.get(code(node.value))].add(node.attr.value)
         self.constants = {}
         for name, fields in self.names.items():
+            if name in keep:
+                continue
             for field, values in given.get(name, {}).items():
                 only = {code(value) for value in values}
                 plain = all(isinstance(value, cst.Integer) or code(value) in constants for value in values)

@@ -212,7 +212,7 @@ class Text:
             self._reach()
             self.unused = self._unused()
             self.had = {name: fields_of(tree) for name, tree in self.classes.items()}
-            self.fields = Fields(self.classes, self.functions.values(), self.constants)
+            self.fields = Fields(self.classes, self.functions.values(), self.constants, self.keep)
             now = {}
             for name, tree in self.functions.items():
                 its = [name, *sorted(other for other in uses(tree).loads if other in self.functions)]
