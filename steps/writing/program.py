@@ -212,7 +212,8 @@ class Program:
         if isinstance(value, float) and value - value != 0:  # an infinity
             return f'float("{value}")'
         if isinstance(value, str) and long(value):
-            lines = textwrap.wrap(value, LINE_LENGTH - 8, drop_whitespace=False)
+            width = LINE_LENGTH - 12
+            lines = [line[n : n + width] for line in value.splitlines(True) for n in range(0, len(line), width)]
             return " ".join(map(json.dumps, lines))
         if value is None or isinstance(value, bool | int | float | str):
             return repr(value)
