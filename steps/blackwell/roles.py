@@ -54,6 +54,20 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
 
 
 @gluon.jit
+def multiply_part(tiles, columns, barriers, part: gl.constexpr, turn, j, end, variant: gl.constexpr):
+    """Begin a part's PV product of the j-th tile and its QK product of the next, each once it may."""
+    weights = weights_of(columns, part, tiles.key.dtype, variant)
+    output = columns.output.index(part)
+    mbarrier.wait(barriers.weights_ready.index(part), turn & 1)
+    issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_ready.index(part), variant)
+    if j + 1 < end:
+        queries = part_of(tiles.query, part, variant)
+        scores_at = columns.scores.index(part)
+        mbarrier.wait(barriers.output_ready.index(part), turn & 1)
+        issue_scores(queries, tiles.key, turn + 1, scores_at, barriers.scores_ready.index(part), variant)
+
+
+@gluon.jit
 def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
     """A warp: begins all products, of both parts in turn. While one part does its softmax, the other multiplies.
 
@@ -80,15 +94,7 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
             if j + 1 < end:
                 await_tile(barriers.key_ready, turn + 1, STAGES)
             for part in gl.static_range(PARTS):
-                weights = weights_of(columns, part, tiles.key.dtype, variant)
-                output = columns.output.index(part)
-                mbarrier.wait(barriers.weights_ready.index(part), turn & 1)
-                issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_ready.index(part), variant)
-                if j + 1 < end:
-                    query = part_of(tiles.query, part, variant)
-                    scores = columns.scores.index(part)
-                    mbarrier.wait(barriers.output_ready.index(part), turn & 1)
-                    issue_scores(query, tiles.key, turn + 1, scores, barriers.scores_ready.index(part), variant)
+                multiply_part(tiles, columns, barriers, part, turn, j, end, variant)
             blackwell.tcgen05_commit(barriers.value_free.index(turn % STAGES))
             if j + 1 < end:
                 blackwell.tcgen05_commit(barriers.key_free.index((turn + 1) % STAGES))

@@ -42,6 +42,16 @@ def no_sum(rows: gl.constexpr, columns: gl.constexpr, variant: gl.constexpr):
     return gl.full([rows, columns], 0.0, gl.float32, variant.accumulator)
 
 
+@gluon.jit
+def refill_stage(keys, values, K, V, k_stride, v_stride, stage, j, end, seq_len_kv, variant: gl.constexpr):
+    """Once all waves have read the j-th tile, begin to copy a later one into its stage."""
+    gl.barrier()
+    later = gl.minimum(j + variant.tiles, end - 1)
+    fetch(keys.index(stage), K, k_stride, later, seq_len_kv, variant)
+    fetch(values.index(stage), V, v_stride, later, seq_len_kv, variant)
+    async_copy.commit_group()
+
+
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
 def fmha(
     Q,
@@ -120,11 +130,7 @@ def fmha(
 
                 # --- all waves have read this tile: begin to copy a later one into its place ---
                 if variant.direct:
-                    gl.barrier()
-                    later = gl.minimum(j + TILES, end - 1)
-                    fetch(keys.index(stage), K, k_stride, later, seq_len_kv, variant)
-                    fetch(values.index(stage), V, v_stride, later, seq_len_kv, variant)
-                    async_copy.commit_group()
+                    refill_stage(keys, values, K, V, k_stride, v_stride, stage, j, end, seq_len_kv, variant)
             else:
                 with amd.warp_pipeline_stage("scores", priority=variant.stages.products):
                     k = read(keys.index(j % TILES).permute((1, 0)), variant)

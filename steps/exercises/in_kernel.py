@@ -6,8 +6,6 @@ judges order as well as numbers: races, missing fences and deadlocks, under seve
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +36,6 @@ class InKernel(Exercise):
     """
 
     step: str
-    edits: tuple[tuple[str, str], ...] = ()
     replaces: str | None = None
     functions: dict[str, str] = field(default_factory=dict)
     beside: str = ""
@@ -77,29 +74,11 @@ class InKernel(Exercise):
     def kernel(self, problem: Problem, source: str) -> WrittenStep:
         """The step with the learner's function in its kernel. Raises ValueError for a function that finds no place."""
         step, functions, beside = self.whole(), dict(self.functions), source
-        if self.edits:
-            whole = write_step(step, problem, **({"arch": "cpu"} if step.backend == "cutile" else {}))
-            return dataclasses.replace(whole, text=self._filled(whole.text, source), name=self.name)
         if replaces := self.function if self.replaces is None else self.replaces:
             functions[replaces], beside = source, ""
         keep = names_in(self.solution, *functions, *self.functions.values(), self.beside)
         written = write_step(step, problem, "cpu" if step.backend == "cutile" else None, keep, name=self.name)
         return put(written, functions, f"{beside}\n{self.beside}", self.constants)
-
-    def _filled(self, text: str, source: str) -> str:
-        for old, new in self.edits:
-            if old not in text:
-                raise ValueError(f"{self.name}: this does not stand in the kernel of step {self.step}:\n{old}")
-            text = text.replace(old, new)
-        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-        own = next((node for node in functions if node.name == self.function), None)
-        place = own or functions[0]
-        marks = [ast.unparse(mark) for mark in functions[0].decorator_list]
-        lines = text.splitlines()
-        begin = min([place.lineno, *(mark.lineno for mark in place.decorator_list)]) - 1
-        end = own.end_lineno if own else begin
-        new = [*(f"@{mark}" for mark in marks), *source.splitlines(), "", ""]
-        return "\n".join([*lines[:begin], *new, *lines[end:]]) + "\n"
 
     def _on(self, problem: Problem, source: str, chance: random.Random) -> str | None:
         step = self.kernel(problem, source)

@@ -3,22 +3,11 @@
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
-BODY = """                weights = weights_of(columns, part, tiles.key.dtype)
-                output = columns.output.index(part)
-                mbarrier.wait(barriers.weights_ready.index(part), turn & 1)
-                issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_ready.index(part))
-                if j + 1 < end:
-                    query = part_of(tiles.query, part)
-                    scores = columns.scores.index(part)
-                    mbarrier.wait(barriers.output_ready.index(part), turn & 1)
-                    issue_scores(query, tiles.key, turn + 1, scores, barriers.scores_ready.index(part))
-"""
-
 EXERCISE = InKernel(
     name="products_warp",
     step="warp_roles",
     function="begin_products",
-    edits=((BODY, "                begin_products(tiles, columns, barriers, part, turn, j, end)\n"),),
+    replaces="multiply_part",
     kinds=({"causal": True}, {"seq_len_q": 90, "head_dim": 128, "heads": 1}),
     lengths=(300, 600),
     typical=(

@@ -43,23 +43,18 @@ class AndNoLonger(InKernel):
         return sum(sum(run.clocks.values()) for run in watch.runs)
 
 
+REFILL_STAGE = """
+def refill_stage(keys, values, K, V, k_stride, v_stride, stage, j, end, seq_len_kv):
+    later = gl.minimum(j + TILES, end - 1)
+    refill(keys.index(stage), values.index(stage), K, V, k_stride, v_stride, later, seq_len_kv)
+"""
+
 EXERCISE = AndNoLonger(
     name="refill_lds",
     step="direct",
     function="refill",
-    edits=(
-        (
-            """            gl.barrier()
-            later = gl.minimum(j + TILES, end - 1)
-            fetch(keys.index(stage), K, k_stride, later, seq_len_kv)
-            fetch(values.index(stage), V, v_stride, later, seq_len_kv)
-            async_copy.commit_group()
-""",
-            """            later = gl.minimum(j + TILES, end - 1)
-            refill(keys.index(stage), values.index(stage), K, V, k_stride, v_stride, later, seq_len_kv)
-""",
-        ),
-    ),
+    replaces="",
+    functions={"refill_stage": REFILL_STAGE},
     typical=(
         (
             r"race on \w+ .*: read by all warps[\s\S]*after: copy into LDS",
