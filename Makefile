@@ -49,34 +49,38 @@ SPARE := {"batch": 1, "heads": 40, "seq_len_q": 200, "seq_len_kv": 800, "head_di
 WHOLE := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 512, "head_dim": 64, "causal": false}
 HALVES := {"batch": 2, "heads": 1024, "seq_len_q": 100, "seq_len_kv": 100, "head_dim": 64}
 PAGES := {"batch": 3, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128, "causal": true, "page_size": 16}
+HOPPER_BACKWARD := 500-508,last_block_scales,two_streams,cta_per_query_head,k_registers,tma_zero_fill,dependent_launch,$\
+newest_first,deferred_fence,unordered_softmax,delta_accumulator,dq_writer_warp,two_dq_writers
+BACKWARD := 402-405,ordered_atomics,folded_lse,mask_loops,preprocess_kernel,$(HOPPER_BACKWARD)
+SPARED := 505-507,cta_per_query_head,k_registers,tma_zero_fill,dependent_launch,newest_first,deferred_fence
 SANITIZE := compute-sanitizer --error-exitcode 1
 sanitize: .venv/ready
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-16,gluon,hopper '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 8-11,static_scheduler,l2_aware,autotuned,intra_tile_overlap,gluon,hopper '$(RAGGED)'
 	$(SANITIZE) --tool racecheck $(PY) -m steps.once gluon,deferred_sum,wgmma '$(RAGGED)'
-	$(PY) -m steps.races 31-39,121-123,ping_pong,lean_sum,diagonal_first '$(RAGGED)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once third_group,36-39,121,122,late_wait,lean_sum '$(NARROW)'
-	$(PY) -m steps.races third_group,36-39,121,122,late_wait,lean_sum '$(NARROW)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 36-39,121,122,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
-	$(PY) -m steps.races 36-39,121,122,half_output,half_query,late_wait,diagonal_first '$(BROAD)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 124,125 '$(AHEAD)'
-	$(PY) -m steps.races 124,125 '$(AHEAD)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once pieces '$(BETWEEN)'
-	$(PY) -m steps.races kv_multicast,pieces '$(BETWEEN)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once group_rows,split_keys,last_merges '$(DECODING)'
+	$(PY) -m steps.races 201-206,row_max_ilp_multicast,no_redundant_barriers,ping_pong,hopper_deferred_sum,reverse_kv_order '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once three_warpgroups_unordered,205,206,row_max_ilp,row_max_ilp_multicast,pv_wait_after_softmax,hopper_deferred_sum '$(NARROW)'
+	$(PY) -m steps.races three_warpgroups_unordered,205,206,row_max_ilp,row_max_ilp_multicast,pv_wait_after_softmax,hopper_deferred_sum '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once 205,206,row_max_ilp,row_max_ilp_multicast,half_output,half_query,pv_wait_after_softmax,reverse_kv_order '$(BROAD)'
+	$(PY) -m steps.races 205,206,row_max_ilp,row_max_ilp_multicast,half_output,half_query,pv_wait_after_softmax,reverse_kv_order '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once quarter_q_registers,next_softmax_first '$(AHEAD)'
+	$(PY) -m steps.races quarter_q_registers,next_softmax_first '$(AHEAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once split_head_dim '$(BETWEEN)'
+	$(PY) -m steps.races kv_multicast,split_head_dim '$(BETWEEN)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once group_rows,split_kv,last_block_merges '$(DECODING)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once paged '$(PAGES)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,50-59,130-139,160-166 '$(RAGGED)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,54-59,130-139,160-166 '$(NARROW)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 42-49,54-59,130-139,160-166 '$(BROAD)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(BACKWARD) '$(RAGGED)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(BACKWARD) '$(NARROW)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(BACKWARD) '$(BROAD)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once two_streams '$(HALVES)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once 131,133-139,162-165 '$(SPARE)'
-	$(PY) -m steps.races 131,133-139,162-165 '$(SPARE)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once added_later '$(WHOLE)'
-	$(PY) -m steps.races added_later '$(WHOLE)'
-	$(PY) -m steps.races 50-59,130-139,160-166 '$(RAGGED)'
-	$(PY) -m steps.races 54-59,130-139,160-166 '$(NARROW)'
-	$(PY) -m steps.races 54-59,130-139,160-166 '$(HANDOVER)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once fine_grained '$(WIDE)'
-	$(SANITIZE) --tool racecheck $(PY) -m steps.once fine_grained '$(WIDE)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(SPARED) '$(SPARE)'
+	$(PY) -m steps.races $(SPARED) '$(SPARE)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once deferred_reduce_add '$(WHOLE)'
+	$(PY) -m steps.races deferred_reduce_add '$(WHOLE)'
+	$(PY) -m steps.races $(HOPPER_BACKWARD) '$(RAGGED)'
+	$(PY) -m steps.races $(HOPPER_BACKWARD) '$(NARROW)'
+	$(PY) -m steps.races $(HOPPER_BACKWARD) '$(HANDOVER)'
+	$(SANITIZE) --tool memcheck $(PY) -m steps.once head_dim_tiling '$(WIDE)'
+	$(SANITIZE) --tool racecheck $(PY) -m steps.once head_dim_tiling '$(WIDE)'
 
 # Your own copy of the course, in learn/, with what you have answered so far.
 learn: .venv/ready

@@ -92,7 +92,7 @@ def lds_rows(problem: Problem) -> list[list[str]]:
     from steps import get_step
     from tutorial_lib.layouts import padded_address
 
-    mfma, direct = get_step("mfma"), get_step("direct")
+    mfma, direct = get_step("mfma"), get_step("direct_to_lds")
     ways = [
         ("gfx950", "in order: step mfma", mfma, None),
         (
@@ -107,7 +107,7 @@ def lds_rows(problem: Problem) -> list[list[str]]:
             mfma,
             lambda n: partial(padded_address, n, 512, 8),
         ),
-        ("gfx950", "swizzled: step direct", direct, None),
+        ("gfx950", "swizzled: step direct_to_lds", direct, None),
         ("gfx942", "in order: step mfma", mfma, None),
     ]
     rows = []

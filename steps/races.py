@@ -7,8 +7,8 @@ Roles: to hand them out, Triton writes them into shared memory, all warps meet a
 those that write and those that read meet from two places in the code, and racecheck knows a barrier by its place. The
 reads carry the line of the kernel's ``def``.
 
-A handover: at head_dim 256 of the backward pass one warp group stores weights, its warps meet, and one thread arrives
-at an mbarrier, for which the other warp group waits before it loads them. racecheck does not follow that: it reports
+A handover: at head_dim 256 of the backward pass one warpgroup stores weights, its warps meet, and one thread arrives
+at an mbarrier, for which the other warpgroup waits before it loads them. racecheck does not follow that: it reports
 the least kernel that does so, too (``tests/gpu/test_races.py``). So whether that mbarrier is right the simulator tells,
 and not this command.
 """

@@ -127,9 +127,9 @@ class GradientKernel:
 
 SEARCHED = (
     AttentionKernel(),
-    GradientKernel("keys, adding to dQ", "folded", "keys"),
-    GradientKernel("keys", "prepared", "keys"),
-    GradientKernel("queries", "prepared", "queries"),
+    GradientKernel("keys, adding to dQ", "folded_lse", "keys"),
+    GradientKernel("keys", "preprocess_kernel", "keys"),
+    GradientKernel("queries", "preprocess_kernel", "queries"),
 )
 
 

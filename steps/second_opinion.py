@@ -18,7 +18,7 @@ from pathlib import Path
 from tutorial_lib.command import BadRequest, as_command, measure_or_show, parser_of, whole_number
 from tutorial_lib.files import RESULTS
 
-STEPS = "sdpa,approx_division,wgmma,at_maxima"  # the baseline, and one that is slow, middling and fast
+STEPS = "sdpa,approx_division,wgmma,pv_wait_after_max"  # the baseline, and one that is slow, middling and fast
 
 
 def make_parser() -> argparse.ArgumentParser:

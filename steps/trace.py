@@ -1,4 +1,4 @@
-"""When a kernel's warp groups wait, measured: ``python -m steps.trace producer``.
+"""When a kernel's warpgroups wait, measured: ``python -m steps.trace producer``.
 
 Compiles a Gluon or Hopper step with stamps of the SM's clock wherever a role has waited or is about to, runs it on the
 GPU, and says what each role spent its time on. The stamps slow the kernel down, and the compiler schedules it otherwise

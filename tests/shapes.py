@@ -56,9 +56,9 @@ PADDED = [
 
 
 def few_at_once(monkeypatch):
-    """Spare warps of the backward pass (``spare_warps``) work for small problems, too: as if few blocks ran at once.
+    """Spare warps of the backward pass (``fused_pre_post``) work for small problems, too: as if few blocks ran at once.
 
-    And query heads have blocks of their own, however few turns these take (``heads_apart``).
+    And query heads have blocks of their own, however few turns these take (``cta_per_query_head``).
     """
     for name, value in {"SECTION": 4, "AT_ONCE": 4, "TURNS": 0}.items():
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", value)
@@ -66,12 +66,12 @@ def few_at_once(monkeypatch):
 
 
 def zeros_alone(monkeypatch):
-    """Likewise, and spare warps keep pace nowhere: one of them clears sums (``zeros_ahead``)."""
+    """Likewise, and spare warps keep pace nowhere: one of them clears sums (``tma_zero_fill``)."""
     few_at_once(monkeypatch)
     monkeypatch.setattr("steps.backward_hopper.skeleton.TURNS", 1000)
 
 
 def always_apart(monkeypatch):
-    """With grouped heads, query heads have blocks of their own in step heads_apart."""
+    """With grouped heads, query heads have blocks of their own in step cta_per_query_head."""
     for name in ("TURNS_APART", "TURNS_APART_CAUSAL", "TURNS_FEW"):
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", 0)

@@ -63,8 +63,8 @@ class Limit:
         Reading shared memory overlaps with either.
         """
         softmax = [time for unit, time in self.units.items() if unit in SOFTMAX]
-        in_turn = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
-        return max(in_turn, *self.units.values()) + self.beginnings
+        deterministic = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
+        return max(deterministic, *self.units.values()) + self.beginnings
 
     @property
     def advice(self) -> str:
@@ -124,7 +124,7 @@ def limit(problem: Problem, resources: dict, gpu: Gpu, kind: Pass = FORWARD) -> 
     groups = resources.get("compute_groups") or 1  # older records know of none
     if (resources.get("compiler") or "").startswith(
         "tileiras"
-    ):  # each warp group of its blocks goes through its own rows
+    ):  # each warpgroup of its blocks goes through its own rows
         groups = max(groups, threads // 128)
     launched = resources.get("blocks") if an_sm == 1 else None  # None in older records, too
     of_an_sm = math.ceil((launched or 0) / gpu.multiprocessors)

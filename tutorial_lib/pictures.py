@@ -129,7 +129,7 @@ def ranks(panels: Mapping[str, Sequence[tuple[int, int, float, float]]], unit: s
 
 
 def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax: float = 2.0, tiles: int = 4):
-    """Who uses what when. panels: title -> (warp groups, whether a softmax runs under the PV product before it).
+    """Who uses what when. panels: title -> (warpgroups, whether a softmax runs under the PV product before it).
 
     A model of two units, each used by one at a time: tensor cores and everything that the softmax needs. The groups, at
     most three, share a block's rows; times are an example's.
@@ -150,7 +150,7 @@ def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax:
     grid[-1, 0].set_xlim(0, longest)
     grid[-1, 0].set_xlabel(
         "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...; "
-        + ("hatched: second warp group" if most < 3 else "hatched, dotted: other warp groups"),
+        + ("hatched: second warpgroup" if most < 3 else "hatched, dotted: other warpgroups"),
         fontsize=8,
     )
     return figure

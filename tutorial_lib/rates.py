@@ -42,11 +42,11 @@ def _wgmma(columns: int, from_registers: bool) -> Rate:
     rows, depth, groups = 64, 128, 2
     return Rate(
         f"wgmma_{'rs' if from_registers else 'ss'}_n{columns}",
-        f"wgmma, 64 x {columns} x 16, the first factor from {place}, two warp groups",
+        f"wgmma, 64 x {columns} x 16, the first factor from {place}, two warpgroups",
         4,
         2 * (groups * rows) * columns * depth,
         (columns, from_registers),
-        blocks=groups,  # each its own: Triton 3.9 has the warp groups of a block wait for each other every turn
+        blocks=groups,  # each its own: Triton 3.9 has the warpgroups of a block wait for each other every turn
     )
 
 

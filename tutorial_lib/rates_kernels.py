@@ -35,7 +35,7 @@ def mma_sync(out, number, turns):
 
 @gluon.jit
 def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexpr):
-    """A warp group with 64 rows: while it waits and issues again, the products of the SM's other block run."""
+    """A warpgroup with 64 rows: while it waits and issues again, the products of the SM's other block run."""
     ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
     )

@@ -5,12 +5,12 @@ grows in the registers of one block, nobody adds to anybody else's, and the same
 The price is work: the second kernel computes scores and dP again, so that there are seven products in place of five.
 """
 
-from steps.backward_cutile import step402_relaxed
+from steps.backward_cutile import step402_relaxed_atomics
 
-STEP = step402_relaxed.FOLDED.evolve(
+STEP = step402_relaxed_atomics.FOLDED_LSE.evolve(
     number=403,
     name="two_kernels",
-    previous=step402_relaxed.STEP,
+    previous=step402_relaxed_atomics.STEP,
     title="Two kernels",
     change="dK and dV by tiles of keys, dQ by tiles of queries: seven products, and no atomics.",
     d_query="a kernel of its own",

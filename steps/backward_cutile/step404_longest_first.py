@@ -1,4 +1,4 @@
-"""Step 404: the longest blocks of queries begin first.
+"""Step 404: the longest blocks of queries begin first (an LPT scheduler).
 
 Under a causal mask the last queries see the most keys. In their natural order the blocks with the most work begin last,
 and while they end, SMs that found no other block are idle. Numbered from the end, the short blocks fill these gaps. The

@@ -1,4 +1,4 @@
-"""Step 405: tiles, warps and blocks an SM as a search found them.
+"""Step 405: autotuned tiles, warps and blocks an SM.
 
 A block of the steps before takes so many registers that an SM holds one, and at head_dim 128 so much shared memory.
 While its four warps wait, or compute what stands between two products, nobody else is there to use the tensor cores.
@@ -9,7 +9,7 @@ tiles under way. At head_dim 128 the kernel for dQ is faster still with one bloc
 (``steps/core/rules.toml``, tables ``searched_keys`` and ``searched_queries``) hold the fastest for an architecture and
 head_dim. Where they hold none, the step is the one before.
 
-``prepared``, inside this step: the numbers of a query are made once.
+``preprocess_kernel``, inside this step: the numbers of a query are made once.
 
 Each block that owns keys loads the log-sum-exps of the queries that pass by, multiplies them by 1 / ln 2 and looks for
 rows that see no key. So all blocks of a head do the same for the same queries. The small kernel that computes the row
@@ -27,26 +27,26 @@ from steps.backward_cutile.kernel import INVERSE_LN2
 
 
 def weigh_prepared(scores, lse, scale):
-    """As step folded's, with the log-sum-exp in base 2 already."""
+    """As step folded_lse's, with the log-sum-exp in base 2 already."""
     return ct.exp2(scores * (scale * INVERSE_LN2) - lse, flush_to_zero=True)
 
 
-PREPARED = step404_longest_first.STEP.evolve(
-    name="prepared",
-    title="Numbers of a query, made once",
+PREPROCESS_KERNEL = step404_longest_first.STEP.evolve(
+    name="preprocess_kernel",
+    title="A preprocessing kernel",
     change="The kernel for the row sums also writes the log-sum-exp in base 2, and the loop only loads it.",
     inside="two_blocks",
     weigh=weigh_prepared,
     prepared=True,
 )
 
-STEP = PREPARED.evolve(
+STEP = PREPROCESS_KERNEL.evolve(
     number=405,
     name="two_blocks",
     previous=step404_longest_first.STEP,
-    title="Found by a search: two blocks an SM",
+    title="Autotuned: two blocks an SM",
     change="Tiles, warps and blocks an SM are those that a search found fastest; numbers of a query are made once.",
     searched=True,
 )
 
-INSIDE = (PREPARED,)
+INSIDE = (PREPROCESS_KERNEL,)

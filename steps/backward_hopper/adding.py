@@ -11,7 +11,7 @@ a causal mask the last keys come first: of all that add to a tile, their block b
 when those before it have gone on, and nobody waits for long. FlashAttention-3 has that order, and calls it "shortest
 processing time first" (https://github.com/Dao-AILab/flash-attention/pull/1893).
 
-Where blocks begin in sections (``lib.in_sections``), blocks of other heads begin between two of a head.
+Where blocks begin in sections (``lib.l2_aware_lpt``), blocks of other heads begin between two of a head.
 """
 
 from __future__ import annotations
@@ -246,21 +246,21 @@ def await_own_turn(barriers, aside, turn, work, part: gl.constexpr, variant: gl.
 @gluon.jit
 def await_adder(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
     """Wait until TMA has read this part's last dQ."""
-    mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
+    mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)
 
 
 @gluon.jit
 def tell_adder(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
     """This part's dQ is in shared memory."""
-    mbarrier.arrive(barriers.sums_ready.index(turn % variant.adders * variant.parts + part), count=1)
+    mbarrier.arrive(barriers.sums_full.index(turn % variant.adders * variant.parts + part), count=1)
 
 
 @gluon.jit
 def tell_who_passes_on(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
     """This part has added from registers."""
-    mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)
+    mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)
     gl.barrier()  # one thread tells for all
-    mbarrier.arrive(barriers.sums_ready.index(part), count=1)
+    mbarrier.arrive(barriers.sums_full.index(part), count=1)
 
 
 @gluon.jit
@@ -276,11 +276,11 @@ def add_in_turn(arrays, tiles, barriers, work, scale, padded, aside, first: gl.c
     for turn in range(first, variant.group_size * work.a_head, ADDERS):
         await_turn(barriers, aside, turn, work, 0, variant)
         for part in gl.static_range(PARTS):
-            mbarrier.wait(barriers.sums_ready.index(first * PARTS + part), turn // ADDERS & 1)
+            mbarrier.wait(barriers.sums_full.index(first * PARTS + part), turn // ADDERS & 1)
             async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
         tma.store_wait(0)
         for part in gl.static_range(PARTS):
-            mbarrier.arrive(barriers.sums_free.index(part), count=1)
+            mbarrier.arrive(barriers.sums_empty.index(part), count=1)
         pass_on(aside, turn, work, 0, variant)
 
 
@@ -288,8 +288,8 @@ def add_in_turn(arrays, tiles, barriers, work, scale, padded, aside, first: gl.c
 def pass_turns_on(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
     """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
     for turn in range(variant.group_size * work.a_head):
-        mbarrier.wait(barriers.sums_ready.index(part), turn & 1)
-        mbarrier.arrive(barriers.sums_free.index(part), count=1)
+        mbarrier.wait(barriers.sums_full.index(part), turn & 1)
+        mbarrier.arrive(barriers.sums_empty.index(part), count=1)
         pass_on(aside, turn, work, part, variant)
 
 

@@ -1,4 +1,4 @@
-"""Two warp groups, each on its own: ``loop`` has what a part does, and ``roles`` what it does at head_dim 256."""
+"""Two warpgroups, each on its own: ``loop`` has what a part does, and ``roles`` what it does at head_dim 256."""
 
 from __future__ import annotations
 

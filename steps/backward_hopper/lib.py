@@ -151,24 +151,24 @@ class Handover(NamedTuple):
 class Barriers(NamedTuple):
     """mbarriers: complete when TMA has filled a place, and when all parts have used it.
 
-    d_scores_ready, d_scores_free: between parts, when all that write dS have, and when all have multiplied it.
+    d_scores_full, d_scores_empty: between parts, when all that write dS have, and when all have multiplied it.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
     turns: a part's completes when it is its turn to compute weights.
-    sums_ready, sums_free: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such
-    warps each has a sums_ready. Where parts add from registers: a part has added, and the warp that passes on knows.
+    sums_full, sums_empty: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such
+    warps each has a sums_full. Where parts add from registers: a part has added, and the warp that passes on knows.
     """
 
-    keys_ready: object
-    query_ready: object
-    query_free: object
-    d_output_ready: object
-    d_output_free: object
-    d_scores_ready: object
-    d_scores_free: object
+    keys_full: object
+    query_full: object
+    query_empty: object
+    d_output_full: object
+    d_output_empty: object
+    d_scores_full: object
+    d_scores_empty: object
     done: object
     turns: object
-    sums_ready: object
-    sums_free: object
+    sums_full: object
+    sums_empty: object
     handover: object
 
 
@@ -200,20 +200,20 @@ def rings(variant: gl.constexpr):
     """mbarriers for roles. None is made that nobody uses: the compiler would give its place to something else, too."""
     STAGES: gl.constexpr = variant.stages
     PARTS: gl.constexpr = variant.parts
-    query_ready = barrier_ring(STAGES, 1)
-    d_scores_ready = barrier_ring(2, variant.writers) if variant.parts > 1 else None
-    d_scores_free = barrier_ring(2, PARTS) if variant.same_roles and variant.exchange.barriers else None
+    query_full = barrier_ring(STAGES, 1)
+    d_scores_full = barrier_ring(2, variant.writers) if variant.parts > 1 else None
+    d_scores_empty = barrier_ring(2, PARTS) if variant.same_roles and variant.exchange.barriers else None
     done = barrier_ring(2, PARTS) if variant.same_roles and variant.sharing == 1 else None
     turns = barrier_ring(2, 1) if variant.turns.barriers else None
-    sums_ready = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
-    sums_free = barrier_ring(PARTS, 1) if variant.helpers.hear else None
-    keys_ready = barrier_ring(1, 1)
-    query_free = barrier_ring(STAGES, PARTS)
-    d_output_ready = barrier_ring(STAGES, 1)
-    d_output_free = barrier_ring(STAGES, PARTS)
+    sums_full = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
+    sums_empty = barrier_ring(PARTS, 1) if variant.helpers.hear else None
+    keys_full = barrier_ring(1, 1)
+    query_empty = barrier_ring(STAGES, PARTS)
+    d_output_full = barrier_ring(STAGES, 1)
+    d_output_empty = barrier_ring(STAGES, PARTS)
     return Barriers(
-        keys_ready, query_ready, query_free, d_output_ready, d_output_free, d_scores_ready, d_scores_free, done, turns,
-        sums_ready, sums_free, room_for_weights(variant) if variant.roles_apart else None,
+        keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, d_scores_empty, done, turns,
+        sums_full, sums_empty, room_for_weights(variant) if variant.roles_apart else None,
     )  # fmt: skip
 
 
@@ -261,7 +261,7 @@ def from_last_keys(variant: gl.constexpr):
 
 
 @gluon.jit
-def in_sections(variant: gl.constexpr):
+def l2_aware_lpt(variant: gl.constexpr):
     """As ``by_number``, where blocks are numbered in sections.
 
     A GPU starts blocks in the order of their numbers. The heads of all batches are cut into sections. Of a section all
@@ -314,12 +314,12 @@ def own_line(work):
     return work.batch * gl.num_programs(1) + work.head
 
 
-# --- warps beside the producer, in its warp group ---
+# --- warps beside the producer, in its warpgroup ---
 
 
 @dataclass(frozen=True)
 class Helpers(Pieces):
-    """Warps of the producer's warp group beside the producer. first, second: what they do, as
+    """Warps of the producer's warpgroup beside the producer. first, second: what they do, as
     f(arrays, tiles, barriers, work, scale, padded, aside, n, variant), where n is 0 and 1; None: there is none.
 
     rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, two_behind,
@@ -355,7 +355,7 @@ def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line,
 def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
     """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
     STAGES: gl.constexpr = variant.stages
-    ready = barriers.keys_ready.index(0)
+    ready = barriers.keys_full.index(0)
     mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
     tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
     tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
@@ -367,14 +367,14 @@ def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
         line = work.batch * work.heads + head
         stage = turn % STAGES
         used = turn // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.query_free.index(stage), used)
-        ready = barriers.query_ready.index(stage)
+        mbarrier.wait(barriers.query_empty.index(stage), used)
+        ready = barriers.query_full.index(stage)
         fetch_rows(
             arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), ready, head, work.batch, i,
             line, variant,
         )  # fmt: skip
-        mbarrier.wait(barriers.d_output_free.index(stage), used)
-        ready = barriers.d_output_ready.index(stage)
+        mbarrier.wait(barriers.d_output_empty.index(stage), used)
+        ready = barriers.d_output_full.index(stage)
         fetch_rows(
             arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), ready, head,
             work.batch, i, work.batches * work.heads + line, variant,

@@ -1,4 +1,4 @@
-"""Two warp groups that compute each for itself: 64 keys, and half of dQ, for which they exchange dS.
+"""Two warpgroups that compute each for itself: 64 keys, and half of dQ, for which they exchange dS.
 
 A part computes dQ of a turn in its next turn. It then needs what the other part has computed a turn ago, and the two
 may be up to a turn apart: while one takes exponentials, the other's products keep the tensor cores busy.
@@ -33,16 +33,16 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.conste
     d_key = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([KEYS, variant.head_dim], 0.0, gl.float32, variant.sums)
     turns = variant.group_size * work.a_head
-    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = variant.key_place.take(keys, variant)
     for turn in range(turns):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
         # --- the weights again, and dV ---
-        await_tile(barriers.query_ready, turn, variant.stages)
+        await_tile(barriers.query_full, turn, variant.stages)
         scores = variant.key_place.scores(kept, keys, query, variant)
-        await_tile(barriers.d_output_ready, turn, variant.stages)
+        await_tile(barriers.d_output_full, turn, variant.stages)
         d_weights = variant.gradient.issue(values, d_output, tiles.row_sum, turn, variant)
         variant.adding.later(arrays, tiles, turn, work, part, variant)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -63,7 +63,7 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.conste
         variant.turns.give(barriers, part, variant)
 
         # --- dQ of the turn before, and dK; under dK's product dQ is added ---
-        mbarrier.wait(barriers.d_scores_ready.index(before & 1), turn - 1 >> 1 & 1)
+        mbarrier.wait(barriers.d_scores_full.index(before & 1), turn - 1 >> 1 & 1)
         d_query = issue_part_of_d_query(tiles, before, part, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         variant.fence.behind(barriers, turn)
@@ -72,12 +72,12 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.conste
         if turn > 0:
             add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, aside, part, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
-        mbarrier.arrive(barriers.query_free.index(turn % variant.stages), count=1)
+        mbarrier.arrive(barriers.query_empty.index(turn % variant.stages), count=1)
 
     # --- dQ of the last turn ---
     if turns > 0:
         variant.adding.later(arrays, tiles, turns, work, part, variant)
-        mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
+        mbarrier.wait(barriers.d_scores_full.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part, variant)])
         add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, aside, part, variant)
         variant.adding.rest(arrays, tiles, turns, work, part, variant)

@@ -200,27 +200,27 @@ class Exchange(Pieces):
 @gluon.jit
 def await_place(barriers, turn, variant: gl.constexpr):
     """Wait until both parts have multiplied what was in the place of this turn's dS."""
-    mbarrier.wait(barriers.d_scores_free.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
+    mbarrier.wait(barriers.d_scores_empty.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
 
 
 @gluon.jit
 def free_each(barriers, turn, variant: gl.constexpr):
     """This part has multiplied dO of the turn, and dS of the turn before."""
-    release(barriers.d_output_free, turn, variant.stages)
-    mbarrier.arrive(barriers.d_scores_free.index(turn + 1 & 1), count=1)
+    release(barriers.d_output_empty, turn, variant.stages)
+    mbarrier.arrive(barriers.d_scores_empty.index(turn + 1 & 1), count=1)
 
 
 @gluon.jit
 def await_place_with_d_output(barriers, turn, variant: gl.constexpr):
     """Likewise: both parts said so of dO in the turn before."""
     told = (turn + variant.stages - 1) // variant.stages & 1 ^ 1
-    mbarrier.wait(barriers.d_output_free.index((turn + 1) % variant.stages), told)
+    mbarrier.wait(barriers.d_output_empty.index((turn + 1) % variant.stages), told)
 
 
 @gluon.jit
 def free_together(barriers, turn, variant: gl.constexpr):
     """Likewise: one word says both."""
-    release(barriers.d_output_free, turn, variant.stages)
+    release(barriers.d_output_empty, turn, variant.stages)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Fence(Pieces):
 def tell_stored(barriers, turn):
     """Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence."""
     fence_async_shared()
-    mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+    mbarrier.arrive(barriers.d_scores_full.index(turn & 1), count=1)
 
 
 # --- dK and dV ---

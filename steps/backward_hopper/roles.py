@@ -1,18 +1,18 @@
-"""Two warp groups at head_dim 256: one has the scores, the other their gradients.
+"""Two warpgroups at head_dim 256: one has the scores, the other their gradients.
 
-The sums for dK and dV of 64 keys would fill the registers of one warp group. So one warp group computes the scores and
+The sums for dK and dV of 64 keys would fill the registers of one warpgroup. So one warpgroup computes the scores and
 the weights, and has dV; the other computes the weights' gradient and dS, and has dK. The weights go to the other warp
 group through shared memory, in float32, so that nothing is rounded on the way; dS comes back. Of dQ each computes half
 of the columns, and adds it from registers.
 
-The warp group with the scores is ahead of the other, and computes its half of dQ a turn late: dS has then been there
+The warpgroup with the scores is ahead of the other, and computes its half of dQ a turn late: dS has then been there
 for long. So while one takes exponentials, or waits, the other's products keep the tensor cores busy.
 
 A handover says more than that something is there, which saves barriers:
 
-- With the weights of a turn comes the word that Q is there, as the scores were made of it; and that the warp group with
+- With the weights of a turn comes the word that Q is there, as the scores were made of it; and that the warpgroup with
   the scores has multiplied dS of two turns ago, whose place dS of this turn takes.
-- With the last weights, or the last dS, comes the word that the other warp group has read Q, or dO, for the last time.
+- With the last weights, or the last dS, comes the word that the other warpgroup has read Q, or dO, for the last time.
   So dK leaves by a place of Q, and dV by one of dO.
 """
 
@@ -37,22 +37,22 @@ from steps.hopper.lib import await_tile, release
 
 @gluon.jit
 def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant: gl.constexpr):
-    """The warp group that has the scores: the weights, for both; dV; and the first half of dQ's columns."""
+    """The warpgroup that has the scores: the weights, for both; dV; and the first half of dQ's columns."""
     dtype: gl.constexpr = tiles.key.dtype
     keys = keys_of(tiles.key, variant)
     d_value = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
     turns = variant.group_size * work.a_head
-    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    mbarrier.wait(barriers.keys_full.index(0), 0)
     for turn in range(turns):
         _, i = position(work, turn, variant)
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
         # --- the weights again, for both ---
-        await_tile(barriers.query_ready, turn, variant.stages)
+        await_tile(barriers.query_full, turn, variant.stages)
         scores = issue_side(keys, query, variant)
         lse = number_of(tiles.lse, turn, variant)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.query_free, turn, variant.stages)
+        release(barriers.query_empty, turn, variant.stages)
         weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
         mbarrier.wait(barriers.handover.free.index(0), turn & 1 ^ 1)
         barriers.handover.weights.store(weights)
@@ -60,19 +60,19 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         mbarrier.arrive(barriers.handover.ready.index(0), count=1)
 
         # --- dQ of the turn before, which is added under dV; what it is in the first turn nobody needs ---
-        mbarrier.wait(barriers.d_scores_ready.index(turn + 1 & 1), turn - 1 >> 1 & 1)
+        mbarrier.wait(barriers.d_scores_full.index(turn + 1 & 1), turn - 1 >> 1 & 1)
         d_query = issue_part_of_d_query(tiles, turn + 1, 0, variant)
-        await_tile(barriers.d_output_ready, turn, variant.stages)
+        await_tile(barriers.d_output_full, turn, variant.stages)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
         if turn > 0:
             add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, aside, 0, variant)
         d_value = warpgroup_mma_wait(0, deps=[d_value])
-        release(barriers.d_output_free, turn, variant.stages)
+        release(barriers.d_output_empty, turn, variant.stages)
 
     # --- dQ of the last turn ---
     if turns > 0:
-        mbarrier.wait(barriers.d_scores_ready.index(turns + 1 & 1), turns - 1 >> 1 & 1)
+        mbarrier.wait(barriers.d_scores_full.index(turns + 1 & 1), turns - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
         add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, aside, 0, variant)
         variant.sequence.end(aside, turns - 1, work, 0, variant)
@@ -84,29 +84,29 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
 
 @gluon.jit
 def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, variant: gl.constexpr):
-    """The warp group that has the scores' gradients: dS, for both; dK; and the second half of dQ's columns."""
+    """The warpgroup that has the scores' gradients: dS, for both; dK; and the second half of dQ's columns."""
     dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     values = keys_of(tiles.value, variant)
     d_key = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
     turns = variant.group_size * work.a_head
-    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    mbarrier.wait(barriers.keys_full.index(0), 0)
     for turn in range(turns):
         query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
         # --- dS, for both; the weights are fetched under the product for their gradient ---
-        await_tile(barriers.d_output_ready, turn, variant.stages)
+        await_tile(barriers.d_output_full, turn, variant.stages)
         d_weights = issue_side(values, d_output, variant)
         row_sum = number_of(tiles.row_sum, turn, variant)
         mbarrier.wait(barriers.handover.ready.index(0), turn & 1)  # and Q is there
         weights = barriers.handover.weights.load(variant.scores)
         mbarrier.arrive(barriers.handover.free.index(0), count=1)
         d_weights = warpgroup_mma_wait(0, deps=[d_weights])
-        release(barriers.d_output_free, turn, variant.stages)
+        release(barriers.d_output_empty, turn, variant.stages)
         d_scores = (weights * (d_weights - row_sum)).to(dtype)
         tiles.d_scores.index(turn & 1).store(d_scores)
         fence_async_shared()
-        mbarrier.arrive(barriers.d_scores_ready.index(turn & 1), count=1)
+        mbarrier.arrive(barriers.d_scores_full.index(turn & 1), count=1)
 
         # --- dQ, which is added under dK ---
         d_query = issue_part_of_d_query(tiles, turn, 1, variant)
@@ -114,7 +114,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
         d_query = warpgroup_mma_wait(1, deps=[d_query])
         add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, aside, 1, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
-        release(barriers.query_free, turn, variant.stages)
+        release(barriers.query_empty, turn, variant.stages)
 
     if turns > 0:
         variant.sequence.end(aside, turns - 1, work, 1, variant)

@@ -43,25 +43,22 @@ class HopperGradients(GradientStep, FusedStep):
     """Kernels for sm_90 in Gluon, with these holes filled. Each piece is explained where it is defined.
 
     generation: the kernel, which reads from top to bottom in a module of its own. ``spare`` runs where there are
-    helpers for a problem; elsewhere ``apart`` runs in its place.
-    compute: of a turn, where warp groups compute together. Nothing that follows counts there but ``adding``.
-    adding: how a block adds its part of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
-    adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
-    sequence: in which order blocks add to dQ; in turn, for the same bits every time.
-    sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
-    block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
-    turns: in which order parts compute weights and dS, at head_dim 128.
-    two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
-    end: what a part does at its end; not with grouped heads.
-    helpers: warps of the producer's warp group that had nothing to do. wide_helpers: at head_dim 256. Spare warps
-    prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
-    not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
-    heads_apart: with grouped heads a block has one query head, and not all of a group, where it takes turns enough for
-    it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
-    keys_64, keys_unmasked: where parts have K at head_dim 64, and at head_dim 128 without a mask.
-    gradient: at head_dim 128, how the product for the weights' gradient begins.
-    exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their own.
-    begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
+    helpers for a problem; elsewhere ``output_buffer`` runs in its place. compute: of a turn, where warpgroups compute
+    together. Nothing that follows counts there but ``adding``. adding: how a block adds its part of dQ. wide_adding: at
+    head_dim 256, where shared memory has no room for dQ. adding_unmasked: at head_dim 64 without a mask, in place of
+    ``adding``. sequence: in which order blocks add to dQ; in turn, for the same bits every time. sections: under a
+    causal mask, blocks begin in sections of heads, and of a section the longest first; not where a block has several
+    query heads. Blocks in turn begin so without a mask, and of a section those with the first keys. turns: in which
+    order parts compute weights and dS, at head_dim 128. two_streams: a call that is large enough is launched in two
+    halves, on two streams (``intra_tile_overlap``). end: what a part does at its end; not with grouped heads. helpers:
+    warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps prepare and
+    scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but not with
+    grouped heads, unless these are apart; short_helpers: where they cannot keep pace. cta_per_query_head: with grouped
+    heads a block has one query head, and not all of a group, where it takes turns enough for it, and adds to dK and dV
+    of the kv head: these differ in their last bits from call to call, too. keys_64, keys_unmasked: where parts have K
+    at head_dim 64, and at head_dim 128 without a mask. gradient: at head_dim 128, how the product for the weights'
+    gradient begins. exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their
+    own. begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
     """
@@ -79,7 +76,7 @@ class HopperGradients(GradientStep, FusedStep):
     helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     wide_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     short_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
-    heads_apart: bool = hole(told=False, default=False)
+    cta_per_query_head: bool = hole(told=False, default=False)
     keys_64: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
     keys_unmasked: with_wgmma.Keys = hole(told=False, default=with_wgmma.SHARED)
     gradient: with_wgmma.Gradient = hole(told=False, default=with_wgmma.FROM_ZERO)
@@ -98,26 +95,28 @@ class HopperGradients(GradientStep, FusedStep):
         ends, by_heads = self.end is not lib.nothing, self.helpers is spare.SPARE
         takes_apart = self.turns, self.end, self.helpers, self.sequence
         if self.together and takes_apart != (NO_TURNS, lib.nothing, lib.NOBODY, by.ANY_ORDER):
-            raise ValueError("turns, end, helpers and sequence take warp groups that are apart")
+            raise ValueError("turns, end, helpers and sequence take warpgroups that are apart")
         if not (self.together or self.adding.by_tma):
-            raise ValueError("warp groups that are apart take adding by TMA")
-        if self.in_turn and self.adding_unmasked:
+            raise ValueError("warpgroups that are apart take adding by TMA")
+        if self.deterministic and self.adding_unmasked:
             raise ValueError("sequence=IN_TURN takes adding_unmasked=None: nobody's turn is put off")
-        if (self.helpers.hear or self.wide_helpers.hear) and not self.in_turn:
+        if (self.helpers.hear or self.wide_helpers.hear) and not self.deterministic:
             raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
-        fits = self.adding.fours and not (self.in_turn or self.two_streams)
-        if (ends or by_heads or self.heads_apart) and not fits:
-            raise ValueError("end, spare warps and heads_apart take adding by fours, in any order, in one stream")
+        fits = self.adding.fours and not (self.deterministic or self.two_streams)
+        if (ends or by_heads or self.cta_per_query_head) and not fits:
+            raise ValueError(
+                "end, spare warps and cta_per_query_head take adding by fours, in any order, in one stream"
+            )
         if ends and (by_heads or self.begin.early):
             raise ValueError("end takes no spare warps, and kernels that do not begin early")
 
     @property
     def together(self) -> bool:
-        """Whether warp groups compute together."""
+        """Whether warpgroups compute together."""
         return self.generation is together.fmha_backward
 
     @property
-    def in_turn(self) -> bool:
+    def deterministic(self) -> bool:
         """Whether blocks add to dQ in turn."""
         return self.sequence is by.IN_TURN
 
@@ -127,15 +126,11 @@ class HopperGradients(GradientStep, FusedStep):
         if target not in ("sm_90", "cpu"):
             return f"made of wgmma, which sm_90 alone has, not {target}"
         if self.rule(problem) is None:
-            return f"its two warp groups compute together, which has no tile for head_dim {problem.head_dim}"
+            return f"its two warpgroups compute together, which has no tile for head_dim {problem.head_dim}"
         return None
 
-    @property
-    def deterministic(self) -> bool:
-        return self.in_turn
-
     def rule(self, problem: Problem) -> Rule | None:
-        """The launch rule for warp groups that compute together, or apart; None where there is none."""
+        """The launch rule for warpgroups that compute together, or apart; None where there is none."""
         return rule_for("hopper_together" if self.together else "hopper_apart", problem, DEFAULT_ARCH)
 
     def kernel(self, problem: Problem):
@@ -181,10 +176,10 @@ class HopperGradients(GradientStep, FusedStep):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        sharing = problem.group_size if self.heads_apart and not wide and self.turns_enough(problem, tile) else 1
+        sharing = problem.group_size if self.cta_per_query_head and not wide and self.turns_enough(problem, tile) else 1
         group_size = problem.group_size // sharing
-        in_sections = self.sections and group_size == 1 and problem.causal != self.in_turn
-        ahead = max(AT_ONCE, SECTION if in_sections else 0)
+        l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
+        ahead = max(AT_ONCE, SECTION if l2_aware_lpt else 0)
         helpers = self.wide_helpers if wide else self.helpers
         if helpers is spare.SPARE:
             helpers = self.spare_for(problem, tile, group_size, ahead)
@@ -198,7 +193,7 @@ class HopperGradients(GradientStep, FusedStep):
         keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
         if head_dim == 128 and not masked:
             keys = self.keys_unmasked
-        place = lib.from_last_keys if self.in_turn and problem.causal else lib.by_number
+        place = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
         return Variant(
             tile=tile,
             head_dim=head_dim,
@@ -208,11 +203,11 @@ class HopperGradients(GradientStep, FusedStep):
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
             parts=1 if self.together else 2,
             sharing=sharing,
-            section=SECTION if in_sections else 0,
+            section=SECTION if l2_aware_lpt else 0,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
             consume=roles.consume if tile.key == ROWS else loop.consume,
-            place=lib.in_sections if in_sections else place,
+            place=lib.l2_aware_lpt if l2_aware_lpt else place,
             adding=adding,
             sequence=sequence,
             turns=self.turns if head_dim == 128 else NO_TURNS,

@@ -1,11 +1,11 @@
 """Parts on their own, and beside the producer warps that add in turn (``adding``), or do the small kernels' work.
 
 What the latter do, for other heads and under the products, stands here, and the kernel with all roles at the end.
-Registers are handed to whole warp groups, so that beside the producer's one warp three have registers and no work. Two
+Registers are handed to whole warpgroups, so that beside the producer's one warp three have registers and no work. Two
 of them prepare rows of a head whose blocks begin later (``rows.prepare``), one scales dQ of a head whose blocks have
 ended (``rows.scaled``). Both wait for device memory most of the time, and need little of the SM.
 
-Blocks begin in the order of their numbers, and the heads in sections (``lib.in_sections``), or one after the
+Blocks begin in the order of their numbers, and the heads in sections (``lib.l2_aware_lpt``), or one after the
 other. ``lines_ahead`` counts the heads from a block's own to that whose rows it prepares: where heads come in sections,
 to a later one. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and
 scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a

@@ -1,6 +1,6 @@
-"""Two warp groups that compute together: dK and dV of 128 keys, with 64 keys each, and dQ of a tile of 64 queries.
+"""Two warpgroups that compute together: dK and dV of 128 keys, with 64 keys each, and dQ of a tile of 64 queries.
 
-As in the forward pass a producer warp asks TMA for tiles, and two warp groups compute (``steps.hopper``). What is
+As in the forward pass a producer warp asks TMA for tiles, and two warpgroups compute (``steps.hopper``). What is
 multiplied from where follows FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608).
 """
 
@@ -33,7 +33,7 @@ from steps.hopper.lib import await_tile, release
 
 @gluon.jit
 def share(d_scores, tiles, turn, variant: gl.constexpr):
-    """Bring dS [key, query] to shared memory, where both warp groups find it; returns the place."""
+    """Bring dS [key, query] to shared memory, where both warpgroups find it; returns the place."""
     place = tiles.d_scores.index(turn % 2)
     place.store(d_scores)
     fence_async_shared()
@@ -50,21 +50,21 @@ def one_by_one(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padde
     query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
     # --- the weights again, and dV ---
-    await_tile(barriers.query_ready, turn, variant.stages)
+    await_tile(barriers.query_full, turn, variant.stages)
     scores = warpgroup_mma_wait(0, deps=[issue_side(keys, query, variant)])
     weights = weigh(scores, number_of(tiles.lse, turn, variant), work.key_row, i, scale, work, variant)
-    await_tile(barriers.d_output_ready, turn, variant.stages)
+    await_tile(barriers.d_output_full, turn, variant.stages)
     factor = gl.convert_layout(weights.to(dtype), variant.factor)
     d_value = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, d_output, d_value, is_async=True)])
 
     # --- dS, and what follows from it ---
     d_weights = warpgroup_mma_wait(0, deps=[issue_side(values, d_output, variant)])
     d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
-    release(barriers.d_output_free, turn, variant.stages)
+    release(barriers.d_output_empty, turn, variant.stages)
     shared = share(d_scores, tiles, turn, variant)
     factor = gl.convert_layout(d_scores, variant.factor)
     d_key = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, query, d_key, is_async=True)])
-    release(barriers.query_free, turn, variant.stages)
+    release(barriers.query_empty, turn, variant.stages)
     d_query = warpgroup_mma_wait(0, deps=[issue_d_query(shared, keys, variant)])
     add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, None, 0, variant)
     return d_key, d_value
@@ -82,9 +82,9 @@ def under_way(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padded
     query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
 
     # --- the weights again, and dV ---
-    await_tile(barriers.query_ready, turn, variant.stages)
+    await_tile(barriers.query_full, turn, variant.stages)
     scores = issue_side(keys, query, variant)
-    await_tile(barriers.d_output_ready, turn, variant.stages)
+    await_tile(barriers.d_output_full, turn, variant.stages)
     d_weights = issue_side(values, d_output, variant)
     scores = warpgroup_mma_wait(1, deps=[scores])
     weights = weigh(scores, number_of(tiles.lse, turn, variant), work.key_row, i, scale, work, variant)
@@ -98,11 +98,11 @@ def under_way(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padded
     d_query = issue_d_query(shared, keys, variant)
     d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
     d_query, d_value = warpgroup_mma_wait(1, deps=[d_query, d_value])
-    release(barriers.d_output_free, turn, variant.stages)
+    release(barriers.d_output_empty, turn, variant.stages)
     add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, None, 0, variant)
     d_key = warpgroup_mma_wait(0, deps=[d_key])
     gl.barrier()  # dK's product began before all warps last met: the compiler takes it for over
-    release(barriers.query_free, turn, variant.stages)
+    release(barriers.query_empty, turn, variant.stages)
     return d_key, d_value
 
 
@@ -112,7 +112,7 @@ def consume(arrays, tiles, barriers, work, scale, padded, variant: gl.constexpr)
     keys, values = keys_of(tiles.key, variant), keys_of(tiles.value, variant)
     d_key = gl.full([variant.tile.key, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([variant.tile.key, variant.head_dim], 0.0, gl.float32, variant.sums)
-    mbarrier.wait(barriers.keys_ready.index(0), 0)
+    mbarrier.wait(barriers.keys_full.index(0), 0)
     for turn in range(variant.group_size * work.a_head):
         d_key, d_value = variant.compute(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padded, variant)
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, 0, variant)

@@ -17,8 +17,8 @@ from steps.gluon.functions import compiled_as
 from steps.hopper.lib import Turns
 from tutorial_lib.problem import BYTES_PER_ELEMENT
 
-WARPS = 8  # that compute: two warp groups
-ROWS = 64  # that a warp group multiplies at a time: wgmma's M
+WARPS = 8  # that compute: two warpgroups
+ROWS = 64  # that a warpgroup multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
 STAGES = 2  # places of tiles of Q, and of dO
 
@@ -42,7 +42,7 @@ class Variant:
     sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     section: int  # blocks of a section, about, where blocks begin in sections
     ahead: int  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
-    compute: Callable  # of a turn, where warp groups compute together
+    compute: Callable  # of a turn, where warpgroups compute together
     consume: Callable  # of a part
     place: Callable
     adding: Adding
@@ -142,7 +142,7 @@ class Variant:
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every part but the first, of the producer, and of whoever else works in its warp group."""
+        """Warps of every part but the first, of the producer, and of whoever else works in its warpgroup."""
         return [self.warps] * (self.parts - 1) + [1, *self.helpers.warps]
 
     @cached_property
@@ -167,7 +167,7 @@ class Variant:
 
     @cached_property
     def query_sums(self) -> gl.NVMMADistributedLayout:
-        """A part's dQ [query, head_dim]; two warp groups of one part have half of the columns each."""
+        """A part's dQ [query, head_dim]; two warpgroups of one part have half of the columns each."""
         groups = self.warps // 4
         return gl.NVMMADistributedLayout([3, 0], [4, groups], [16, self.query_columns // groups, 16])
 

@@ -1,6 +1,6 @@
 """The skeleton of the Blackwell steps: products accumulate in tensor memory, and one thread begins them.
 
-On Hopper a warp group begins a product, gives its registers for the sum, and waits for it. A Blackwell SM has memory of
+On Hopper a warpgroup begins a product, gives its registers for the sum, and waits for it. A Blackwell SM has memory of
 its own for sums: tensor memory, 512 columns of 128 lanes of 32 bits. One thread begins a product with ``tcgen05.mma``.
 Its second factor comes from shared memory, and the first from there or from tensor memory. Warps fetch scores from
 tensor memory into registers, and store weights and rescaled outputs there. The tensor cores are twice as fast as
@@ -29,17 +29,17 @@ from steps.hopper.lib import Arrays, Tiles, Work, barrier_ring
 class Barriers(NamedTuple):
     """mbarriers. query, scores, weights, output, factors: one for each part. key, value: one for each place."""
 
-    query_ready: object  # TMA has brought a part's queries
-    key_ready: object
-    value_ready: object
-    scores_ready: object  # the QK product has ended
-    output_ready: object  # the PV product has ended
-    key_free: object = None  # all products that read the place have ended
-    value_free: object = None
-    weights_ready: object = None  # the weights are there, and the output is rescaled
-    query_free: object = None  # the output has left from where a part's queries were
-    factors_ready: object = None  # by which the output is to be rescaled
-    factors_free: object = None
+    query_full: object  # TMA has brought a part's queries
+    key_full: object
+    value_full: object
+    scores_full: object  # the QK product has ended
+    output_full: object  # the PV product has ended
+    key_empty: object = None  # all products that read the place have ended
+    value_empty: object = None
+    weights_full: object = None  # the weights are there, and the output is rescaled
+    query_empty: object = None  # the output has left from where a part's queries were
+    factors_full: object = None  # by which the output is to be rescaled
+    factors_empty: object = None
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
@@ -71,30 +71,30 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     taken = room_for_answer(variant) if variant.taken else None
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     if variant.ctas == 1:
-        query_ready = barrier_ring(PARTS, 1)
-        key_ready = barrier_ring(STAGES, 1)
-        value_ready = barrier_ring(STAGES, 1)
-        scores_ready = barrier_ring(PARTS, 1)
-        output_ready = barrier_ring(PARTS, 1)
+        query_full = barrier_ring(PARTS, 1)
+        key_full = barrier_ring(STAGES, 1)
+        value_full = barrier_ring(STAGES, 1)
+        scores_full = barrier_ring(PARTS, 1)
+        output_full = barrier_ring(PARTS, 1)
     else:
         PRODUCTS: gl.constexpr = variant.products  # that must end before any CTA goes on
-        query_ready = cluster_ring(PARTS, 1, variant.pair)
-        key_ready = cluster_ring(STAGES, 1, variant.pair)
-        value_ready = cluster_ring(STAGES, 1, variant.pair)
-        scores_ready = cluster_ring(PARTS, PRODUCTS, False)
-        output_ready = cluster_ring(PARTS, PRODUCTS, False)
+        query_full = cluster_ring(PARTS, 1, variant.pair)
+        key_full = cluster_ring(STAGES, 1, variant.pair)
+        value_full = cluster_ring(STAGES, 1, variant.pair)
+        scores_full = cluster_ring(PARTS, PRODUCTS, False)
+        output_full = cluster_ring(PARTS, PRODUCTS, False)
     if not variant.roles:
-        barriers = Barriers(query_ready, key_ready, value_ready, scores_ready, output_ready)
+        barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
         if variant.ctas == 1:
             fence_async_shared()  # TMA and the tensor cores see the barriers; in a cluster Triton sees to it
         work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant)
     elif not variant.correction:
         barriers = Barriers(
-            query_ready,
-            key_ready,
-            value_ready,
-            scores_ready,
-            output_ready,
+            query_full,
+            key_full,
+            value_full,
+            scores_full,
+            output_full,
             barrier_ring(STAGES, 1),
             barrier_ring(STAGES, 1),
             barrier_ring(PARTS, ARRIVALS),
@@ -125,11 +125,11 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     else:
         factors = gl.allocate_shared_memory(gl.float32, [PARTS, variant.rows], variant.factors)
         barriers = Barriers(
-            query_ready,
-            key_ready,
-            value_ready,
-            scores_ready,
-            output_ready,
+            query_full,
+            key_full,
+            value_full,
+            scores_full,
+            output_full,
             barrier_ring(STAGES, 1),
             barrier_ring(STAGES, 1),
             barrier_ring(PARTS, ARRIVALS),

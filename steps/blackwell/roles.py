@@ -40,13 +40,13 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
         _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         for part in gl.static_range(PARTS):
             if variant.persistent:
-                mbarrier.wait(barriers.query_free.index(part), query_turn & 1 ^ 1)
+                mbarrier.wait(barriers.query_empty.index(part), query_turn & 1 ^ 1)
             fetch_part(arrays, tiles, barriers, place, head, part, variant)
         for j in range(end):
             used = turn // STAGES & 1 ^ 1
-            mbarrier.wait(barriers.key_free.index(turn % STAGES), used)
+            mbarrier.wait(barriers.key_empty.index(turn % STAGES), used)
             fetch_keys(arrays, tiles, barriers, place, j, turn, variant)
-            mbarrier.wait(barriers.value_free.index(turn % STAGES), used)
+            mbarrier.wait(barriers.value_empty.index(turn % STAGES), used)
             fetch_values(arrays, tiles, barriers, place, j, turn, variant)
             turn += 1
         n = take_next(n, last, query_turn, work, variant)
@@ -58,13 +58,13 @@ def multiply_part(tiles, columns, barriers, part: gl.constexpr, turn, j, end, va
     """Begin a part's PV product of the j-th tile and its QK product of the next, each once it may."""
     weights = weights_of(columns, part, tiles.key.dtype, variant)
     output = columns.output.index(part)
-    mbarrier.wait(barriers.weights_ready.index(part), turn & 1)
-    issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_ready.index(part), variant)
+    mbarrier.wait(barriers.weights_full.index(part), turn & 1)
+    issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_full.index(part), variant)
     if j + 1 < end:
         queries = part_of(tiles.query, part, variant)
         scores_at = columns.scores.index(part)
-        mbarrier.wait(barriers.output_ready.index(part), turn & 1)
-        issue_scores(queries, tiles.key, turn + 1, scores_at, barriers.scores_ready.index(part), variant)
+        mbarrier.wait(barriers.output_full.index(part), turn & 1)
+        issue_scores(queries, tiles.key, turn + 1, scores_at, barriers.scores_full.index(part), variant)
 
 
 @gluon.jit
@@ -82,22 +82,22 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
     while n < last:
         place, _ = place_of(n, work, variant)
         _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-        await_tile(barriers.key_ready, turn, STAGES)
+        await_tile(barriers.key_full, turn, STAGES)
         for part in gl.static_range(PARTS):
-            mbarrier.wait(barriers.query_ready.index(part), query_turn & 1)
+            mbarrier.wait(barriers.query_full.index(part), query_turn & 1)
             query = part_of(tiles.query, part, variant)
             scores = columns.scores.index(part)
-            issue_scores(query, tiles.key, turn, scores, barriers.scores_ready.index(part), variant)
-        blackwell.tcgen05_commit(barriers.key_free.index(turn % STAGES))
+            issue_scores(query, tiles.key, turn, scores, barriers.scores_full.index(part), variant)
+        blackwell.tcgen05_commit(barriers.key_empty.index(turn % STAGES))
         for j in range(end):
-            await_tile(barriers.value_ready, turn, STAGES)
+            await_tile(barriers.value_full, turn, STAGES)
             if j + 1 < end:
-                await_tile(barriers.key_ready, turn + 1, STAGES)
+                await_tile(barriers.key_full, turn + 1, STAGES)
             for part in gl.static_range(PARTS):
                 multiply_part(tiles, columns, barriers, part, turn, j, end, variant)
-            blackwell.tcgen05_commit(barriers.value_free.index(turn % STAGES))
+            blackwell.tcgen05_commit(barriers.value_empty.index(turn % STAGES))
             if j + 1 < end:
-                blackwell.tcgen05_commit(barriers.key_free.index((turn + 1) % STAGES))
+                blackwell.tcgen05_commit(barriers.key_empty.index((turn + 1) % STAGES))
             turn += 1
         n = hear_next(n, last, query_turn, work, variant)
         query_turn += 1
@@ -105,33 +105,33 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
 
 @gluon.jit
 def hand_over(factors, barriers, factor, turn, part: gl.constexpr):
-    """Give the warp group that rescales a factor [query], for the turn-th time."""
-    mbarrier.wait(barriers.factors_free.index(part), turn & 1 ^ 1)
+    """Give the warpgroup that rescales a factor [query], for the turn-th time."""
+    mbarrier.wait(barriers.factors_empty.index(part), turn & 1 ^ 1)
     factors.index(part).store(factor)
-    mbarrier.arrive(barriers.factors_ready.index(part), count=1)
+    mbarrier.arrive(barriers.factors_full.index(part), count=1)
 
 
 @gluon.jit
 def take_over(factors, barriers, turn, part: gl.constexpr, variant: gl.constexpr):
     """Take the turn-th factor [query] of a part."""
-    mbarrier.wait(barriers.factors_ready.index(part), turn & 1)
+    mbarrier.wait(barriers.factors_full.index(part), turn & 1)
     factor = factors.index(part).load(gl.SliceLayout(1, variant.output))
-    mbarrier.arrive(barriers.factors_free.index(part), count=1)
+    mbarrier.arrive(barriers.factors_empty.index(part), count=1)
     return factor
 
 
 @gluon.jit
 def finish(arrays, tiles, columns, barriers, place, head, factor, turn, part: gl.constexpr, variant: gl.constexpr):
     """Store a part's output, multiplied by a factor [query], behind its last PV product, which was the turn-th."""
-    mbarrier.wait(barriers.output_ready.index(part), turn & 1)
+    mbarrier.wait(barriers.output_full.index(part), turn & 1)
     store_output(arrays, tiles, columns, place, head, factor, part, variant)
     if variant.persistent:
-        mbarrier.arrive(barriers.query_free.index(part), count=1)  # the output left from where Q was
+        mbarrier.arrive(barriers.query_empty.index(part), count=1)  # the output left from where Q was
 
 
 @gluon.jit
 def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
-    """A warp group: the softmax of a part's queries, over all tiles of keys that the block visits."""
+    """A warpgroup: the softmax of a part's queries, over all tiles of keys that the block visits."""
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
     scores_at = columns.scores.index(part)
     weights_at = weights_of(columns, part, tiles.key.dtype, variant)
@@ -148,7 +148,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
         # Two loops from one text: over whole tiles, and over those that need the mask.
         for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
             for j in range(whole if masked else 0, end if masked else whole):
-                mbarrier.wait(barriers.scores_ready.index(part), turn & 1)
+                mbarrier.wait(barriers.scores_full.index(part), turn & 1)
                 scores = scores_at.load(variant.accumulator)
                 if masked:
                     scores = hide(scores, first_query, j * variant.tile.key, place.seq_len_kv, variant)
@@ -163,7 +163,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
                     if j > 0:  # these scores were begun when the PV product before had ended: nobody writes the output
                         rescale(output_at, correction, variant)
                 weights_at.store(weights)
-                mbarrier.arrive(barriers.weights_ready.index(part), count=1)
+                mbarrier.arrive(barriers.weights_full.index(part), count=1)
                 turn += 1
 
         store_sums(LSE, row_max, row_sum, place, head, work, arrays, part, variant)
@@ -178,7 +178,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
 
 @gluon.jit
 def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constexpr):
-    """A warp group: rescales the outputs of both parts, and stores them at the end."""
+    """A warpgroup: rescales the outputs of both parts, and stores them at the end."""
     PARTS: gl.constexpr = variant.parts
     turn = 0
     query_turn = 0
@@ -187,7 +187,7 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
         place, head = place_of(n, work, variant)
         _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         for part in gl.static_range(PARTS):
-            mbarrier.arrive(barriers.weights_ready.index(part), count=1)  # there is no output yet that needs it
+            mbarrier.arrive(barriers.weights_full.index(part), count=1)  # there is no output yet that needs it
         for _ in range(1, end):
             for part in gl.static_range(PARTS):
                 factor = take_over(factors, barriers, turn, part, variant)  # of scores behind the PV product before
@@ -196,7 +196,7 @@ def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constex
                         rescale(columns.output.index(part), factor, variant)
                 else:
                     rescale(columns.output.index(part), factor, variant)
-                mbarrier.arrive(barriers.weights_ready.index(part), count=1)
+                mbarrier.arrive(barriers.weights_full.index(part), count=1)
             turn += 1
         for part in gl.static_range(PARTS):
             factor = take_over(factors, barriers, turn, part, variant)

@@ -25,7 +25,7 @@ class Launched(Order):
     """A block for every tile, in their order: one that stays takes the tiles of blocks that have not begun."""
 
     def __str__(self) -> str:
-        return "taken by blocks that stay"
+        return "taken by persistent blocks"
 
     def places(self, problem: Problem, tile: Tile, places: int) -> int:
         return math.prod(grid(problem, tile))

@@ -1,10 +1,10 @@
 """Step 600: a first kernel for Blackwell: TMA copies, and products that accumulate in tensor memory.
 
-On Hopper a product's sum lives in the registers of the warp group that began it. On Blackwell it lives in tensor
+On Hopper a product's sum lives in the registers of the warpgroup that began it. On Blackwell it lives in tensor
 memory: 512 columns of 128 lanes of 32 bits, beside the registers. One thread begins a product with ``tcgen05.mma``
 (PTX ISA, "TensorCore 5th Generation Family Instructions"), and an mbarrier tells when it has ended.
 
-Here a warp group computes 128 queries. It begins the QK product, waits, fetches the scores into registers, stores the
+Here a warpgroup computes 128 queries. It begins the QK product, waits, fetches the scores into registers, stores the
 weights in columns of their own, begins the PV product, and waits. Before that it rescales the output, which means to
 fetch all of it and to store it again.
 

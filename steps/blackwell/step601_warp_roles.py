@@ -1,6 +1,6 @@
-"""Step 601: two warp groups for the softmax, a warp for products, and a warp for copies.
+"""Step 601: two warpgroups for the softmax, a warp for products, and a warp for copies.
 
-As in step producer, warps get roles and meet at mbarriers alone. Since one thread begins a product, no warp group need
+As in step producer, warps get roles and meet at mbarriers alone. Since one thread begins a product, no warpgroup need
 stand by while the tensor cores work: a single warp begins all products, of both groups in turn. While one group does
 its softmax, the other's products run.
 
@@ -19,6 +19,6 @@ STEP = step600_tensor_memory.STEP.evolve(
     number=601,
     name="warp_roles",
     title="Warps with roles",
-    change="Two warp groups do the softmax, a warp begins all products, another asks for all tiles.",
+    change="Two warpgroups do the softmax, a warp begins all products, another asks for all tiles.",
     roles=Roles(),
 )

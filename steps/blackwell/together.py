@@ -1,4 +1,4 @@
-"""The kernel whose warps all do the same: a warp group that asks for tiles, begins products, and waits for them."""
+"""The kernel whose warps all do the same: a warpgroup that asks for tiles, begins products, and waits for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place_of(n, work, variant: gl.constexpr):
 @gluon.jit
 def fetch_part(arrays, tiles, barriers, place, head, part: gl.constexpr, variant: gl.constexpr):
     """Ask TMA for a part's queries."""
-    ready = barriers.query_ready.index(part)
+    ready = barriers.query_full.index(part)
     if variant.ctas == 1:
         mbarrier.expect(ready, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     else:
@@ -39,9 +39,9 @@ def fetch_keys(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr):
     row = j * variant.tile.key
     stage = turn % variant.stages
     if variant.ctas == 1:
-        fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
+        fetch(arrays.key, tiles.key, barriers.key_full, place.kv_head, place.batch, row, stage, variant)
     else:
-        fetch_for_both(arrays.key, tiles.key, barriers.key_ready, place, row, stage, variant)
+        fetch_for_both(arrays.key, tiles.key, barriers.key_full, place, row, stage, variant)
 
 
 @gluon.jit
@@ -50,9 +50,9 @@ def fetch_values(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr)
     row = j * variant.tile.key
     stage = turn % variant.stages
     if variant.ctas == 1:
-        fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+        fetch(arrays.value, tiles.value, barriers.value_full, place.kv_head, place.batch, row, stage, variant)
     else:
-        fetch_for_both(arrays.value, tiles.value, barriers.value_ready, place, row, stage, variant)
+        fetch_for_both(arrays.value, tiles.value, barriers.value_full, place, row, stage, variant)
 
 
 @gluon.jit
@@ -130,14 +130,14 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
     output_at = columns.output.index(0)
     row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
-    mbarrier.wait(barriers.query_ready.index(0), 0)
+    mbarrier.wait(barriers.query_full.index(0), 0)
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- scores: QK product ---
-            await_tile(barriers.key_ready, j, STAGES)
-            issue_scores(query, tiles.key, j, scores_at, barriers.scores_ready.index(0), variant)
-            mbarrier.wait(barriers.scores_ready.index(0), j & 1)
+            await_tile(barriers.key_full, j, STAGES)
+            issue_scores(query, tiles.key, j, scores_at, barriers.scores_full.index(0), variant)
+            mbarrier.wait(barriers.scores_full.index(0), j & 1)
             if j + STAGES < end:
                 fetch_keys(arrays, tiles, barriers, place, j + STAGES, j, variant)
             scores = scores_at.load(variant.accumulator)
@@ -154,13 +154,13 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             weights_at.store(weights)
 
             # --- output: PV product ---
-            await_tile(barriers.value_ready, j, STAGES)
+            await_tile(barriers.value_full, j, STAGES)
             if variant.pair:
                 # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
                 # of both reads and writes in both.
                 hopper.cluster.barrier()
-            issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_ready.index(0), variant)
-            mbarrier.wait(barriers.output_ready.index(0), j & 1)
+            issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_full.index(0), variant)
+            mbarrier.wait(barriers.output_full.index(0), j & 1)
             if j + STAGES < end:
                 fetch_values(arrays, tiles, barriers, place, j + STAGES, j, variant)
 

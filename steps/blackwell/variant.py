@@ -20,18 +20,18 @@ HEAD_DIMS = (32, 64, 128, 256)
 WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memory the output of one part
 ROWS = 128  # queries of a part: the lanes of tensor memory, and the rows of one tcgen05.mma
 KEYS, WIDE_KEYS = 128, 64  # of a tile
-GROUP_WARPS = 4  # of a warp group, which together reach all lanes
-AT_ONCE = 64  # columns of the output that a warp group holds in registers at once, where it rescales or stores
+GROUP_WARPS = 4  # of a warpgroup, which together reach all lanes
+AT_ONCE = 64  # columns of the output that a warpgroup holds in registers at once, where it rescales or stores
 
-# Registers of a thread. All threads of a block share 65536, and those of a warp group have the same number. The two
-# warps that begin products and ask for tiles are in a warp group of their own. What is left is the first part's.
-SOFTMAX_ALONE, SOFTMAX, CORRECTION, SINGLE_WARPS = 232, 192, 96, 32  # alone: no warp group rescales
-WIDE_CORRECTION, WIDE_SINGLE_WARPS = 176, 80  # where one warp group does the softmax, there are enough
+# Registers of a thread. All threads of a block share 65536, and those of a warpgroup have the same number. The two
+# warps that begin products and ask for tiles are in a warpgroup of their own. What is left is the first part's.
+SOFTMAX_ALONE, SOFTMAX, CORRECTION, SINGLE_WARPS = 232, 192, 96, 32  # alone: no warpgroup rescales
+WIDE_CORRECTION, WIDE_SINGLE_WARPS = 176, 80  # where one warpgroup does the softmax, there are enough
 
 
 @dataclass(frozen=True)
 class Correction(Choices):
-    """A warp group of its own rescales the output.
+    """A warpgroup of its own rescales the output.
 
     threshold: the maximum of a row must grow by more than so much, in base 2, before weights are relative to the new
     one; 0: it counts at once, and every tile is rescaled.
@@ -48,11 +48,11 @@ class Correction(Choices):
 
 @dataclass(frozen=True)
 class Roles(Choices):
-    """Two warp groups do the softmax, each of 128 queries; a warp begins all products, and another asks for all tiles.
+    """Two warpgroups do the softmax, each of 128 queries; a warp begins all products, and another asks for all tiles.
 
     At head_dim 256, where the outputs of two would fill tensor memory, one does.
 
-    correction: who rescales the output, a warp group for it or the one that does the softmax. stay: a block computes
+    correction: who rescales the output, a warpgroup for it or the one that does the softmax. stay: a block computes
     one tile of queries, or one block an SM stays. It computes a list of tiles that was "dealt" to it before the launch,
     or the tiles of blocks that have not begun are "taken", each when it is ready for one.
     """
@@ -187,7 +187,7 @@ class Variant:
 
     @property
     def weights_arrivals(self) -> int:
-        """Who must be ready before a PV product: the softmax, and the warp group that rescales."""
+        """Who must be ready before a PV product: the softmax, and the warpgroup that rescales."""
         return 2 if self.correction else 1
 
     @property

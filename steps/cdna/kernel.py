@@ -24,7 +24,7 @@ from steps.gluon.softmax import hide, store_lse, tiles_to_visit
 @gluon.jit
 def whose(variant: gl.constexpr):
     """(first query, head, batch) of this block, and how many heads there are."""
-    if variant.heads_first:
+    if variant.xcd_swizzle:
         return gl.program_id(1) * variant.tile.query, gl.program_id(0), gl.program_id(2), gl.num_programs(0)
     else:
         return gl.program_id(0) * variant.tile.query, gl.program_id(1), gl.program_id(2), gl.num_programs(1)

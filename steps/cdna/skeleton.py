@@ -56,7 +56,7 @@ class CdnaStep(AmdStep):
     long as the scale is not unusually large.
     threshold: by how much, in powers of two, a score may exceed its row's maximum before that moves; None: by nothing.
     stages: how a turn of the loop is cut for two halves of the waves; None: all waves do the same.
-    heads_first: whether blocks are counted by heads first, and not by tiles of queries.
+    xcd_swizzle: whether blocks are counted by heads first, and not by tiles of queries.
     choose(problem, arch) -> what holes are filled with otherwise for a problem on "gfx950" and the like, by name.
     """
 
@@ -64,7 +64,7 @@ class CdnaStep(AmdStep):
     scale_query: bool = hole(default=False)
     threshold: float | None = hole(default=None)
     stages: Stages | None = hole(default=None)
-    heads_first: bool = hole(default=False)
+    xcd_swizzle: bool = hole(default=False)
     choose: Callable[[Problem, str], dict] | None = hole(default=None)
 
     backend: ClassVar[str] = "cdna"
@@ -116,7 +116,7 @@ class CdnaStep(AmdStep):
             scale_query=self.scale_query and problem.effective_scale**2 * problem.head_dim <= MOST_SCALE**2,
             threshold=self.threshold,
             stages=self.stages,
-            heads_first=self.heads_first,
+            xcd_swizzle=self.xcd_swizzle,
         )
 
     def kernel(self, problem: Problem) -> Callable:
@@ -127,4 +127,4 @@ class CdnaStep(AmdStep):
 
     def blocks(self, problem: Problem, variant: Variant) -> tuple[int, int, int]:
         tiles, heads, batch = super().blocks(problem, variant)
-        return (heads, tiles, batch) if variant.heads_first else (tiles, heads, batch)
+        return (heads, tiles, batch) if variant.xcd_swizzle else (tiles, heads, batch)

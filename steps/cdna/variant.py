@@ -100,7 +100,7 @@ class Variant:
     scale_query: bool
     threshold: float | None
     stages: Stages | None
-    heads_first: bool = False  # blocks that run together have different heads, not different queries
+    xcd_swizzle: bool = False  # blocks that run together have different heads, not different queries
     lse: bool = False  # the log-sum-exp of every query is stored, too
 
     @cached_property

@@ -60,7 +60,84 @@ PARTS = (
 )
 
 # What steps were called before: in old records, links and answers they are found under their new names.
-OLD_NAMES = {"turns": "three_groups", "early_query": "room"}
+OLD_NAMES = {
+    "turns": "three_warpgroups",
+    "early_query": "split_epilogue",
+    "eight_warps": "larger_tile",
+    "large_tile": "larger_tile_four_warps",
+    "stay": "persistent",
+    "apart": "output_buffer",
+    "counted": "static_scheduler",
+    "sections": "l2_aware",
+    "found": "autotuned",
+    "halves": "intra_tile_overlap",
+    "wide_block": "gluon_larger_tile",
+    "fine_grained": "head_dim_tiling",
+    "shared_kv": "shared_kv_buffer",
+    "registers": "register_reallocation",
+    "overlap": "intra_warpgroup_overlap",
+    "dealt": "lpt_scheduler",
+    "linked": "epilogue_overlap",
+    "room": "split_epilogue",
+    "three_groups": "three_warpgroups",
+    "third_group": "three_warpgroups_unordered",
+    "own_end": "warpgroup_causal_bound",
+    "lean_sum": "hopper_deferred_sum",
+    "at_maxima": "pv_wait_after_max",
+    "late_wait": "pv_wait_after_softmax",
+    "diagonal_first": "reverse_kv_order",
+    "computed_tiles": "hopper_static_scheduler",
+    "pieces": "split_head_dim",
+    "even_end": "balanced_tail",
+    "four_chains": "row_max_ilp",
+    "chains_in_pairs": "row_max_ilp_multicast",
+    "no_meetings": "no_redundant_barriers",
+    "quarter_query": "quarter_q_registers",
+    "softmax_ahead": "next_softmax_first",
+    "relaxed": "relaxed_atomics",
+    "atomics": "ordered_atomics",
+    "folded": "folded_lse",
+    "prepared": "preprocess_kernel",
+    "on_its_side": "transposed_scores",
+    "under_way": "async_products",
+    "fours": "vectorized_atomics",
+    "reduction": "tma_reduce_add",
+    "groups_apart": "decoupled_warpgroups",
+    "in_turn": "deterministic",
+    "alternate": "backward_ping_pong",
+    "in_sections": "l2_aware_lpt",
+    "even_banks": "conflict_free_layout",
+    "last_scales": "last_block_scales",
+    "spare_warps": "fused_pre_post",
+    "adder": "dq_writer_warp",
+    "two_adders": "two_dq_writers",
+    "sections_in_turn": "deterministic_l2_aware",
+    "short_turns": "fast_deterministic",
+    "heads_apart": "cta_per_query_head",
+    "freed_together": "joint_release",
+    "keys_kept": "k_registers",
+    "zeros_ahead": "tma_zero_fill",
+    "whole_lines": "coalesced_atomics",
+    "early": "dependent_launch",
+    "fence_behind": "deferred_fence",
+    "no_turns": "unordered_softmax",
+    "from_row_sums": "delta_accumulator",
+    "added_later": "deferred_reduce_add",
+    "correction": "correction_warpgroup",
+    "threshold": "lazy_rescaling",
+    "polynomial": "exp2_emulation",
+    "lasting_blocks": "blackwell_persistent",
+    "taken": "dynamic_scheduler",
+    "pair": "two_cta_mma",
+    "direct": "direct_to_lds",
+    "priorities": "wave_priorities",
+    "heads_first": "xcd_swizzle",
+    "two_buffers": "double_buffering",
+    "two_buffers_gradients": "double_buffering_gradients",
+    "tiles_taken": "parallel_dynamic_scheduler",
+    "split_keys": "split_kv",
+    "last_merges": "last_block_merges",
+}
 # The numbers that steps had before the parts were numbered in hundreds: the first of a run, and the names in order.
 # Where today's ladder has such a number, that is meant.
 NUMBERED_BEFORE = {
@@ -89,7 +166,14 @@ NUMBERED_BEFORE = {
     160: "sections_in_turn two_adders fence_behind no_turns from_row_sums added_later short_turns",
 }
 # Steps that are no more, and what comes nearest. What is recorded of them stands among a record's peers.
-DELETED = {"one_loop": "stay", "94": "stay"}
+DELETED = {"one_loop": "persistent", "94": "persistent"}
+
+
+def today(name: str | None) -> str | None:
+    """What a step, or an exercise that is named for one, is called now; other names stay as they are."""
+    while name in OLD_NAMES:
+        name = OLD_NAMES[name]
+    return name
 
 
 def part_of(number: int) -> Part:
@@ -172,7 +256,7 @@ def _by_key() -> dict[str, object]:
     steps, inside = _load()
     now = {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
     before = {str(first + n): name for first, run in NUMBERED_BEFORE.items() for n, name in enumerate(run.split())}
-    before = {number: now.get(OLD_NAMES.get(name, name)) for number, name in before.items()}
+    before = {number: now.get(today(name)) for number, name in before.items()}
     return {number: step for number, step in before.items() if step} | now
 
 
@@ -181,7 +265,7 @@ def get_step(key: int | str):
 
     Raises ValueError that tells the nearest names.
     """
-    if (found := _by_key().get(OLD_NAMES.get(str(key), str(key)))) is not None:
+    if (found := _by_key().get(today(str(key)))) is not None:
         return found
     if (nearest := DELETED.get(str(key))) is not None:
         raise ValueError(f"step {key} is no more; the nearest is {nearest}")
@@ -208,7 +292,8 @@ def get_part(name: str) -> Part:
 
 
 def select(text: str, direction: str | None = "forward") -> list:
-    """The steps that a text such as ``all``, ``2-7``, ``hopper`` or ``0,exp2,large_tile`` names, in the ladder's order.
+    """The steps that a text such as ``all``, ``2-7``, ``hopper`` or ``0,exp2,larger_tile_four_warps`` names, in the
+    ladder's order.
 
     Numbers, ranges of numbers, names of steps and of parts. direction: the pass that they must compute; None: any.
     Raises ValueError.

@@ -3,7 +3,7 @@
 Two things are worth an order of one's own. Tiles of a causal mask differ in length, and the last to begin should be
 short. And K and V of the heads that are computed at the same time should fit in the L2 cache together: heads come in
 sections, of which L2 holds one. A GPU that is given a block a tile hands the blocks out by their numbers, each to the
-SM that is free first; there it is enough to number them well. Blocks that stay, as many as the SMs hold, must know
+SM that is free first; there it is enough to number them well. Persistent blocks, as many as the SMs hold, must know
 their tiles: these are dealt out here, before the launch, as the GPU would; or, where all are as long, they count; or
 they take them one after the other from a counter.
 """
@@ -33,11 +33,10 @@ class Order:
     """persistent: as many blocks as the SMs hold, each with its list of tiles; else a block a tile.
 
     section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
-    head after head. counted: where all tiles are as long as each other, blocks that stay need no list: of n blocks each
-    computes every n-th tile.
-    taken: blocks have no lists, but take the next tile when they are ready for one. even_end: the last section has more
-    heads, where blocks would else end at different times (``deal``). computed: where a head has few tiles of queries,
-    up to ``FEW``, blocks have no lists, but compute which tiles are theirs.
+    head after head. counted: where all tiles are as long as each other, persistent blocks need no list: of n blocks
+    each computes every n-th tile. taken: blocks have no lists, but take the next tile when they are ready for one.
+    balanced_tail: the last section has more heads, where blocks would else end at different times (``deal``). computed:
+    where a head has few tiles of queries, up to ``FEW``, blocks have no lists, but compute which tiles are theirs.
 
     Raises ValueError for values that do not go together.
     """
@@ -46,22 +45,22 @@ class Order:
     section_bytes: int | None
     counted: bool = False
     taken: bool = False
-    even_end: bool = False
+    balanced_tail: bool = False
     computed: bool = False
 
     def __post_init__(self):
         kinds = self.counted + self.taken + self.computed
         if kinds > self.persistent:
-            raise ValueError("an order is counted, or taken, or computed, for blocks that stay, and one of these")
+            raise ValueError("an order is counted, or taken, or computed, for persistent blocks, and one of these")
 
     def __str__(self) -> str:
         if self.counted:
-            return "counted by blocks that stay, under a mask dealt to them"
+            return "counted by persistent blocks, under a mask dealt to them"
         if self.taken:
-            return "taken by blocks that stay"
+            return "taken by persistent blocks"
         if self.persistent:
             few = f", or computed by them where a head has up to {FEW} tiles" if self.computed else ""
-            return "dealt to blocks that stay" + (", that end together" if self.even_end else "") + few
+            return "dealt to persistent blocks" + (", that end together" if self.balanced_tail else "") + few
         return "a block a tile, longest first in sections of heads" if self.section_bytes else "a block a tile"
 
     def counts(self, problem: Problem) -> bool:
@@ -76,7 +75,7 @@ class Order:
         """How many blocks stay, of so many that would run at once.
 
         Where they compute which tiles of different lengths are theirs, a multiple of a head's tiles: see step
-        computed_tiles."""
+        hopper_static_scheduler."""
         a_head = tiles_a_head(problem, tile)
         uneven = problem.causal and self.computes(problem, tile) and places > a_head
         return places - places % a_head if uneven else places
@@ -98,16 +97,17 @@ class Order:
         return number, blocks + 1
 
     def lists(self, problem: Problem, tile: Tile, arch: str, together: int = 1) -> str | None:
-        """A fingerprint of the lists on the reference GPU of ``arch``, where ``even_end`` makes them others; else None.
+        """A fingerprint of the lists on the reference GPU of ``arch``, where ``balanced_tail`` makes them others; else
+        None.
 
         Two steps with the same machine code are not the same where their blocks read other lists.
         """
         gpu = REFERENCE_GPUS.get(arch)
-        if not (self.even_end and gpu):
+        if not (self.balanced_tail and gpu):
             return None
         evenly, before = (
-            deal(problem, tile, max(1, gpu.multiprocessors // together), self.section_bytes, even_end)
-            for even_end in (True, False)
+            deal(problem, tile, max(1, gpu.multiprocessors // together), self.section_bytes, balanced_tail)
+            for balanced_tail in (True, False)
         )
         return None if evenly == before else hashlib.sha256(repr(evenly).encode()).hexdigest()[:16]
 
@@ -143,7 +143,7 @@ class Order:
                 return min(number, places), (_nothing(device)[0], _taken(number, device))
             order, _ = _on_device(problem, tile, 1, self.section_bytes, False, device)
             return min(number, places), (order, _taken(number, device))
-        lists = _on_device(problem, tile, places, self.section_bytes, self.even_end, device)
+        lists = _on_device(problem, tile, places, self.section_bytes, self.balanced_tail, device)
         return len(lists[1]) - 1, lists
 
 
@@ -175,19 +175,18 @@ def deal(
     tile: Tile,
     processors: int,
     section_bytes: int | None = SECTION_BYTES,
-    even_end: bool = False,
+    balanced_tail: bool = False,
 ) -> list[list[int]]:
     """The tiles of queries of every block, in order: each goes to the block that is free first, long ones early.
 
-    Heads come in sections whose K and V fit in L2 together; inside a section the longest tiles come first, those of
-    the same length head by head. even_end: where a long tile of the last section would begin too late, that section
-    has so many heads that their tiles keep all blocks busy for as long as the longest of them takes.
-    """
+    Heads come in sections whose K and V fit in L2 together; inside a section the longest tiles come first, those of the
+    same length head by head. balanced_tail: where a long tile of the last section would begin too late, that section
+    has so many heads that their tiles keep all blocks busy for as long as the longest of them takes."""
     heads = problem.batch * problem.heads
     section = section_heads(problem, section_bytes)
     lengths = [length(problem, tile, i) for i in range(tiles_a_head(problem, tile))]
     dealt, ends = _deal(lengths, heads, section, 0, processors)
-    if even_end and max(ends) * len(ends) > (1 + WORTH) * sum(ends):
+    if balanced_tail and max(ends) * len(ends) > (1 + WORTH) * sum(ends):
         last = min(heads, -(-processors * max(lengths) // sum(lengths)))
         other, its_ends = _deal(lengths, heads, section, last, processors)
         if max(ends) > (1 + WORTH) * max(its_ends):
@@ -235,8 +234,8 @@ def handed_out(problem: Problem, tile: Tile, slots: int) -> dict[str, list[int]]
     heads = problem.batch * problem.heads
     lengths = [length(problem, tile, i) for i in range(a_head)]
     section = SECTIONS.section(problem)
-    in_sections = [n for _ in range(0, heads, section) for n in reversed(lengths) for _ in range(section)]
-    ways = {"head after head": lengths * heads, "longest first, in sections": in_sections}
+    l2_aware_lpt = [n for _ in range(0, heads, section) for n in reversed(lengths) for _ in range(section)]
+    ways = {"head after head": lengths * heads, "longest first, in sections": l2_aware_lpt}
     shown = {}
     for way, blocks in ways.items():
         free = [0] * min(slots, len(blocks))
@@ -255,10 +254,10 @@ def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -
 
 
 @lru_cache(maxsize=32)
-def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, even_end: bool, device):
+def _on_device(problem: Problem, tile: Tile, processors: int, section_bytes: int | None, balanced_tail: bool, device):
     import torch
 
-    dealt = deal(problem, tile, processors, section_bytes, even_end)
+    dealt = deal(problem, tile, processors, section_bytes, balanced_tail)
     starts = [0]
     for tiles in dealt:
         starts.append(starts[-1] + len(tiles))

@@ -7,7 +7,17 @@ from functools import cache
 from pathlib import Path
 
 from steps.core.grids import GRIDS
-from steps.core.ladder import OLD_NAMES, get_step, is_variant, line, module_file, owner_of, part_of, whole_ladder
+from steps.core.ladder import (
+    OLD_NAMES,
+    get_step,
+    is_variant,
+    line,
+    module_file,
+    owner_of,
+    part_of,
+    today,
+    whole_ladder,
+)
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
@@ -89,12 +99,9 @@ def _renamed(run: Run) -> Run:
 
     def renamed(r: Round) -> Round:
         by_name = {field: value for field, value in r if isinstance(value, dict)}
-        return r.model_copy(update={field: {now(k): x for k, x in value.items()} for field, value in by_name.items()})
+        return r.model_copy(update={field: {today(k): x for k, x in value.items()} for field, value in by_name.items()})
 
-    def now(name: str | None) -> str | None:
-        return OLD_NAMES.get(name, name)
-
-    steps = [m.model_copy(update={"name": now(m.name), "previous": now(m.previous)}) for m in run.steps]
+    steps = [m.model_copy(update={"name": today(m.name), "previous": today(m.previous)}) for m in run.steps]
     earlier = [e.model_copy(update={"rounds": [renamed(r) for r in e.rounds]}) for e in run.earlier_rounds]
     rounds = {kind: [renamed(r) for r in getattr(run, kind)] for kind in ("rounds", "sustained")}
     return run.model_copy(update={"steps": steps, "earlier_rounds": earlier, **rounds})
@@ -169,6 +176,6 @@ def recorded_survey(results: Path = RESULTS) -> Survey | None:
 def labelled(survey: Survey) -> Survey:
     """A survey by the steps' labels ("3 exp2"), as it is shown; its file knows their names."""
     known = {step.name: step.label for step in whole_ladder()}
-    today = {name: known.get(OLD_NAMES.get(name, name)) for name in survey.steps}
-    found = {label: survey.compiled[name] for name, label in today.items() if label}
+    labels = {name: known.get(today(name)) for name in survey.steps}
+    found = {label: survey.compiled[name] for name, label in labels.items() if label}
     return survey.model_copy(update={"steps": list(found), "compiled": found})

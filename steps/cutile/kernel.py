@@ -314,7 +314,7 @@ def attend_packed(number, head, Q, K, V, Out, scale, begins_q, begins_k, variant
 def make_kernel_function(variant):
     """The skeleton as a plain Python function, for the interpreter and the compiler.
 
-    Its arguments: Q, K, V, Out, scale; for blocks that stay order, starts (``steps.core.order``).
+    Its arguments: Q, K, V, Out, scale; for persistent blocks order, starts (``steps.core.order``).
     For packed sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds
     queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim].
     """

@@ -1,13 +1,13 @@
 """Step 10: a loop of its own for what the mask cuts.
 
-Without a mask tileiras lays the softmax of one tile under the products of the next (step stay). With one it finds two
-loops, over whole tiles of keys and over those that the mask cuts, and does not; what seems to be in its way is room in
-shared memory for the tiles of both. With half tiles in the second loop, and hints for the first, it does so again.
+Without a mask tileiras lays the softmax of one tile under the products of the next (step persistent). With one it finds
+two loops, over whole tiles of keys and over those that the mask cuts, and does not; what seems to be in its way is room
+in shared memory for the tiles of both. With half tiles in the second loop, and hints for the first, it does so again.
 """
 
 from steps.core.order import COUNTED
 from steps.core.problems import HEADLINE, standard
-from steps.cutile import step009_stay
+from steps.cutile import step009_persistent
 from steps.cutile.variant import Latency, MaskLoop
 from tutorial_lib.problem import Problem
 
@@ -20,7 +20,7 @@ def at_128(problem: Problem) -> bool:
     return problem.head_dim == 128
 
 
-STEP = step009_stay.STEP.evolve(
+STEP = step009_persistent.STEP.evolve(
     only_for=at_128,
     number=10,
     name="mask_loop",
@@ -34,24 +34,24 @@ STEP = step009_stay.STEP.evolve(
 # memory, and the warp that fetches must wait until it has left before it asks for the next Q. A second read of Q behind
 # the loop makes the compiler find the output a place of its own. The output goes in two halves, and Q is held for the
 # first only: under the second the next Q is on its way.
-APART = STEP.evolve(
-    name="apart",
-    title="The output in a place of its own",
+OUTPUT_BUFFER = STEP.evolve(
+    name="output_buffer",
+    title="An output buffer of its own",
     change="Where shared memory has room for both, the output no longer leaves through Q's place, and goes in halves.",
     inside="mask_loop",
     default_problem=standard(1024, head_dim=64, causal=True),
     apart=True,
 )
 
-# A list of tiles (step stay) is worth its price where tiles differ in length. Without a mask they do not: every n-th
-# tile is as fair a deal as any, and the number of the next one is an addition, not a load that Q must wait for.
-COUNTED_TILES = APART.evolve(
-    name="counted",
-    title="Counted, not looked up",
+# A list of tiles (step persistent) is worth its price where tiles differ in length. Without a mask they do not: every
+# n-th # tile is as fair a deal as any, and the number of the next one is an addition, not a load that Q must wait for.
+COUNTED_TILES = OUTPUT_BUFFER.evolve(
+    name="static_scheduler",
+    title="Static scheduler",
     change="Without a mask a block takes every n-th tile of queries, of n blocks, and reads no list.",
     inside="mask_loop",
     default_problem=standard(2048),
     order=COUNTED,
 )
 
-INSIDE = (APART, COUNTED_TILES)
+INSIDE = (OUTPUT_BUFFER, COUNTED_TILES)

@@ -1,19 +1,19 @@
 """Step 11, a fork from step 7: two blocks share a larger tile.
 
-The other way to a tile of 128 queries that does not spill (see step eight_warps). ``num_ctas=2`` makes a cluster of two
+The other way to a tile of 128 queries that does not spill (see step larger_tile). ``num_ctas=2`` makes a cluster of two
 blocks on neighbouring SMs work on one tile: each keeps the 64 queries that its four warps have room for, fetches half
 of K and V, and the TMA unit writes what it fetched into the shared memory of both (PTX ISA, cp.async.bulk.tensor,
 ".multicast::cluster"). Two blocks an SM still run side by side, so that one computes its softmax while the other
 multiplies.
 
-``sections``, inside this step: long tiles first, in sections of heads.
+``l2_aware``, inside this step: long tiles first, in sections of heads.
 
 The GPU hands out blocks by their numbers, so numbers are an order. Heads come in sections whose K and V fit in L2
 together, and in each section the longest tiles come first, so that under a causal mask none begins late.
 
-``found``, inside this step: tile, warps and cluster as a search found them.
+``autotuned``, inside this step: tile, warps and cluster as a search found them.
 
-What steps eight_warps and cluster tried by hand at head_dim 128 has another answer at 64 and at 256. ``python -m
+What steps larger_tile and cluster tried by hand at head_dim 128 has another answer at 64 and at 256. ``python -m
 steps.search`` times every combination with ``cuda.tile.tune``. The launch rules (``steps/core/rules.toml``, table
 ``searched``) hold the fastest for an architecture and head_dim. Where they hold none, the step is the one before.
 """
@@ -38,16 +38,16 @@ STEP = step007_approx_division.STEP.evolve(
 )
 
 SECTIONS = STEP.evolve(
-    name="sections",
-    title="Sections of heads",
+    name="l2_aware",
+    title="L2-aware order of heads",
     change="Blocks are numbered so that the longest tiles begin first, in sections of heads that share L2.",
     inside="cluster",
     order=SECTIONS,
 )
 
-FOUND = SECTIONS.evolve(
-    name="found",
-    title="Found by a search",
+AUTOTUNED = SECTIONS.evolve(
+    name="autotuned",
+    title="Autotuned",
     change="Tile, warps, cluster and blocks an SM are those that a recorded search found fastest.",
     inside="cluster",
     default_problem=standard(head_dim=256),
@@ -70,13 +70,13 @@ def softmax_in_halves(scores, row_max, scale):
     return (left, right), correction, new_max
 
 
-HALVES = FOUND.evolve(
-    name="halves",
-    title="Half a tile under the other",
+INTRA_TILE_OVERLAP = AUTOTUNED.evolve(
+    name="intra_tile_overlap",
+    title="Intra-tile overlap",
     change="The weights come in two halves, and the PV product of one runs under the exponentials of the other.",
     inside="cluster",
     default_problem=standard(16384),
     softmax=softmax_in_halves,
 )
 
-INSIDE = (SECTIONS, FOUND, HALVES)
+INSIDE = (SECTIONS, AUTOTUNED, INTRA_TILE_OVERLAP)

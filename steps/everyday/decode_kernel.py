@@ -154,7 +154,7 @@ def make_decode(variant):
             tile = batch * ct.num_blocks(1) + ct.bid(1)
             store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
 
-    elif variant.last_merges:
+    elif variant.last_block_merges:
 
         def fmha_decode(Q, K, V, Parts, LSE, Arrived, Out, scale):
             split, splits = ct.bid(0), ct.num_blocks(0)

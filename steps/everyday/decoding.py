@@ -42,7 +42,7 @@ class DecodeStep(FusedStep):
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
     but those of ``MOST_ROWS`` rows.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
-    last_merges: in place of that kernel, the block of a group that comes last merges.
+    last_block_merges: in place of that kernel, the block of a group that comes last merges.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.5 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them, or ``MOST_KEYS``.
     """
@@ -54,7 +54,7 @@ class DecodeStep(FusedStep):
     occupancy: int | None = hole(default=None)
     warps: int | None = hole(default=None)
     split: bool = hole(default=False)
-    last_merges: bool = hole(default=False)
+    last_block_merges: bool = hole(default=False)
     least_rows: int = hole(default=16)
     tile_key: int | None = hole(default=None)
 
@@ -85,7 +85,7 @@ class DecodeStep(FusedStep):
     @property
     def merges_apart(self) -> bool:
         """Whether a kernel of its own merges."""
-        return self.split and not self.last_merges
+        return self.split and not self.last_block_merges
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
@@ -108,7 +108,7 @@ class DecodeStep(FusedStep):
             queries=queries,
             seq_len_q=problem.seq_len_q,
             split=self.split,
-            last_merges=self.last_merges,
+            last_block_merges=self.last_block_merges,
             ragged=problem.page_size is not None or problem.seq_len_kv % key != 0,
             page_size=problem.page_size,
             causal=problem.causal and problem.seq_len_q > 1,
@@ -231,7 +231,7 @@ class DecodeStep(FusedStep):
     def signature(self, problem: Problem, splits: int) -> KernelSignature:
         """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
         written = self.parts(problem, splits) if self.split else []
-        if self.last_merges:
+        if self.last_block_merges:
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
             written.append(outputs(problem))

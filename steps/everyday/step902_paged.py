@@ -10,7 +10,7 @@ Sequences have lengths of their own, and each is split into equal shares of its 
 import cuda.tile as ct
 
 from steps.core.problems import PAGED_DECODING
-from steps.everyday import step900_split_keys, step901_gathered
+from steps.everyday import step900_split_kv, step901_gathered
 from steps.everyday.paged_decoding import PagedDecodeStep
 
 
@@ -76,5 +76,5 @@ STEP = PagedDecodeStep(
     change="The kernel looks a tile's page up in the table, and loads it from where it lies.",
     previous=step901_gathered.STEP,
     default_problem=PAGED_DECODING,
-    **{**step900_split_keys.STEP.holes(), "load_key": load_key_from_pages, "load_value": load_value_from_pages},
+    **{**step900_split_kv.STEP.holes(), "load_key": load_key_from_pages, "load_value": load_value_from_pages},
 )

@@ -5,7 +5,7 @@ and a reciprocal more, both of which the special function unit (MUFU) computes, 
 
 ``hopper_varlen``, inside this step: the packed sequences of step varlen, in the kernel for Hopper.
 
-Blocks that stay take numbers from a counter, as no list can be dealt: the lengths are known to the GPU alone. The
+Persistent blocks take numbers from a counter, as no list can be dealt: the lengths are known to the GPU alone. The
 producer finds what a number means, by the search of step varlen, passes over numbers that mean nothing, and tells the
 warps that compute. TMA is told of sequences such that it brings zeros, and drops what it stores, behind the end of the
 one that a tile belongs to (``steps.hopper.packed``). The loop over the keys is as it was.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from steps.core.ladder import OLD_NAMES
+from steps.core.ladder import OLD_NAMES, today
 from tutorial_lib.answers import LEARN, Answers
 from tutorial_lib.naming import unknown
 
@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 def get_exercise(name: str):
     """The exercise of this name, today's or an old one; raises ValueError that tells the nearest ones."""
-    name = OLD_NAMES.get(name, name)
+    name = today(name)
     if name not in names():
         raise ValueError(unknown("exercise", name, names(), "`python -m steps.progress` lists them"))
     return import_module(f"steps.exercises.{name}").EXERCISE

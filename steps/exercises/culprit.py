@@ -68,8 +68,8 @@ def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
     fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_ready, kv_head, batch, key, stage)"
     never = "The producer has ended and is not in the list: it never asked for this tile."
     return [
-        ("query_ready", few, (QUERIES, QUERIES.replace("// 8", "// 4"))),
-        ("key_ready", few, (KEYS, KEYS.replace("// 8", "// 16"))),
+        ("query_full", few, (QUERIES, QUERIES.replace("// 8", "// 4"))),
+        ("key_full", few, (KEYS, KEYS.replace("// 8", "// 16"))),
         (f"{kind}_free", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
         (f"{kind}_free", free + "The place is never given back.", (released, "pass")),
         (f"{kind}_free", free + "The barrier wants more arrivals than come.", (rings(RINGS), rings(tuple(made)))),

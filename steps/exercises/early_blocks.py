@@ -1,4 +1,5 @@
-"""When the first blocks of a kernel that begins early can use what the kernel before has written: step early."""
+"""When the first blocks of a kernel that begins early can use what the kernel before has written: step
+dependent_launch."""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -1,4 +1,4 @@
-"""Two warp groups that exchange dS through two places: for which phase a place is waited for. Step groups_apart."""
+"""Two warpgroups exchange dS through two places: for which phase do they wait? Step decoupled_warpgroups."""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -3,7 +3,7 @@
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong, source_of
 
-KEYS, VALUES = "release(barriers.key_free, turn, STAGES)", "release(barriers.value_free, turn, STAGES)"
+KEYS, VALUES = "release(barriers.key_empty, turn, STAGES)", "release(barriers.value_empty, turn, STAGES)"
 LATE = (
     "Everything is in order, but a place is given back later than it could be: until then the producer cannot fill "
     "it. The keys have been read when the QK product is over, before the softmax begins."
@@ -40,11 +40,11 @@ def attend(query, tiles, barriers, place, turn, scale):
     _, end = tiles_to_visit(place.seq_len_kv)
     for j in range(0, end):
         # --- scores: QK product ---
-        await_tile(barriers.key_ready, turn, STAGES)
+        await_tile(barriers.key_full, turn, STAGES)
         key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
         scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_free, turn, STAGES)
+        release(barriers.key_empty, turn, STAGES)
 
         # --- online softmax ---
         weights, correction, row_max = softmax(scores, row_max, scale)
@@ -53,11 +53,11 @@ def attend(query, tiles, barriers, place, turn, scale):
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
         # --- output: PV product ---
-        await_tile(barriers.value_ready, turn, STAGES)
+        await_tile(barriers.value_full, turn, STAGES)
         value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_free, turn, STAGES)
+        release(barriers.value_empty, turn, STAGES)
         turn += 1
     return accumulator, row_sum, turn
 """
@@ -104,11 +104,11 @@ EXERCISE = GiveBack(
             "groups.",
         ),
         (
-            r"a deadlock.*produce 2 waits for barriers.key_free",
+            r"a deadlock.*produce 2 waits for barriers.key_empty",
             "The producer waits for a place of the keys that nobody gives back.",
         ),
         (
-            r"a deadlock.*produce 2 waits for barriers.value_free",
+            r"a deadlock.*produce 2 waits for barriers.value_empty",
             "The producer waits for a place of the values that nobody gives back.",
         ),
     ),
@@ -116,8 +116,8 @@ EXERCISE = GiveBack(
         "Two calls are missing, one for the keys and one for the values. Which instruction is the last that reads the "
         "keys of this turn?",
         "A product reads its tile from its beginning to its end. It has ended behind its `warpgroup_mma_wait`.",
-        "`release(barriers.key_free, turn, STAGES)` stands directly behind the wait for the scores, "
-        "`release(barriers.value_free, turn, STAGES)` directly behind the wait for the output.",
+        "`release(barriers.key_empty, turn, STAGES)` stands directly behind the wait for the scores, "
+        "`release(barriers.value_empty, turn, STAGES)` directly behind the wait for the output.",
     ),
     solution=SOLUTION,
     wrong=(
@@ -125,9 +125,9 @@ EXERCISE = GiveBack(
             "the keys when the product is begun",
             "the QK product still reads it",
             old="""        scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_free, turn, STAGES)
+        release(barriers.key_empty, turn, STAGES)
 """,
-            new="""        release(barriers.key_free, turn, STAGES)
+            new="""        release(barriers.key_empty, turn, STAGES)
         scores = warpgroup_mma_wait(0, deps=[scores])
 """,
         ),
@@ -135,9 +135,9 @@ EXERCISE = GiveBack(
             "the values when the product is begun",
             "the PV product still reads it",
             old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_free, turn, STAGES)
+        release(barriers.value_empty, turn, STAGES)
 """,
-            new="""        release(barriers.value_free, turn, STAGES)
+            new="""        release(barriers.value_empty, turn, STAGES)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),

@@ -1,4 +1,4 @@
-"""What each of two CTAs holds of every tile when both compute one product: step pair."""
+"""What each of two CTAs holds of every tile when both compute one product: step two_cta_mma."""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -1,4 +1,5 @@
-"""A row keeps its old maximum until a new one exceeds it by more than a threshold. In the kernel of step threshold."""
+"""A row keeps its old maximum until a new one exceeds it by more than a threshold. In the kernel of step
+lazy_rescaling."""
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
@@ -21,7 +22,7 @@ def rarely(run, problem) -> str | None:
 
 EXERCISE = InKernel(
     name="kept_maxima",
-    step="threshold",
+    step="lazy_rescaling",
     function="next_maxima",
     kinds=({"heads": 1}, {"heads": 1, "scale": 4.0}),
     lengths=(400, 600),

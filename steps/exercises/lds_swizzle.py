@@ -81,7 +81,7 @@ def place(row, chunk):
 """,
         ),
         Wrong(
-            "that of step direct",
+            "that of step direct_to_lds",
             "But reading V takes 4 turns",
             source="""
 def place(row, chunk):

@@ -19,7 +19,7 @@ def right(operations, mufu, fp32, issued, warps) -> dict[str, float]:
 
 
 def cases(chance):
-    """A tile of step at_maxima at two head_dims, and tiles at which each unit limits.
+    """A tile of step pv_wait_after_max at two head_dims, and tiles at which each unit limits.
 
     In a kernel FP32 never does: its instructions need as many clocks to be issued as to be computed, and others are
     issued, too. So the last case is made up, and has nothing but FP32.

@@ -1,4 +1,4 @@
-"""How many lines of global memory an instruction of a warp touches: step whole_lines."""
+"""How many lines of global memory an instruction of a warp touches: step coalesced_atomics."""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -20,36 +20,36 @@ EXERCISE = InKernel(
         "mistake look at the bytes that are missing: an element has two. For the third compare what is done for keys "
         "with what is done for values.",
         "`used = turn // STAGES & 1 ^ 1`; `size = TILE_KEY * HEAD_DIM * 2`; and "
-        "`mbarrier.wait(barriers.value_free.index(stage), used)` before the values are asked for.",
+        "`mbarrier.wait(barriers.value_empty.index(stage), used)` before the values are asked for.",
     ),
     solution="""
 def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     stage = turn % STAGES
     used = turn // STAGES & 1 ^ 1
     size = TILE_KEY * HEAD_DIM * 2
-    mbarrier.wait(barriers.key_free.index(stage), used)
-    ready = barriers.key_ready.index(stage)
+    mbarrier.wait(barriers.key_empty.index(stage), used)
+    ready = barriers.key_full.index(stage)
     mbarrier.expect(ready, size)
     tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
-    mbarrier.wait(barriers.value_free.index(stage), used)
-    ready = barriers.value_ready.index(stage)
+    mbarrier.wait(barriers.value_empty.index(stage), used)
+    ready = barriers.value_full.index(stage)
     mbarrier.expect(ready, size)
     tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
 """,
     wrong=(
         Wrong(
             "as the chapter gives it",
-            "produce 2 waits for barriers.key_free[0] with parity 0 (0 phases complete",
+            "produce 2 waits for barriers.key_empty[0] with parity 0 (0 phases complete",
             source="""
 def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     stage = turn % STAGES
     used = turn // STAGES & 1
     size = TILE_KEY * HEAD_DIM
-    mbarrier.wait(barriers.key_free.index(stage), used)
-    ready = barriers.key_ready.index(stage)
+    mbarrier.wait(barriers.key_empty.index(stage), used)
+    ready = barriers.key_full.index(stage)
     mbarrier.expect(ready, size)
     tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
-    ready = barriers.value_ready.index(stage)
+    ready = barriers.value_full.index(stage)
     mbarrier.expect(ready, size)
     tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
 """,
@@ -58,7 +58,7 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
         Wrong(
             "nobody waits for the place of values",
             "race on tiles.value",
-            old="    mbarrier.wait(barriers.value_free.index(stage), used)\n",
+            old="    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
             new="",
         ),
         Wrong("the wrong parity", "a deadlock", old=" & 1 ^ 1", new=" & 1"),
@@ -71,21 +71,21 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
     stage = turn % STAGES
     used = turn // STAGES & 1 ^ 1
     size = TILE_KEY * HEAD_DIM * 2
-    mbarrier.wait(barriers.key_free.index(stage), used)
-    ready = barriers.key_ready.index(stage)
+    mbarrier.wait(barriers.key_empty.index(stage), used)
+    ready = barriers.key_full.index(stage)
     mbarrier.expect(ready, size)
     tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
-    ready = barriers.value_ready.index(stage)
+    ready = barriers.value_full.index(stage)
     mbarrier.expect(ready, size)
     tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
-    mbarrier.wait(barriers.value_free.index(stage), used)
+    mbarrier.wait(barriers.value_empty.index(stage), used)
 """,
         ),
         Wrong(
             "the keys' copy is waited for",
             "never for a copy to end",
-            old="    mbarrier.wait(barriers.value_free.index(stage), used)\n",
-            new="    mbarrier.wait(ready, used ^ 1)\n    mbarrier.wait(barriers.value_free.index(stage), used)\n",
+            old="    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
+            new="    mbarrier.wait(ready, used ^ 1)\n    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
         ),
     ),
     debrief="Three mistakes, three messages: a deadlock in which the producer waits for a place that nobody has used, "

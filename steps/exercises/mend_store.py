@@ -28,7 +28,7 @@ class MendStore(InKernel):
 
 EXERCISE = MendStore(
     name="mend_store",
-    step="dealt",
+    step="lpt_scheduler",
     function="store_output",
     mend=True,
     replaces="",

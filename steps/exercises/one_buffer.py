@@ -41,7 +41,7 @@ class InOrder(InKernel):
 
 EXERCISE = InOrder(
     name="one_buffer",
-    step="shared_kv",
+    step="shared_kv_buffer",
     function="wait_then_copy",
     kinds=({"heads": 1, "seq_len_q": 40}, {"heads": 1, "seq_len_q": 40, "dtype": "bfloat16"}),
     lengths=(130, 190),

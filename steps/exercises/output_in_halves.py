@@ -5,7 +5,7 @@ from tutorial_lib.exercises import Wrong
 
 EXERCISE = InKernel(
     name="output_in_halves",
-    step="room",
+    step="split_epilogue",
     function="store_in_halves",
     replaces="store_halves",
     kinds=({"head_dim": 256},),

@@ -1,4 +1,4 @@
-"""What the small kernel makes of each query's row, so that the loop need not: step prepared."""
+"""What the small kernel makes of each query's row, so that the loop need not: step preprocess_kernel."""
 
 from tutorial_lib.exercises import Plain, Wrong
 
@@ -71,6 +71,6 @@ def prepare(o, do, lse):
             new="(o * do).sum(-1).float()",
         ),
     ),
-    debrief="The loop of step prepared loads both numbers, and does nothing with them but subtract.",
+    debrief="The loop of step preprocess_kernel loads both numbers, and does nothing with them but subtract.",
     by=judge,
 )

@@ -13,9 +13,9 @@ def own_tiles():
     return first, last
 """
 
-VALUES_AWAITED = "            mbarrier.wait(barriers.value_free.index(stage), used)\n"
+VALUES_AWAITED = "            mbarrier.wait(barriers.value_empty.index(stage), used)\n"
 VALUES_FETCHED = """\
-            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage)
+            fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
 """
 
 FIRST_COPIES = 6  # of a block, which need to wait for nobody: two parts of queries, two tiles of keys, two of values
@@ -59,12 +59,12 @@ EXERCISE = InKernel(
         ),
         # --- nobody can go on ---
         (
-            r"a deadlock.*produce 2 waits for barriers.query_free\[0\] with parity 0 \(0 phases",
+            r"a deadlock.*produce 2 waits for barriers.query_empty\[0\] with parity 0 \(0 phases",
             "The producer waits for the place of the queries before anybody has used it: for its first use the wait "
-            "for `query_free` must pass at once.",
+            "for `query_empty` must pass at once.",
         ),
         (
-            r"key_ready\[0\] with parity 0 \(0 .*produce 2 waits for barriers.(key|value)_free\[0\] with parity 0",
+            r"key_full\[0\] with parity 0 \(0 .*produce 2 waits for barriers.(key|value)_free\[0\] with parity 0",
             "The producer waits for a place of the ring that nobody has used yet. In the first round the wait for "
             "`free` must pass at once: a fresh barrier lets a wait for parity 1 pass.",
         ),
@@ -74,7 +74,7 @@ EXERCISE = InKernel(
             "with both parts together?",
         ),
         (
-            r"a deadlock.*query_ready[^\n]*[1-9]\d* bytes missing",
+            r"a deadlock.*query_full[^\n]*[1-9]\d* bytes missing",
             "The queries' barrier still waits for bytes that nobody brings: count those of both parts, and no others.",
         ),
         (
@@ -89,20 +89,20 @@ EXERCISE = InKernel(
             "count the bytes of both parts.",
         ),
         (
-            r"(race on tiles.query|query_ready[^\n]*more arrivals|barriers.query_ready\[0\] with parity)",
+            r"(race on tiles.query|query_full[^\n]*more arrivals|barriers.query_full\[0\] with parity)",
             "The queries are not in order. In a block with several tiles of queries the place of the queries is "
-            "filled again: the producer must wait for `query_free`, with the parity of this use, and count its tiles "
+            "filled again: the producer must wait for `query_empty`, with the parity of this use, and count its tiles "
             "of queries.",
         ),
         (
             r"race on tiles.key",
             "The keys are not in order: TMA fills a place that may still be read, or holds a tile that nobody has "
-            "read. The wait for `key_free` stands in front of the copy, with the place and the parity of this turn.",
+            "read. The wait for `key_empty` stands in front of the copy, with the place and the parity of this turn.",
         ),
         (
             r"race on tiles.value",
             "The values are not in order: TMA fills a place that may still be read, or holds a tile that nobody has "
-            "read. The wait for `value_free` stands in front of the copy, with the place and the parity of this turn.",
+            "read. The wait for `value_empty` stands in front of the copy, with the place and the parity of this turn.",
         ),
         (
             r"more arrivals",
@@ -134,7 +134,7 @@ EXERCISE = InKernel(
         "For keys and values t is `turn`, which goes on counting from one tile of queries to the next; for the "
         "queries it is `query_turn`.",
         "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and PARTS copies of "
-        "ROWS rows, part p from row `row + p * ROWS`. Keys: `fetch(arrays.key, tiles.key, barriers.key_ready, "
+        "ROWS rows, part p from row `row + p * ROWS`. Keys: `fetch(arrays.key, tiles.key, barriers.key_full, "
         "kv_head, batch, j * TILE_KEY, stage)`.",
     ),
     solution="""
@@ -150,8 +150,8 @@ def produce(arrays, tiles, barriers, work):
 
         # --- queries ---
         place = query_turn % QUERY_STAGES
-        mbarrier.wait(barriers.query_free.index(place), query_turn // QUERY_STAGES & 1 ^ 1)
-        ready = barriers.query_ready.index(place)
+        mbarrier.wait(barriers.query_empty.index(place), query_turn // QUERY_STAGES & 1 ^ 1)
+        ready = barriers.query_full.index(place)
         mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
         for part in gl.static_range(PARTS):
             at = [batch, head, row + part * ROWS, 0]
@@ -162,10 +162,10 @@ def produce(arrays, tiles, barriers, work):
         for j in range(end):
             stage = turn % STAGES
             used = turn // STAGES & 1 ^ 1
-            mbarrier.wait(barriers.key_free.index(stage), used)
-            fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, j * TILE_KEY, stage)
-            mbarrier.wait(barriers.value_free.index(stage), used)
-            fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, j * TILE_KEY, stage)
+            mbarrier.wait(barriers.key_empty.index(stage), used)
+            fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, j * TILE_KEY, stage)
+            mbarrier.wait(barriers.value_empty.index(stage), used)
+            fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
             turn += 1
 """,
     wrong=(
@@ -180,13 +180,13 @@ def produce(arrays, tiles, barriers, work):
         Wrong(
             "keys are not waited for",
             "held the producer back",
-            old="mbarrier.wait(barriers.key_free.index(stage), used)",
+            old="mbarrier.wait(barriers.key_empty.index(stage), used)",
             new="pass",
         ),
         Wrong(
             "one wait for both",
             "The values are not in order",
-            old="mbarrier.wait(barriers.value_free.index(stage), used)",
+            old="mbarrier.wait(barriers.value_empty.index(stage), used)",
             new="pass",
         ),
         Wrong(
@@ -205,8 +205,8 @@ def produce(arrays, tiles, barriers, work):
         Wrong("the place is that of j", "says which place", old="stage = turn % STAGES", new="stage = j % STAGES"),
         Wrong(
             "queries are not waited for",
-            "wait for `query_free`",
-            old="mbarrier.wait(barriers.query_free.index(place), query_turn // QUERY_STAGES & 1 ^ 1)",
+            "wait for `query_empty`",
+            old="mbarrier.wait(barriers.query_empty.index(place), query_turn // QUERY_STAGES & 1 ^ 1)",
             new="pass",
         ),
         Wrong(
@@ -233,14 +233,14 @@ def produce(arrays, tiles, barriers, work):
         Wrong(
             "rows in tiles",
             "Look at the coordinates",
-            old="key_ready, kv_head, batch, j * TILE_KEY",
-            new="key_ready, kv_head, batch, j",
+            old="key_full, kv_head, batch, j * TILE_KEY",
+            new="key_full, kv_head, batch, j",
         ),
         Wrong(
             "the keys' copy is waited for",
             "never for a copy to end",
             old=VALUES_AWAITED,
-            new="            mbarrier.wait(barriers.key_ready.index(stage), used ^ 1)\n" + VALUES_AWAITED,
+            new="            mbarrier.wait(barriers.key_full.index(stage), used ^ 1)\n" + VALUES_AWAITED,
         ),
         Wrong(
             "the queries' copy is waited for",
@@ -252,7 +252,7 @@ def produce(arrays, tiles, barriers, work):
             "each tile must be used before the next is asked for",
             "does not fetch ahead",
             old="            turn += 1\n",
-            new="            mbarrier.wait(barriers.value_free.index(stage), used ^ 1)\n            turn += 1\n",
+            new="            mbarrier.wait(barriers.value_empty.index(stage), used ^ 1)\n            turn += 1\n",
         ),
     ),
     debrief="This is the producer of every kernel that follows: two counters, a wait for `free` in front of every "

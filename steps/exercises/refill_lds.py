@@ -1,4 +1,4 @@
-"""Direct copies: when a place in LDS may be filled again, and what belongs to a group of copies. Step direct."""
+"""Direct copies: when a place in LDS may be filled again, and what belongs to a group of copies. Step direct_to_lds."""
 
 from dataclasses import dataclass, replace
 
@@ -51,7 +51,7 @@ def refill_stage(keys, values, K, V, k_stride, v_stride, stage, j, end, seq_len_
 
 EXERCISE = AndNoLonger(
     name="refill_lds",
-    step="direct",
+    step="direct_to_lds",
     function="refill",
     replaces="",
     functions={"refill_stage": REFILL_STAGE},

@@ -36,14 +36,14 @@ def judge(function, chance):
         if answer[0] * threads > REGISTERS:
             return (
                 f"{call} gives {answer[0]} at the start, for {threads} threads more than {REGISTERS} together. The "
-                "producer is one warp, but it gets a whole warp group, and a number that does not fit is rounded down."
+                "producer is one warp, but it gets a whole warpgroup, and a number that does not fit is rounded down."
             )
         used = GROUP * (case[0] * answer[1] + case[1])
         if used > answer[0] * threads:
             return (
                 f"{call} gives {answer}: afterwards the block has {used} registers, but it started with "
                 f"{answer[0] * threads}. `setmaxnreg` moves registers within what the block got at its start; it waits "
-                "for ever for more. The producer's registers count for a whole warp group."
+                "for ever for more. The producer's registers count for a whole warpgroup."
             )
     return first_wrong(function, right, cases, told)
 
@@ -69,9 +69,9 @@ def registers(groups, producer):
     return at_start, computing
 """,
     wrong=(
-        Wrong("the producer is one warp", "gets a whole warp group", old="128 * (groups + 1)", new="128 * groups + 32"),
+        Wrong("the producer is one warp", "gets a whole warpgroup", old="128 * (groups + 1)", new="128 * groups + 32"),
         Wrong(
-            "the producer's registers are one warp's", "a whole warp group", old="128 * producer", new="32 * producer"
+            "the producer's registers are one warp's", "a whole warpgroup", old="128 * producer", new="32 * producer"
         ),
         Wrong("no steps of eight", "multiples of 8", old="// (128 * groups) // 8 * 8", new="// (128 * groups)"),
         Wrong(

@@ -88,5 +88,5 @@ def take(ring, n, sums):
         Wrong("given back twice", "twice in one round", old="count=1", new="count=2"),
     ),
     debrief="A place is given back behind the wait for the product that read it, not behind the instruction that began "
-    "it. The wait costs time here; from step overlap on, another product runs under it.",
+    "it. The wait costs time here; from step intra_warpgroup_overlap on, another product runs under it.",
 )

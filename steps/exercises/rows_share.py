@@ -1,4 +1,4 @@
-"""Which rows of another head a block's spare warps have, by the turns that the block takes: step spare_warps."""
+"""Which rows of another head a block's spare warps have, by the turns that the block takes: step fused_pre_post."""
 
 from itertools import pairwise
 
@@ -75,6 +75,6 @@ def own_rows(j, turns, rows):
         Wrong("the last block forgotten", "must begin at row 0", old="sum(turns)\n", new="sum(turns) + 1\n"),
     ),
     debrief="Both ends come from one formula, and the end of a share is the beginning of the next one. So rounding "
-    "loses no row, and gives none to two blocks. Step spare_warps computes it so, with the number of turns before a "
+    "loses no row, and gives none to two blocks. Step fused_pre_post computes it so, with the number of turns before a "
     "block as a formula in place of a sum.",
 )

@@ -1,11 +1,11 @@
-"""The consumer of a block that stays: what it waits for and gives back from one tile of queries to the next."""
+"""The consumer of a persistent block: what it waits for and gives back from one tile of queries to the next."""
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
 EXERCISE = InKernel(
     name="staying_consumer",
-    step="dealt",
+    step="lpt_scheduler",
     function="consume",
     kinds=({"head_dim": 128, "causal": True}, {"causal": True, "heads": 4, "kv_heads": 2, "dtype": "bfloat16"}),
     lengths=(512, 640),  # several tiles of queries for each of the simulator's three blocks
@@ -13,10 +13,10 @@ EXERCISE = InKernel(
     schedules=6,
     lacking=(
         (
-            "query_free",
+            "query_empty",
             "Nothing gives the place of Q back, and the producer waits for it with its second tile.",
         ),
-        ("value_free", "Nothing gives back the last place of V, which `attend_overlapped` leaves to you."),
+        ("value_empty", "Nothing gives back the last place of V, which `attend_overlapped` leaves to you."),
     ),
     hints=(
         "Before the first product both of its factors must be there: tile query_turn of the queries, and tile turn "
@@ -38,13 +38,13 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr):
         head, batch, i = position(gl.load(work.order + n), work)
         place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, work.seq_len_kv)
         query = tiles.query.index(part).reshape([ROWS, HEAD_DIM])
-        await_tile(barriers.query_ready, query_turn, QUERY_STAGES)
-        await_tile(barriers.key_ready, turn, STAGES)
+        await_tile(barriers.query_full, query_turn, QUERY_STAGES)
+        await_tile(barriers.key_full, turn, STAGES)
         scores = issue_scores(query, tiles.key, turn)
         accumulator, row_sum, turn, _ = attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part)
-        release(barriers.query_free, query_turn, QUERY_STAGES)
+        release(barriers.query_empty, query_turn, QUERY_STAGES)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_free, turn, STAGES)
+        release(barriers.value_empty, turn, STAGES)
         turn += 1
         query_turn += 1
 
@@ -67,22 +67,22 @@ def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr):
         Wrong(
             "always the first phase of the queries",
             "tiles.query",
-            old="await_tile(barriers.query_ready, query_turn",
-            new="await_tile(barriers.query_ready, 0",
+            old="await_tile(barriers.query_full, query_turn",
+            new="await_tile(barriers.query_full, 0",
         ),
         Wrong(
             "Q is not given back",
             "Nothing gives the place of Q back",
-            old="        release(barriers.query_free, query_turn, QUERY_STAGES)\n",
+            old="        release(barriers.query_empty, query_turn, QUERY_STAGES)\n",
             new="",
         ),
         Wrong(
             "V is given back while it is read",
             "race on tiles.value",
             old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_free, turn, STAGES)
+        release(barriers.value_empty, turn, STAGES)
 """,
-            new="""        release(barriers.value_free, turn, STAGES)
+            new="""        release(barriers.value_empty, turn, STAGES)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),

@@ -1,4 +1,4 @@
-"""The order of columns in the sums for dQ, so that a lane adds four numbers at once: step fours."""
+"""The order of columns in the sums for dQ, so that a lane adds four numbers at once: step vectorized_atomics."""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -5,7 +5,7 @@ from tutorial_lib.exercises import Wrong
 
 EXERCISE = InKernel(
     name="take_next",
-    step="taken",
+    step="dynamic_scheduler",
     function="take_next",
     kinds=({"causal": True, "heads": 3, "kv_heads": 1},),
     lengths=(258, 300),  # six tiles of queries, of which the simulator's first block takes all

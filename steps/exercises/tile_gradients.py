@@ -1,4 +1,4 @@
-"""What a block of the fused backward kernel does with one tile of queries: step atomics."""
+"""What a block of the fused backward kernel does with one tile of queries: step ordered_atomics."""
 
 from tutorial_lib.exercises import Plain, Wrong, define
 

@@ -1,10 +1,10 @@
-"""When a warp group is done with a turn of products that are asked for, waits and other work: step fence_behind."""
+"""When a warpgroup is done with a turn of products that are asked for, waits and other work: step deferred_fence."""
 
 from tutorial_lib.exercises import Plain, Wrong
 
 
 def ends_of(pieces) -> int:
-    now = cores = 0  # of the warp group, and of the tensor cores
+    now = cores = 0  # of the warpgroup, and of the tensor cores
     for what, time in pieces:
         if what == "ask":
             cores = max(cores, now) + time
@@ -41,7 +41,7 @@ EXERCISE = Plain(
     function="turn_ends",
     by=judge,
     hints=(
-        "Keep two times: how far the warp group is, and when the tensor cores are done with all that was asked for.",
+        "Keep two times: how far the warpgroup is, and when the tensor cores are done with all that was asked for.",
         "A product begins when it has been asked for, and the products before it are done.",
         "Asking takes no time here. A wait lasts until the tensor cores are done, if they are not done already.",
     ),

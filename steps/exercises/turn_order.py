@@ -1,4 +1,4 @@
-"""How many blocks add to a tile of dQ before a block does, under a causal mask: step in_turn."""
+"""How many blocks add to a tile of dQ before a block does, under a causal mask: step deterministic."""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -8,7 +8,7 @@ AT_ONCE = (
     "behind it. Begin both products with `is_async=True`, and write both waits yourself."
 )
 NOT_MET = (
-    "Nothing was found, but the warp groups do not meet between the wait for the PV product and the request to TMA. "
+    "Nothing was found, but the warpgroups do not meet between the wait for the PV product and the request to TMA. "
     "Each group has waited for its own products alone. Today's compiler lets all warps meet in front of a request; do "
     "not build on that, and say `gl.barrier()` where the other group must have read the tile."
 )
@@ -94,7 +94,7 @@ EXERCISE = WgmmaLoop(
         "the second gives numbers that may be used.",
         "`scores = warpgroup_mma_wait(0, deps=[scores])`, and the same for the output. The QK product starts from "
         "nothing (`use_acc=False`), the PV product adds to `accumulator`.",
-        "Behind the PV product: `gl.barrier()`, so that both warp groups have read the tile. Then, if j + STAGES < "
+        "Behind the PV product: `gl.barrier()`, so that both warpgroups have read the tile. Then, if j + STAGES < "
         "end, `fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)`.",
     ),
     solution="""
@@ -107,7 +107,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
     _, end = tiles_to_visit(place.seq_len_kv)
     for j in range(0, end):
         # --- scores: QK product ---
-        await_tile(barriers.key_ready, turn, STAGES)
+        await_tile(barriers.key_full, turn, STAGES)
         key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
         scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
@@ -119,7 +119,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
         # --- output: PV product ---
-        await_tile(barriers.value_ready, turn, STAGES)
+        await_tile(barriers.value_full, turn, STAGES)
         value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
@@ -147,7 +147,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         Wrong(
             "the values are not waited for",
             "which barrier tells that the tile is there",
-            old="await_tile(barriers.value_ready, turn, STAGES)",
+            old="await_tile(barriers.value_full, turn, STAGES)",
             new="pass",
         ),
         Wrong(
@@ -225,6 +225,6 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
 """,
         ),
     ),
-    debrief="A product is over behind its wait, for the warp group that waits. Before its place is filled again, all "
+    debrief="A product is over behind its wait, for the warpgroup that waits. Before its place is filled again, all "
     "groups that read it must be done: here they meet, every turn.",
 )

@@ -1,4 +1,4 @@
-"""Blocks that stay, and take the first maxima for the next tile of queries ahead: under the last product for this one.
+"""Persistent blocks, and take the first maxima for the next tile of queries ahead: under the last product for this one.
 
 At the end of a tile of queries a group has two products left to begin: the last PV product for these queries, and the
 first QK product for the next. In ``steps.hopper.linked`` it begins the PV product first, and the QK product behind it.
@@ -63,11 +63,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     query_turn = 0
     n, last = variant.schedule.own(work, variant)
     place, head, batch = place_until(n, last, work, variant)
-    await_tile(barriers.query_ready, 0, QUERY_STAGES)
-    await_tile(barriers.key_ready, 0, STAGES)
+    await_tile(barriers.query_full, 0, QUERY_STAGES)
+    await_tile(barriers.key_full, 0, STAGES)
     scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    release(barriers.key_free, 0, STAGES)
+    release(barriers.key_empty, 0, STAGES)
     scores, row_max = first_maxima(scores, place, 0, scale, part, variant)
     first = first_weights(scores, row_max, dtype, scale, variant)
     # Computed anew, and not `= place, head, batch`: Triton takes variables that begin as one value for one variable.
@@ -85,11 +85,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
 
         # --- issue: first scores for the next queries, last output for these ---
         if more:
-            await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)
-            await_tile(barriers.key_ready, turn + 1, STAGES)
+            await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
+            await_tile(barriers.key_full, turn + 1, STAGES)
         following = part_of(tiles.query, query_turn + 1, part, variant)
         scores = issue_scores(following, tiles.key, turn + 1, variant)
-        await_tile(barriers.value_ready, turn, STAGES)
+        await_tile(barriers.value_full, turn, STAGES)
         accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
 
         # --- what needs neither ---
@@ -106,13 +106,13 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
 
         # --- the next softmax; between its maxima and its exponentials the output is complete ---
         scores = warpgroup_mma_wait(1, deps=[scores])
-        mbarrier.arrive(barriers.key_free.index((turn + 1) % STAGES), count=1, pred=more)
+        mbarrier.arrive(barriers.key_empty.index((turn + 1) % STAGES), count=1, pred=more)
         scores, row_max = first_maxima(scores, next_place, query_turn + 1, scale, part, variant)
         variant.hold.wait(barriers, turn, variant)
         accumulator, row_max = warpgroup_mma_wait(0, deps=[accumulator, row_max])
         o = (accumulator * inverse).to(dtype)
         first = first_weights(scores, row_max, dtype, scale, variant)
-        release(barriers.value_free, turn, STAGES)
+        release(barriers.value_empty, turn, STAGES)
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         sent_place, sent_head, sent_batch = place, head, batch

@@ -1,10 +1,9 @@
-"""The kernel of the warps with roles: a producer warp fetches, and warp groups compute.
+"""The kernel of the warps with roles: a producer warp fetches, and warpgroups compute.
 
 How these compute is ``variant.consume``: a generation, each in a module of its own (``steps.hopper.producer``,
-``overlapped``, ``linked`` and ``ahead``). A block computes one tile of queries, or stays and computes one after the
-other, as its schedule says. If it stays, the producer fetches for the next tile of queries while the last is still
-computed.
-"""
+``overlapped``, ``epilogue_overlap`` and ``ahead``). A block computes one tile of queries, or stays and computes one
+after the other, as its schedule says. If it stays, the producer fetches for the next tile of queries while the last is
+still computed."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
         if variant.packed:
             end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key, and the parts wait for one tile
             following = take_number(last, work)  # which takes long, and is not needed before the keys are asked for
-        free = barriers.query_free.index(query_turn % variant.query_stages)
+        free = barriers.query_empty.index(query_turn % variant.query_stages)
         mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
         fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
         kv_head = head // variant.group_size

@@ -44,12 +44,12 @@ class Tiles(NamedTuple):
 class Barriers(NamedTuple):
     """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
 
-    query_ready: object
-    query_free: object
-    key_ready: object
-    key_free: object
-    value_ready: object
-    value_free: object
+    query_full: object
+    query_empty: object
+    key_full: object
+    key_empty: object
+    value_full: object
+    value_empty: object
     turns: object  # whose turn it is to issue products
     there: object  # in a pair, complete when the other block's place is free, too
     nobody: object  # where nobody arrives (``hold_by_nobody``)
@@ -208,20 +208,20 @@ class Free(Pieces):
 @gluon.jit
 def say_free(barriers, query_turn, variant: gl.constexpr):
     """This part needs the place of its queries no more."""
-    release(barriers.query_free, query_turn, variant.query_stages)
+    release(barriers.query_empty, query_turn, variant.query_stages)
 
 
 @gluon.jit
 def say_free_once_stored(barriers, query_turn, variant: gl.constexpr):
     """This part needs the place of its queries no more, once TMA has read the output from there."""
     tma.store_wait(0)
-    release(barriers.query_free, query_turn, variant.query_stages)
+    release(barriers.query_empty, query_turn, variant.query_stages)
 
 
 @gluon.jit
 def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
     """If this product was the last that reads this part's Q, say so: its place is free."""
-    mbarrier.arrive(barriers.query_free.index(query_turn % variant.query_stages), count=1, pred=last)
+    mbarrier.arrive(barriers.query_empty.index(query_turn % variant.query_stages), count=1, pred=last)
 
 
 @gluon.jit
@@ -305,7 +305,7 @@ def hold_by_values(barriers, turn, variant: gl.constexpr):
     ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing. The wait
     is a second one for a tile of values, which has long arrived.
     """
-    await_tile(barriers.value_ready, turn, variant.stages)
+    await_tile(barriers.value_full, turn, variant.stages)
 
 
 @gluon.jit
@@ -324,7 +324,7 @@ def hold_by_nobody(barriers, turn, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Schedule(Pieces):
-    """How a block that stays learns which tiles of queries are its own (``steps.core.order``).
+    """How a persistent block learns which tiles of queries are its own (``steps.core.order``).
 
     own(work, variant): the part [first, last) of the order that is this block's. number(work, n, variant): of the n-th
     tile in the order. take(n, last, turn, work, variant): for the producer, which tile comes behind the turn-th; hear:
@@ -535,7 +535,7 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.c
     """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
     PARTS: gl.constexpr = variant.parts
     query_stage = turn % variant.query_stages
-    ready = barriers.query_ready.index(query_stage)
+    ready = barriers.query_full.index(query_stage)
     QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
     mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(PARTS):
@@ -558,10 +558,10 @@ def fetch_in_turn(arrays, tiles, barriers, kv_head, batch, row, turn, variant: g
     """
     stage = turn % variant.stages
     used = turn // variant.stages & 1 ^ 1
-    mbarrier.wait(barriers.key_free.index(stage), used)
-    fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, row, stage, variant)
-    mbarrier.wait(barriers.value_free.index(stage), used)
-    fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, row, stage, variant)
+    mbarrier.wait(barriers.key_empty.index(stage), used)
+    fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage, variant)
+    mbarrier.wait(barriers.value_empty.index(stage), used)
+    fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, row, stage, variant)
 
 
 @gluon.jit
@@ -636,10 +636,10 @@ def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
     _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
     _, end = own_tiles_to_visit(place.row + part * variant.rows, place.seq_len_kv, block_end, variant)
     if end < block_end:
-        await_tile(barriers.key_ready, turn, variant.stages)
-        release(barriers.key_free, turn, variant.stages)
-        await_tile(barriers.value_ready, turn, variant.stages)
-        release(barriers.value_free, turn, variant.stages)
+        await_tile(barriers.key_full, turn, variant.stages)
+        release(barriers.key_empty, turn, variant.stages)
+        await_tile(barriers.value_full, turn, variant.stages)
+        release(barriers.value_empty, turn, variant.stages)
         turn += 1
     return turn
 
@@ -658,8 +658,8 @@ def pass_over_key(barriers, turn, query_turn, end, block_end, part: gl.constexpr
             variant.turns.take(barriers, turn - query_turn, part, variant)
             variant.turns.give(barriers, part, variant)
             turn += 1
-            await_tile(barriers.key_ready, turn, variant.stages)
-            release(barriers.key_free, turn, variant.stages)
+            await_tile(barriers.key_full, turn, variant.stages)
+            release(barriers.key_empty, turn, variant.stages)
     return turn
 
 
@@ -674,8 +674,8 @@ def pass_over_value(barriers, last_turn, turn, variant: gl.constexpr):
     """Pass over the values of a last tile that only later parts see."""
     if variant.most_over <= 1:  # noqa: SIM102
         if last_turn < turn:
-            await_tile(barriers.value_ready, turn, variant.stages)
-            release(barriers.value_free, turn, variant.stages)
+            await_tile(barriers.value_full, turn, variant.stages)
+            release(barriers.value_empty, turn, variant.stages)
 
 
 @gluon.jit
@@ -696,10 +696,10 @@ def pass_over_rest(barriers, place, turn, query_turn, part: gl.constexpr, varian
         variant.turns.take(barriers, turn - query_turn, part, variant)
         variant.turns.give(barriers, part, variant)
         turn += 1
-        await_tile(barriers.key_ready, turn, variant.stages)
-        release(barriers.key_free, turn, variant.stages)
-        await_tile(barriers.value_ready, turn, variant.stages)
-        release(barriers.value_free, turn, variant.stages)
+        await_tile(barriers.key_full, turn, variant.stages)
+        release(barriers.key_empty, turn, variant.stages)
+        await_tile(barriers.value_full, turn, variant.stages)
+        release(barriers.value_empty, turn, variant.stages)
     return turn
 
 

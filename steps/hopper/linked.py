@@ -1,4 +1,4 @@
-"""Blocks that stay, and whose next tile of queries begins before this one has ended.
+"""Persistent blocks, and whose next tile of queries begins before this one has ended.
 
 As ``steps.hopper.overlapped``, where shared memory holds the next queries beside these: the first QK product for them
 is issued behind the last PV product for these, and runs while the output is normalised and stored.
@@ -36,8 +36,8 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     n, last = variant.schedule.own(work, variant)
     n, task = first_task(n, work, variant)
     if not variant.packed or n < last:  # numbers may mean nothing, and then a block has nothing to do
-        await_tile(barriers.query_ready, 0, QUERY_STAGES)
-        await_tile(barriers.key_ready, 0, STAGES)
+        await_tile(barriers.query_full, 0, QUERY_STAGES)
+        await_tile(barriers.key_full, 0, STAGES)
     scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
     while n < last:
         place, head, batch = place_of(n, task, work, variant)
@@ -50,7 +50,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         variant.free.softmax(barriers, query_turn, variant)
         if variant.most_over > 1:
             accumulator = await_output(accumulator, 0, variant)
-            release(barriers.value_free, last_turn, STAGES)
+            release(barriers.value_empty, last_turn, STAGES)
             turn = pass_over_rest(barriers, place, turn, query_turn, part, variant)
         scores, accumulator = link(accumulator, tiles, barriers, turn, last_turn, query_turn, n < last, part, variant)
         variant.ends.pass_value(barriers, last_turn, turn, variant)

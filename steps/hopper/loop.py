@@ -51,7 +51,7 @@ def attend_overlapped(
 
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
-    release(barriers.key_free, turn, STAGES)
+    release(barriers.key_empty, turn, STAGES)
     variant.free.product(barriers, query_turn, end <= 1, variant)
     scores = cap(scores, scale, variant)
     scores = variant.walk.first(scores, 0, whole, end, row, place.seq_len_kv, variant)
@@ -64,6 +64,6 @@ def attend_overlapped(
     )
     last_turn = turn
     turn = variant.ends.pass_key(barriers, turn, query_turn, end, block_end, part, variant)
-    await_tile(barriers.value_ready, last_turn, STAGES)
+    await_tile(barriers.value_full, last_turn, STAGES)
     accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
     return accumulator, row_sum, turn, last_turn

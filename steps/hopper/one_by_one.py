@@ -34,8 +34,8 @@ from steps.hopper.softmax import by_row
 def fetch_both(arrays, tiles, barriers, place, j, stage, variant: gl.constexpr):
     """Ask for the j-th tile of keys and of values."""
     row = j * variant.tile.key
-    fetch(arrays.key, tiles.key, barriers.key_ready, place.kv_head, place.batch, row, stage, variant)
-    fetch(arrays.value, tiles.value, barriers.value_ready, place.kv_head, place.batch, row, stage, variant)
+    fetch(arrays.key, tiles.key, barriers.key_full, place.kv_head, place.batch, row, stage, variant)
+    fetch(arrays.value, tiles.value, barriers.value_full, place.kv_head, place.batch, row, stage, variant)
 
 
 @gluon.jit
@@ -55,7 +55,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, variant: gl.const
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- scores: QK product ---
-            await_tile(barriers.key_ready, turn, STAGES)
+            await_tile(barriers.key_full, turn, STAGES)
             scores = issue_scores(query, tiles.key, turn, variant)
             scores = warpgroup_mma_wait(0, deps=[scores])
             if masked:
@@ -68,7 +68,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, variant: gl.const
             weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
             # --- output: PV product ---
-            await_tile(barriers.value_ready, turn, STAGES)
+            await_tile(barriers.value_full, turn, STAGES)
             accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
             gl.barrier()  # all warps have read this tile: fetch a later one into its place
@@ -83,8 +83,8 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     STAGES: gl.constexpr = variant.stages
     arrays = Arrays(Q, K, V, Out)
     tiles = rooms(Q.dtype, variant)
-    query_ready, key_ready, value_ready = barrier_ring(1, 1), barrier_ring(STAGES, 1), barrier_ring(STAGES, 1)
-    barriers = Barriers(query_ready, None, key_ready, None, value_ready, None, None, None, None)
+    query_full, key_full, value_full = barrier_ring(1, 1), barrier_ring(STAGES, 1), barrier_ring(STAGES, 1)
+    barriers = Barriers(query_full, None, key_full, None, value_full, None, None, None, None)
     fence_async_shared()  # TMA sees the barriers
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
 
@@ -104,7 +104,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     while n < last:
         head, batch, i = position(n, work)
         place = Place(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)
-        await_tile(barriers.query_ready, 0, 1)
+        await_tile(barriers.query_full, 0, 1)
         query = part_of(tiles.query, 0, 0, variant)
         accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, variant)
 

@@ -1,4 +1,4 @@
-"""Warp groups that begin two products together: the softmax of a tile runs under the PV product before it.
+"""Warpgroups that begin two products together: the softmax of a tile runs under the PV product before it.
 
 The loop over the tiles of keys is in ``steps.hopper.loop``.
 """
@@ -37,10 +37,10 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
     while n < last:
         place, head, batch = place_of(n, task, work, variant)
         query = part_of(tiles.query, query_turn, part, variant)
-        await_tile(barriers.query_ready, query_turn, QUERY_STAGES)
+        await_tile(barriers.query_full, query_turn, QUERY_STAGES)
         query = variant.queries.take(query, variant)
         turn = variant.ends.pass_first(barriers, place, turn, part, variant)
-        await_tile(barriers.key_ready, turn, STAGES)
+        await_tile(barriers.key_full, turn, STAGES)
         scores = variant.queries.multiply(query, tiles.key, turn, variant)
         accumulator, row_sum, turn, last_turn = attend_overlapped(
             scores, query, tiles, barriers, seen(place, variant), turn, query_turn, scale, part, variant
@@ -49,11 +49,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         variant.free.softmax(barriers, query_turn, variant)
         if variant.most_over > 1:
             accumulator = await_output(accumulator, 0, variant)
-            release(barriers.value_free, last_turn, STAGES)
+            release(barriers.value_empty, last_turn, STAGES)
             turn = pass_over_rest(barriers, place, turn, query_turn, part, variant)
         else:
             accumulator = await_output(accumulator, 0, variant)
-            release(barriers.value_free, last_turn, STAGES)
+            release(barriers.value_empty, last_turn, STAGES)
         variant.ends.pass_value(barriers, last_turn, turn, variant)
         turn += 1
 

@@ -68,9 +68,9 @@ def fetch_as_pair(arrays, tiles, barriers, at, turn, variant: gl.constexpr):
     """The turn-th tiles of keys and values, for both CTAs. at: where they begin in their arrays."""
     second = gl.program_id(0) % 2
     fetch_or_free(
-        second == 0, arrays.key, at, tiles.key, barriers.key_ready, barriers.key_free, barriers.there, turn, variant
+        second == 0, arrays.key, at, tiles.key, barriers.key_full, barriers.key_empty, barriers.there, turn, variant
     )
     fetch_or_free(
-        second == 1, arrays.value, at, tiles.value, barriers.value_ready, barriers.value_free, barriers.there, turn,
+        second == 1, arrays.value, at, tiles.value, barriers.value_full, barriers.value_empty, barriers.there, turn,
         variant,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Warp groups that compute one product after the other, while a producer warp fetches (``steps.hopper.kernel``).
+"""Warpgroups that compute one product after the other, while a producer warp fetches (``steps.hopper.kernel``).
 
 Each group takes ``ROWS`` queries of its block, and runs for itself: it waits for a tile to be ready, and says when it
 is done with it.
@@ -41,12 +41,12 @@ def attend(query, tiles, barriers, place, turn, scale, part: gl.constexpr, varia
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- scores: QK product ---
-            await_tile(barriers.key_ready, turn, STAGES)
+            await_tile(barriers.key_full, turn, STAGES)
             variant.turns.take(barriers, turn, part, variant)
             scores = issue_scores(query, tiles.key, turn, variant)
             scores = warpgroup_mma_wait(0, deps=[scores])
             variant.turns.give(barriers, part, variant)
-            release(barriers.key_free, turn, STAGES)
+            release(barriers.key_empty, turn, STAGES)
             if masked:
                 scores = hide(scores, first_query, j * TILE_KEY, place.seq_len_kv, variant)
 
@@ -57,10 +57,10 @@ def attend(query, tiles, barriers, place, turn, scale, part: gl.constexpr, varia
             weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
             # --- output: PV product ---
-            await_tile(barriers.value_ready, turn, STAGES)
+            await_tile(barriers.value_full, turn, STAGES)
             accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            release(barriers.value_free, turn, STAGES)
+            release(barriers.value_empty, turn, STAGES)
             turn += 1
     return accumulator, with_maxima(row_sum, row_max, variant), turn
 
@@ -76,7 +76,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         head, batch, i = position(variant.schedule.number(work, n, variant), work)
         place = Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv)
         query = part_of(tiles.query, query_turn, part, variant)
-        await_tile(barriers.query_ready, query_turn, variant.query_stages)
+        await_tile(barriers.query_full, query_turn, variant.query_stages)
         accumulator, row_sum, turn = attend(query, tiles, barriers, place, turn, scale, part, variant)
         n = variant.schedule.hear(n, last, query_turn, work, variant)
 

@@ -152,13 +152,13 @@ def link(accumulator, tiles, barriers, turn, last_turn, query_turn, more, part: 
     # The first product for the next queries is issued behind the last for these, and runs while these are
     # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
     if more:
-        await_tile(barriers.query_ready, query_turn + 1, variant.query_stages)
-        await_tile(barriers.key_ready, turn + 1, STAGES)
+        await_tile(barriers.query_full, query_turn + 1, variant.query_stages)
+        await_tile(barriers.key_full, turn + 1, STAGES)
     following = part_of(tiles.query, query_turn + 1, part, variant)
     scores = issue_scores(following, tiles.key, turn + 1, variant)
     accumulator = await_output(accumulator, 1, variant)
     if variant.most_over <= 1:
-        release(barriers.value_free, last_turn, STAGES)
+        release(barriers.value_empty, last_turn, STAGES)
     return scores, accumulator
 
 

@@ -18,11 +18,11 @@ def issue_both(
 ):
     """Begin the QK product of tile ``turn + 1`` of keys and the PV product of tile ``turn`` of values."""
     STAGES: gl.constexpr = variant.stages
-    await_tile(barriers.key_ready, turn + 1, STAGES)
+    await_tile(barriers.key_full, turn + 1, STAGES)
     # A turn for all tiles but the first of every tile of queries.
     variant.turns.take(barriers, turn - query_turn, part, variant)
     scores = variant.queries.multiply(query, tiles.key, turn + 1, variant)
-    await_tile(barriers.value_ready, turn, STAGES)
+    await_tile(barriers.value_full, turn, STAGES)
     accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
     variant.turns.give(barriers, part, variant)
     return scores, accumulator
@@ -37,7 +37,7 @@ def softmax_under_product(scores, row_max, row_sum, accumulator, barriers, turn,
     weights, row_max, row_sum, correction, accumulator = variant.softmax(
         scores, row_max, row_sum, accumulator, barriers, turn, scale, variant
     )
-    release(barriers.value_free, turn, variant.stages)
+    release(barriers.value_empty, turn, variant.stages)
     accumulator = rescale(accumulator, correction, variant)
     return weights, row_max, row_sum, accumulator
 
@@ -63,7 +63,7 @@ def attend_to_rest(
         # --- issue: scores of this tile, output of the tile before ---
         scores, accumulator = issue_both(query, weights, accumulator, tiles, barriers, turn, query_turn, part, variant)
         scores = await_scores(scores, variant)
-        release(barriers.key_free, turn + 1, STAGES)
+        release(barriers.key_empty, turn + 1, STAGES)
         variant.free.product(barriers, query_turn, j == end - 1, variant)
 
         # --- online softmax, while the output is computed ---

@@ -34,24 +34,20 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 class HopperStep(TmaStep):
     """A fused kernel for sm_90 in Gluon, with these holes filled. Each piece is explained where it is defined.
 
-    generation: what the warp groups that compute do, which reads from top to bottom in a module of its own; or a kernel
-    without roles. ``linked`` and ``ahead`` need room in shared memory for the next queries. ``ahead`` takes lists of
-    tiles, blocks that fetch for themselves alone, and no mask but the causal one; elsewhere ``linked`` runs in its
-    place.
-    groups: warp groups that compute. registers: of a thread of these, where they are two. turns: in which order groups
-    issue QK products.
-    order: which block computes which tiles of queries (``steps.core.order``).
-    ends: where a part stops under a causal mask. walk: in which order a part that stops at its own end visits the tiles
-    of keys.
-    output_to: from where in shared memory the output leaves. queries: where Q is for its products; always in shared
-    memory where tiles are taken one by one and the next queries fit. free: when the place of Q is free.
-    softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a row.
-    pairs: two blocks on neighbouring SMs share what TMA brings of keys and values.
-    hold: whether the warps of a group meet, and what holds the order of instructions where they do not. Where tiles are
-    taken one by one, they meet.
-    in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``).
-    takes: of ``Problem.features`` what the kernel is asked to compute, too, where blocks stay and visit the tiles of
-    keys from the first; it is compiled in only where it is asked.
+    generation: what the warpgroups that compute do, which reads from top to bottom in a module of its own; or a kernel
+    without roles. ``epilogue_overlap`` and ``ahead`` need room in shared memory for the next queries. ``ahead`` takes
+    lists of tiles, blocks that fetch for themselves alone, and no mask but the causal one; elsewhere
+    ``epilogue_overlap`` runs in its place. groups: warpgroups that compute. registers: of a thread of these, where they
+    are two. turns: in which order groups issue QK products. order: which block computes which tiles of queries
+    (``steps.core.order``). ends: where a part stops under a causal mask. walk: in which order a part that stops at its
+    own end visits the tiles of keys. output_to: from where in shared memory the output leaves. queries: where Q is for
+    its products; always in shared memory where tiles are taken one by one and the next queries fit. free: when the
+    place of Q is free. softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a
+    row. pairs: two blocks on neighbouring SMs share what TMA brings of keys and values. hold: whether the warps of a
+    group meet, and what holds the order of instructions where they do not. Where tiles are taken one by one, they meet.
+    in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``). takes: of
+    ``Problem.features`` what the kernel is asked to compute, too, where blocks stay and visit the tiles of keys from
+    the first; it is compiled in only where it is asked.
 
     Raises ValueError for registers that setmaxnreg does not take, and for holes that do not go together.
     """
@@ -109,7 +105,7 @@ class HopperStep(TmaStep):
         return generation if generation is one_by_one.fmha else kernel.fmha
 
     def generation_for(self, problem: Problem) -> Callable:
-        """What runs for ``problem``: in place of ``ahead`` ``linked``, where that cannot."""
+        """What runs for ``problem``: in place of ``ahead`` ``epilogue_overlap``, where that cannot."""
         step = self.for_problem(problem)
         as_they_are = not (problem.window or problem.softcap or step.in_pieces)
         alone = not (step.order_for(problem).taken or step.pairs)
@@ -123,9 +119,9 @@ class HopperStep(TmaStep):
         problem = step.in_tiles(problem)
         neighbours = PAIR if step.pairs else 1
         tile = Tile(neighbours * step.groups * ROWS, launched(problem).key)
-        own_end = step.ends.own and problem.causal
-        downwards = own_end and step.walk is scores.DOWNWARDS
-        ends = (lib.OWN_BEGINNING if downwards else step.ends) if own_end else lib.BLOCKS_END
+        warpgroup_causal_bound = step.ends.own and problem.causal
+        downwards = warpgroup_causal_bound and step.walk is scores.DOWNWARDS
+        ends = (lib.OWN_BEGINNING if downwards else step.ends) if warpgroup_causal_bound else lib.BLOCKS_END
         return Variant(
             tile=tile,
             head_dim=problem.head_dim,

@@ -1,11 +1,11 @@
 """Step 201: a warp that does nothing but fetch.
 
 In step wgmma all eight warps must have read a tile before one of them may ask for the next into its place, and so they
-wait for one another every turn. Here a warp of its own asks for tiles, and each of the two warp groups takes 64 queries
+wait for one another every turn. Here a warp of its own asks for tiles, and each of the two warpgroups takes 64 queries
 and runs for itself: it waits for a tile to be ready, and says when it is done with it. Nobody waits for the other
 group, so one's softmax can run while the other multiplies.
 
-``registers``, inside this step: registers go to those who compute.
+``register_reallocation``, inside this step: registers go to those who compute.
 
 A block starts with the same number of registers for every thread. ``setmaxnreg`` moves them afterwards: the producer's
 warps keep 24 a thread, the others get 240. What needs more than an even share, such as the output of 64 rows of 256
@@ -20,13 +20,13 @@ STEP = step200_wgmma.STEP.evolve(
     number=201,
     name="producer",
     title="Producer and consumers",
-    change="A producer warp fetches the tiles; two warp groups of 64 queries each compute, independent of each other.",
+    change="A producer warp fetches the tiles; two warpgroups of 64 queries each compute, independent of each other.",
     generation=producer.consume,
 )
 
-REGISTERS = STEP.evolve(
-    name="registers",
-    title="Register budgets",
+REGISTER_REALLOCATION = STEP.evolve(
+    name="register_reallocation",
+    title="Register reallocation",
     change="The producer gives registers up, and a thread that computes may have 240 in place of 168.",
     inside="producer",
     default_problem=standard(head_dim=256),
@@ -35,13 +35,13 @@ REGISTERS = STEP.evolve(
 
 # FlashAttention-3's ping-pong (Shah et al. 2024, section 3.1) is another: a turn there is the PV product of a tile and
 # the QK product of the next, it is given on once both are begun, and a group's own softmax runs under its own product.
-PING_PONG = REGISTERS.evolve(
+PING_PONG = REGISTER_REALLOCATION.evolve(
     name="ping_pong",
     title="Ping-pong",
-    change="The two warp groups issue their QK products in turn, one after the other.",
+    change="The two warpgroups issue their QK products in turn, one after the other.",
     inside="producer",
     default_problem=FULL,
     turns=IN_TURN,
 )
 
-INSIDE = (REGISTERS, PING_PONG)
+INSIDE = (REGISTER_REALLOCATION, PING_PONG)

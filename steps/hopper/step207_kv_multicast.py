@@ -1,4 +1,4 @@
-"""Step 207: two blocks on neighbouring SMs share what TMA brings of keys and values.
+"""Step 207: TMA multicast. Two blocks on neighboring SMs share what TMA brings of keys and values.
 
 Every block fetches all keys that its queries see, and all values. For 128 queries that is a byte for every 128
 operations, and the way from L2 into shared memory takes energy, of which the power limit allows only so much a second:
@@ -10,55 +10,55 @@ The price: a place is free only when both blocks have used it, so the two cannot
 Under a causal mask one of two tiles of queries sees a tile of keys more than the other. The blocks have the longer one
 in turn.
 
-``pieces``, inside this step: a head_dim between powers of two is multiplied in two pieces.
+``split_head_dim``, inside this step: a head_dim between powers of two is multiplied in two pieces.
 
 The sizes of tensors in Gluon are powers of two, and so are those of cuTile's tiles. A head of 192 columns comes to
 shared memory as one of 256, whose last 64 are zeros, and every kernel so far multiplies these zeros. Here a product
 takes two pieces of the tile, of 128 and 64 columns. The scores are the sum of both products. The output has two
 accumulators, and fewer registers hold it. What TMA brings, and where it lies, stays as it was.
 
-``even_end``, inside this step: blocks end together also where the last tiles of queries are long.
+``balanced_tail``, inside this step: blocks end together also where the last tiles of queries are long.
 
 Heads are dealt in sections whose keys and values fit into a part of L2, the longest tiles of a section first. So the
 last section's longest tiles begin late. Beyond head_dim 128 a section has few heads, and its tiles keep the blocks busy
 for a shorter time than its longest tile takes: most blocks are done while a few still work on long tiles. Here the last
 section has as many heads as it takes to keep all blocks busy for that long. Their keys and values may need more of L2
-than a section should. Where blocks end together anyway, the lists are those of step pieces.
+than a section should. Where blocks end together anyway, the lists are those of step split_head_dim.
 """
 
 import dataclasses
 
 from steps.core.order import DEALT
 from steps.core.problems import FULL
-from steps.hopper import step206_at_maxima
+from steps.hopper import step206_pv_wait_after_max
 from tutorial_lib.problem import Problem
 
-STEP = step206_at_maxima.STEP.evolve(
+STEP = step206_pv_wait_after_max.STEP.evolve(
     number=207,
     name="kv_multicast",
-    title="One copy for two SMs",
+    title="TMA multicast of K and V",
     change="Blocks come in clusters of two, and one copy by TMA brings a tile of keys or values to both.",
     fork=True,
     default_problem=FULL,
     pairs=True,
 )
 
-PIECES = STEP.evolve(
-    name="pieces",
-    title="Two pieces of a head",
+SPLIT_HEAD_DIM = STEP.evolve(
+    name="split_head_dim",
+    title="Two pieces of head_dim",
     change="Products take the columns of a head_dim between powers of two in two pieces, without those that are zeros.",
     inside="kv_multicast",
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=192, causal=True),
     in_pieces=True,
 )
 
-EVEN_END = PIECES.evolve(
-    name="even_end",
-    title="All end together",
+BALANCED_TAIL = SPLIT_HEAD_DIM.evolve(
+    name="balanced_tail",
+    title="A balanced tail",
     change="The last section of heads is larger where its long tiles would else begin too late: beyond head_dim 128.",
     inside="kv_multicast",
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
-    order=dataclasses.replace(DEALT, even_end=True),
+    order=dataclasses.replace(DEALT, balanced_tail=True),
 )
 
-INSIDE = (PIECES, EVEN_END)
+INSIDE = (SPLIT_HEAD_DIM, BALANCED_TAIL)

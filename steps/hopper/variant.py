@@ -17,8 +17,8 @@ from steps.hopper.softmax import DOWNWARDS, Sums, Walk
 from tutorial_lib.problem import BYTES_PER_ELEMENT
 
 LEAST_PIECE = 16  # columns: wgmma's K
-ROWS = 64  # of queries that a warp group multiplies at a time: wgmma's M
-GROUP_WARPS = 4  # of a warp group
+ROWS = 64  # of queries that a warpgroup multiplies at a time: wgmma's M
+GROUP_WARPS = 4  # of a warpgroup
 PRODUCER_REGISTERS = 24  # the least that setmaxnreg can leave
 MOST_REGISTERS = 240  # with which two groups of 128 threads and the producer's four warps still share 65536
 THREE_GROUPS_REGISTERS = 160  # with which three do
@@ -37,7 +37,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    groups: int  # warp groups that compute, of ROWS queries each
+    groups: int  # warpgroups that compute, of ROWS queries each
     parts: int  # into which the queries of a block fall: each has its warps, which run for themselves
     stages: int
     query_stages: int  # tiles of queries that shared memory holds
@@ -65,7 +65,7 @@ class Variant:
         if self.walk is DOWNWARDS and self.neighbours > 1:
             raise ValueError("blocks in pairs visit the tiles of keys from the first")
         if self.packed and not (self.schedule.tells and self.neighbours == 1 and not self.in_pieces):
-            raise ValueError("packed sequences take blocks that stay, each for itself, and head_dim in one piece")
+            raise ValueError("packed sequences take persistent blocks, each for itself, and head_dim in one piece")
 
     @property
     def cache_key(self) -> str:

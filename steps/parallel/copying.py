@@ -43,7 +43,7 @@ class Place:
     filled: int  # address of this rank's number, which the rank before writes
     free: int  # address of this rank's number, which the rank after writes
     their_filled: int
-    their_free: int  # of the rank before
+    their_empty: int  # of the rank before
     kept: object  # what all of this is in, the other ranks' too
     used: int = 0
     reader: torch.cuda.Stream | None = None
@@ -148,7 +148,7 @@ class CopyEngines(Ranks):
         self.sent += sum(map(size_of, tensors))
         place.used += 1
         with torch.cuda.stream(stream):
-            write(stream, place.their_free, place.used)
+            write(stream, place.their_empty, place.used)
             await_number(stream, place.free, place.used)
             for there, x in zip(place.theirs, tensors):
                 there.copy_(x, non_blocking=True)

@@ -76,7 +76,7 @@ def computing(name: str, problem: Problem, ranks: int, own: int, owner: int, rat
 
 
 def turns(name: str, problem: Problem, ranks: int, rate: float, link: Link) -> list[Turn]:
-    """When every rank of a ring computes, turn by turn. name: "ring", "two_buffers" or "zigzag".
+    """When every rank of a ring computes, turn by turn. name: "ring", "double_buffering" or "zigzag".
 
     A part is on its way when both its sender and its receiver have begun the turn. A rank begins the next turn when it
     has computed this one, and the next part is there.

@@ -12,11 +12,11 @@ section 3.3.2) take.
 The blocks of scores are those of the forward pass, so that the work is as even as there.
 """
 
-from steps.parallel import step802_two_buffers
+from steps.parallel import step802_double_buffering
 from steps.parallel.ring import Ring, RingGradients
 from steps.parallel.shares import ZIGZAG
 
-STEP = step802_two_buffers.STEP.evolve(
+STEP = step802_double_buffering.STEP.evolve(
     number=803,
     name="zigzag",
     title="An early and a late piece",
@@ -25,7 +25,7 @@ STEP = step802_two_buffers.STEP.evolve(
     function=Ring(ZIGZAG, ahead=True),
 )
 
-ZIGZAG_GRADIENTS = step802_two_buffers.TWO_BUFFERS_GRADIENTS.evolve(
+ZIGZAG_GRADIENTS = step802_double_buffering.DOUBLE_BUFFERING_GRADIENTS.evolve(
     name="zigzag_gradients",
     title="Gradients of an early and a late piece",
     change="Every rank holds an early and a late piece, as in the forward pass.",

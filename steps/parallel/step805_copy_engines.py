@@ -8,8 +8,8 @@ one host that reach each other's memory.
 ``copy_engines_gradients``, inside this step: the gradients of step copy_engines: copy engines send the parts, and the
 sums of their gradients.
 
-``tiles_taken``, inside this step: the kernel's blocks take their tiles one by one, so that one that begins late delays
-nobody.
+``parallel_dynamic_scheduler``, inside this step: the kernel's blocks take their tiles one by one, so that one that
+begins late delays nobody.
 
 The kernel of step copy_engines has dealt its tiles of queries to all SMs before it starts. The deal assumes that all
 SMs begin at once and are equally fast. A kernel over several GPUs begins while others still run on some SMs, and
@@ -37,12 +37,12 @@ COPY_ENGINES_GRADIENTS = step803_zigzag.ZIGZAG_GRADIENTS.evolve(
     ranks=CopyEngines,
 )
 
-TILES_TAKEN = STEP.evolve(
-    name="tiles_taken",
-    title="Tiles are taken, not dealt",
+PARALLEL_DYNAMIC_SCHEDULER = STEP.evolve(
+    name="parallel_dynamic_scheduler",
+    title="Dynamic scheduler on every rank",
     change="The kernel's blocks take the next tile of queries when they are ready for one; before, each had a list.",
     inside="copy_engines",
     taking=True,
 )
 
-INSIDE = (COPY_ENGINES_GRADIENTS, TILES_TAKEN)
+INSIDE = (COPY_ENGINES_GRADIENTS, PARALLEL_DYNAMIC_SCHEDULER)

@@ -52,7 +52,7 @@ def list_parts(console) -> None:
 
 
 def _lines(begin: str, labels: Sequence[str], room: int) -> list[str]:
-    """The labels in lines of up to ``room`` characters, none of them broken."""
+    """The labels in lines of up to ``split_epilogue`` characters, none of them broken."""
     lines = [begin]
     for n, label in enumerate(labels):
         word = label + (", " if n + 1 < len(labels) else "")

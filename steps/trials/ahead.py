@@ -16,7 +16,7 @@ MASK = """
 
 
 def functions(problem: Problem) -> dict[str, str]:
-    """Of step stay, written out for whole tiles of keys: other parameters are left under a causal mask."""
+    """Of step persistent, written out for whole tiles of keys: other parameters are left under a causal mask."""
     causal = problem.causal
     attend = f"""
 def attend(i, head, batch, Q, K, V, Out, scale):
@@ -44,7 +44,7 @@ class Ahead(Trial):
 TRIAL = Ahead(
     name="ahead",
     question="Would cuTile's kernel be faster with the QK product of the next tile before the softmax of this one?",
-    base="stay",
+    base="persistent",
     values=("off", "on"),
     problems=(FULL, HEADLINE),
 )

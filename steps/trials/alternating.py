@@ -1,4 +1,4 @@
-"""Trial: in cuTile, blocks that stay walk over K and V forwards and backwards in turn.
+"""Trial: in cuTile, persistent blocks walk over K and V forwards and backwards in turn.
 
 What was read last is then still in the L2 cache when the walk turns. Without a mask, and where the last tile is full.
 """
@@ -45,7 +45,7 @@ class Alternating(Trial):
 TRIAL = Alternating(
     name="alternating",
     question="Would it help the L2 cache to walk over K and V forwards and backwards in turn?",
-    base="stay",
+    base="persistent",
     values=("off", "on"),
     problems=(FULL,),
 )

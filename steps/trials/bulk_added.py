@@ -39,7 +39,7 @@ class InBulk(Trial):
 TRIAL = InBulk(
     name="bulk_added",
     question="Is dQ added faster by TMA, a tile at a time?",
-    base="atomics",
+    base="ordered_atomics",
     values=("atomics", "relaxed", f"relaxed{IN_BULK}", "folded", f"folded{IN_BULK}"),
     problems=(HEADLINE, FULL),
 )

@@ -19,16 +19,16 @@ FETCH_SELDOM = """
 def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, turn):
     stage = turn % STAGES
     used = turn // STAGES & 1 ^ 1
-    mbarrier.wait(barriers.key_free.index(stage), used)
+    mbarrier.wait(barriers.key_empty.index(stage), used)
     if turn // STAGES % {every} == 0:
-        fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, row, stage)
+        fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage)
     else:
-        mbarrier.arrive(barriers.key_ready.index(stage), count=1)
-    mbarrier.wait(barriers.value_free.index(stage), used)
+        mbarrier.arrive(barriers.key_full.index(stage), count=1)
+    mbarrier.wait(barriers.value_empty.index(stage), used)
     if turn // STAGES % {every} == 0:
-        fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, row, stage)
+        fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, row, stage)
     else:
-        mbarrier.arrive(barriers.value_ready.index(stage), count=1)
+        mbarrier.arrive(barriers.value_full.index(stage), count=1)
 """
 
 
@@ -46,8 +46,8 @@ class FetchedSeldom(Trial):
 
 TRIAL = FetchedSeldom(
     name="fetched_seldom",
-    question="How fast would step at_maxima be, and with how much less energy, if it fetched fewer keys and values?",
-    base="at_maxima",
+    question="How fast would step pv_wait_after_max be, and how much energy would it save, if it fetched fewer keys?",
+    base="pv_wait_after_max",
     values=(100, 50, 25),
     problems=(standard(head_dim=64), HEADLINE, FULL, standard(16384)),
     axis="tiles of keys and values that are fetched, %",

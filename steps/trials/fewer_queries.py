@@ -1,4 +1,4 @@
-"""Trial: at head_dim 64 warp groups that are apart take tiles of 64 queries, and not of 128.
+"""Trial: at head_dim 64 warpgroups that are apart take tiles of 64 queries, and not of 128.
 
 A tile of 128 queries takes all registers that a thread can have. Under a mask the compiler spills some, and with 64
 queries fewer or none. But the loop takes twice as many turns then, each with its barriers, and the two parts share dQ
@@ -44,7 +44,7 @@ class FewerQueries(Trial):
 TRIAL = FewerQueries(
     name="fewer_queries",
     question="Would a tile of 64 queries, which needs fewer registers, be faster at head_dim 64?",
-    base="groups_apart",
-    values=("groups_apart", f"groups_apart{BEHIND}", "newest_first", f"newest_first{BEHIND}"),
+    base="decoupled_warpgroups",
+    values=("decoupled_warpgroups", f"decoupled_warpgroups{BEHIND}", "newest_first", f"newest_first{BEHIND}"),
     problems=(standard(head_dim=64, causal=True), standard(head_dim=64)),
 )

@@ -1,9 +1,8 @@
 """Trial: the queries stay in registers, so that the QK product reads one factor from shared memory, and not two.
 
-In step at_maxima a warp group's product of 64 queries with a tile of 128 keys reads both from shared memory, in every
-turn of the loop. The queries are the same in every turn. Held in registers they cost a thread 32 of them at head_dim
-128, and save a third of what the QK product reads from shared memory.
-"""
+In step pv_wait_after_max a warpgroup's product of 64 queries with a tile of 128 keys reads both from shared memory, in
+every turn of the loop. The queries are the same in every turn. Held in registers they cost a thread 32 of them at
+head_dim 128, and save a third of what the QK product reads from shared memory."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class HeldQuery(Trial):
 TRIAL = HeldQuery(
     name="held_query",
     question="Would it be faster, or take less energy, to keep the queries in registers?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE),
 )

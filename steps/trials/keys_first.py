@@ -1,8 +1,7 @@
 """Trial: the producer asks for the next keys before it waits for the place of these values.
 
-The stamps of step at_maxima (``python -m steps.trace``) show each consumer wait for keys in every turn, while the
-producer waits for a place of values, which consumers free last. The place of the next keys is free long before.
-"""
+The stamps of step pv_wait_after_max (``python -m steps.trace``) show each consumer wait for keys in every turn, while
+the producer waits for a place of values, which consumers free last. The place of the next keys is free long before."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ FETCH_KEYS = """
 def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn):
     # As soon as their place is free; key: the first of them.
     stage = turn % STAGES
-    mbarrier.wait(barriers.key_free.index(stage), turn // STAGES & 1 ^ 1)
-    fetch(arrays.key, tiles.key, barriers.key_ready, kv_head, batch, key, stage)
+    mbarrier.wait(barriers.key_empty.index(stage), turn // STAGES & 1 ^ 1)
+    fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
 """
 FETCH_ALL = """
 def fetch_all(arrays, tiles, barriers, kv_head, batch, end, turn):
@@ -30,8 +29,8 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, end, turn):
         if j + 1 < end:
             # The next keys do not wait behind the place of these values, which is free only much later.
             fetch_keys(arrays, tiles, barriers, kv_head, batch, key + TILE_KEY, turn + 1)
-        mbarrier.wait(barriers.value_free.index(stage), used)
-        fetch(arrays.value, tiles.value, barriers.value_ready, kv_head, batch, key, stage)
+        mbarrier.wait(barriers.value_empty.index(stage), used)
+        fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
         turn += 1
     return turn
 """
@@ -49,7 +48,7 @@ class KeysFirst(Trial):
 TRIAL = KeysFirst(
     name="keys_first",
     question="Would it be faster to ask for the next keys before waiting for the place of these values?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE, standard(head_dim=256)),
 )

@@ -24,7 +24,7 @@ class LateWait(Trial):
 TRIAL = LateWait(
     name="late_wait",
     question="Would it be faster to keep the wait for the PV product behind the softmax in the machine code, too?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE, standard(head_dim=256)),
 )

@@ -42,7 +42,7 @@ class Lazy(Trial):
 TRIAL = Lazy(
     name="lazy",
     question="Would it be faster to rescale the output only when some maximum grew by more than a threshold?",
-    base="lean_sum",
+    base="hopper_deferred_sum",
     values=(0, 2, 4, 8),
     problems=(standard(head_dim=64), FULL, HEADLINE),
     axis="threshold, powers of two (0: always rescaled)",

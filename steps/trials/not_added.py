@@ -36,8 +36,10 @@ class NotAdded(Trial):
 TRIAL = NotAdded(
     name="not_added",
     question="How fast would the backward kernels be if adding dQ took no time?",
-    base="groups_apart",
-    values=tuple(f"{no}{name}" for name in ("under_way", "fours", "reduction", "groups_apart") for no in ("", "no ")),
+    base="decoupled_warpgroups",
+    values=tuple(
+        f"{no}{name}" for name in ("under_way", "fours", "reduction", "decoupled_warpgroups") for no in ("", "no ")
+    ),
     problems=(HEADLINE, FULL),
     right=False,
 )

@@ -14,7 +14,7 @@ from steps.core.grids import MASKS
 from steps.core.problems import standard
 from steps.trials.trial import Trial
 
-STEPS = {"off": "at_maxima", "on": "kv_multicast"}
+STEPS = {"off": "pv_wait_after_max", "on": "kv_multicast"}
 LENGTHS, HEAD_DIMS = (4096, 16384), (64, 128, 256)
 NOT_MEASURED = standard(16384, 256)
 
@@ -30,7 +30,7 @@ class Pairs(Trial):
 TRIAL = Pairs(
     name="pairs",
     question="Where is it faster that blocks come in pairs, and TMA brings keys and values to both at once?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=tuple(STEPS),
     problems=tuple(
         problem

@@ -89,7 +89,7 @@ def weigh(scores, row_max, scale):
 TRIAL = Polynomial(
     name="polynomial",
     question="Would some of the exponentials be faster as a polynomial on the multiply-add units?",
-    base="lean_sum",
+    base="hopper_deferred_sum",
     values=tuple(12.5 * share for share in range(7)),
     problems=(standard(head_dim=64), FULL),
     axis="exponentials computed as a polynomial, %",

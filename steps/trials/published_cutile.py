@@ -1,9 +1,9 @@
 """Trial: some exponentials as a polynomial in cuTile, whose tiles have no registers to choose from.
 
-In Gluon a kernel may say which of a thread's exponentials are a polynomial (trials ``polynomial``, ``published``). In
-cuTile it can only say of which columns: the weights of a tile come in pieces, as in step halves, and those of the last
-piece are a polynomial. The compiler makes the multiply-adds and the additions to the exponent out of tile operations.
-"""
+In Gluon a kernel may say which of a thread's exponentials are a polynomial (trials ``exp2_emulation``, ``published``).
+In cuTile it can only say of which columns: the weights of a tile come in pieces, as in step intra_tile_overlap, and
+those of the last piece are a polynomial. The compiler makes the multiply-adds and the additions to the exponent out of
+tile operations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exp2_by_polynomial(x):
 
 
 def softmax_in_pieces(scores, row_max, scale, pieces):
-    """As that of step halves, in so many pieces of the keys, of which the last is computed by a polynomial."""
+    """As that of step intra_tile_overlap, in so many pieces of the keys. A polynomial computes the last one."""
     scale = scale * INVERSE_LN2
     new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
     size = (scores.shape[0], scores.shape[1] // pieces)
@@ -72,7 +72,7 @@ class Pieces(Trial):
 TRIAL = Pieces(
     name="published_cutile",
     question="Does a polynomial for some exponentials help in cuTile?",
-    base="halves",
+    base="intra_tile_overlap",
     values=(0, 25, 50),
     problems=tuple(
         standard(4096, head_dim, causal, dtype) for head_dim, causal, dtype in product(HEAD_DIMS, MASKS, DTYPES)

@@ -30,7 +30,7 @@ def scale_in_place(query, scale):
 
 '''
 FIRST = "    scores = issue_scores(part_of(tiles.query, 0, part), tiles.key, 0)\n"
-NEXT = "            await_tile(barriers.query_ready, query_turn + 1, QUERY_STAGES)\n"
+NEXT = "            await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)\n"
 EDITS = (
     (CONSUMER, SCALE + CONSUMER),
     (FIRST, "    scale_in_place(part_of(tiles.query, 0, part), scale)\n" + FIRST),
@@ -52,7 +52,7 @@ class ScaledQuery(Trial):
 TRIAL = ScaledQuery(
     name="scaled_query",
     question="Would it be faster to multiply Q by the scale once, instead of every score?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE),
 )

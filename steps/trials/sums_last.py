@@ -1,6 +1,6 @@
 """Trial: what the row sums after the loop are worth where the wait for the PV product is held behind the maxima.
 
-Alone they bring nothing (``lean_sum``, inside step room), and step at_maxima has them.
+Alone they bring nothing (``hopper_deferred_sum``, inside step split_epilogue), and step pv_wait_after_max has them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SumsLast(Trial):
 TRIAL = SumsLast(
     name="sums_last",
     question="Are row sums after the loop worth something where the wait for the PV product is held behind the maxima?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE),
 )

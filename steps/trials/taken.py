@@ -1,11 +1,11 @@
-"""Trial: blocks that stay take the next tile of queries from a counter, and no list is dealt to them.
+"""Trial: persistent blocks take the next tile of queries from a counter, and no list is dealt to them.
 
 The deal stands on an estimate: a tile of queries costs as many turns as it has tiles of keys, and one more. It cannot
 know that one SM is slower than another, or is still busy with the kernel before. What is taken needs no estimate, and
 costs an addition in global memory for every tile of queries (``steps.hopper.lib.take_next``).
 
 Found on an H100: under a causal mask it is slower, most on a short sequence; without a mask it gains less than what
-counts as noise. Chapter 603_lasting_blocks shows the record.
+counts as noise. Chapter 603_blackwell_persistent shows the record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Taken(Trial):
 TRIAL = Taken(
     name="taken",
     question="Would it be faster if blocks took the next tile when they are ready, instead of a list dealt before?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=("off", "on"),
     problems=(HEADLINE, FULL, standard(head_dim=64, causal=True), standard(1024, causal=True), standard(head_dim=256)),
 )

@@ -1,6 +1,6 @@
 """Trial: a warp rescales its output only where one of its rows needs it, as its lanes decide by a vote.
 
-Trial lazy asked all warps of a warp group together: its condition goes through shared memory, with a barrier, in every
+Trial lazy asked all warps of a warpgroup together: its condition goes through shared memory, with a barrier, in every
 turn of the loop. Here every row keeps its maximum until some score exceeds it by a threshold, in powers of two, and
 ``vote.sync`` tells a warp whether one of its 16 rows has a factor that is not 1 (PTX ISA, "vote.sync"). It needs no
 memory, and no warp waits for another. Gluon has no name for it: the branch and the multiplications are PTX.
@@ -73,7 +73,7 @@ def rescale(accumulator, factor):
 TRIAL = WarpVote(
     name="warp_vote",
     question="Would it be faster if each warp decided by a vote whether its output must be rescaled?",
-    base="at_maxima",
+    base="pv_wait_after_max",
     values=(0, 4, 8),
     problems=(standard(head_dim=64), FULL, HEADLINE),
     axis="threshold, powers of two (0: always rescaled)",

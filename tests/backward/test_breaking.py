@@ -16,48 +16,48 @@ FREE_SAYS_SO = (
 WRITTEN_SAYS_SO = "the wait until global memory is written stands before, and waits for more"
 ONE_CLOCK = "in the simulator all warps of a role have one clock; on a GPU they meet, as one thread counts for all"
 STORES = "tma.store_wait(0)"
-OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_free.index(stage), used)"
-OF_D_SCORES = "mbarrier.wait(barriers.d_scores_ready.index(before & 1), turn - 1 >> 1 & 1)"
-TAKEN = "mbarrier.wait(barriers.sums_free.index(part), turn & 1 ^ 1)"
+OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_empty.index(stage), used)"
+OF_D_SCORES = "mbarrier.wait(barriers.d_scores_full.index(before & 1), turn - 1 >> 1 & 1)"
+TAKEN = "mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)"
 NOT_SO_LATE = "in the simulator no warp that passes tiles on is as late as two tiles; on a GPU one may be"
 TURN = "mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)"
 ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
 # What is not missed, and why: step and head_dim -> (way, statement) -> reason.
 HARMLESS = {
-    ("under_way", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
-    ("groups_apart", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
-    ("groups_apart", 256): {},
-    ("alternate", 128): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO} | ITS_TURN,
-    ("in_turn", 64): OF_ALL
+    ("async_products", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
+    ("decoupled_warpgroups", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
+    ("decoupled_warpgroups", 256): {},
+    ("backward_ping_pong", 128): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO} | ITS_TURN,
+    ("deterministic", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
         (WITHOUT, "gl.barrier()"): AGAIN,  # warps meet for the wait in front of it
         (WITHOUT, STORES): WRITTEN_SAYS_SO,
         (ONE_MORE, STORES): WRITTEN_SAYS_SO,
     },
-    ("adder", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
-    ("two_adders", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
-    ("two_adders", 256): {(WITHOUT, "gl.barrier()"): ONE_CLOCK, (WITHOUT, TAKEN): NOT_SO_LATE},
-    ("spare_warps", 64): OF_ALL
+    ("dq_writer_warp", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
+    ("two_dq_writers", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
+    ("two_dq_writers", 256): {(WITHOUT, "gl.barrier()"): ONE_CLOCK, (WITHOUT, TAKEN): NOT_SO_LATE},
+    ("fused_pre_post", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
         (WITHOUT, "gl.barrier()"): ONE_CLOCK,
     },
-    ("heads_apart", 64): OF_ALL
+    ("cta_per_query_head", 64): OF_ALL
     | {
         (WITHOUT, OF_D_SCORES): FREE_SAYS_SO,
         (WITHOUT, "gl.barrier()"): ONE_CLOCK,
         (WITHOUT, STORES): WRITTEN_SAYS_SO,
         (ONE_MORE, STORES): WRITTEN_SAYS_SO,
     },
-    ("freed_together", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
-    ("keys_kept", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
-    ("from_row_sums", 128): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
-    ("added_later", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
-    ("zeros_ahead", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
+    ("joint_release", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
+    ("k_registers", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
+    ("delta_accumulator", 128): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
+    ("deferred_reduce_add", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
+    ("tma_zero_fill", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO, (WITHOUT, "gl.barrier()"): ONE_CLOCK},
 }
-HEADS = {"spare_warps": (5, 5), "heads_apart": (6, 2), "zeros_ahead": (5, 5)}
+HEADS = {"fused_pre_post": (5, 5), "cta_per_query_head": (6, 2), "tma_zero_fill": (5, 5)}
 
 
 ENDS = [{head_dim: name for name, head_dim in each} for each in (HARMLESS, reversed(HARMLESS))]  # first and last
@@ -66,9 +66,9 @@ ENDS = [{head_dim: name for name, head_dim in each} for each in (HARMLESS, rever
 @sampled(core=lambda name, head_dim: any(ends[head_dim] == name for ends in ENDS))
 @pytest.mark.parametrize(("name", "head_dim"), HARMLESS, ids=lambda x: str(x))
 def test_every_synchronisation_is_missed(name, head_dim, monkeypatch, pytestconfig):
-    (zeros_alone if name == "zeros_ahead" else few_at_once)(monkeypatch)
+    (zeros_alone if name == "tma_zero_fill" else few_at_once)(monkeypatch)
     heads, kv_heads = HEADS.get(name, (2, 1))
-    masked = name != "added_later"
+    masked = name != "deferred_reduce_add"
     # Several turns, and a single one; where there is a mask the second has a block that no query sees.
     lengths = ((450, 130), (130, 130)) if heads == 2 else ((300, 130), (150, 300))
     fields = {"batch": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": masked}

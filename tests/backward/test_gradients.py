@@ -74,8 +74,8 @@ def test_what_is_left_of_many_sums_that_cancel_is_allowed():
     exact = BACKWARD.reference(shape, inputs)
     allowed = BACKWARD.yardstick(shape, inputs, exact)
     assert not exact[0].any() and not exact[1].any()
-    assert BACKWARD.check(get_step("folded"), shape, inputs, exact, allowed).correct
-    dq, dk, dv = get_step("folded").gradients(*inputs)
+    assert BACKWARD.check(get_step("folded_lse"), shape, inputs, exact, allowed).correct
+    dq, dk, dv = get_step("folded_lse").gradients(*inputs)
     wrong = type("Wrong", (), {"gradients": lambda *_, out, **__: [a.copy_(b) for a, b in zip(out, (dq, dk + 1, dv))]})
     assert not BACKWARD.check(wrong(), shape, inputs, exact, allowed).correct
 
@@ -92,7 +92,7 @@ def test_a_reference_in_pieces_is_the_same(monkeypatch):
 @pytest.mark.parametrize("left_out", ["a row of dq", "a tile of dk", "the scale", "the mask", "D"])
 def test_what_is_wrong_is_found(left_out):
     """The rule of correctness catches what a kernel might forget."""
-    step, shape = get_step("folded"), problem(seq_len_q=130, seq_len_kv=130)
+    step, shape = get_step("folded_lse"), problem(seq_len_q=130, seq_len_kv=130)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)
     allowed = BACKWARD.yardstick(shape, inputs, exact)
@@ -213,7 +213,11 @@ def test_a_step_compiles(step, arch):
     tile = rule.choice.tile
     tiles = 4 * 32 * (4096 // tile.query) * (4096 // tile.key)
     assert compiled.kv_tiles == (tiles if step.adds else None)
-    kinds = {"atomics": {"ATOMG.E.ADD.F32"}, "relaxed atomics": {"REDG.E.ADD.F32"}, "a kernel of its own": set()}
+    kinds = {
+        "ordered_atomics": {"ATOMG.E.ADD.F32"},
+        "relaxed_atomics ordered_atomics": {"REDG.E.ADD.F32"},
+        "a kernel of its own": set(),
+    }
     found = {kind for kind in ("ATOMG.E.ADD.F32", "REDG.E.ADD.F32", "RED.E.ADD.F32") if kind in compiled.sass}
     assert arch != "sm_90" or found == kinds[step.d_query]
     if arch == "sm_90":
@@ -241,14 +245,14 @@ def test_a_small_kernel_compiles(make):
         "make_scaled": [sums, x, ScalarConstraint(ct.float32)],
     }
     signature = KernelSignature(taken[make], CallingConvention.cutile_python_v1(), symbol="small")
-    function = getattr(kernel, make)(get_step("prepared").variant(shape, ROWS))
+    function = getattr(kernel, make)(get_step("preprocess_kernel").variant(shape, ROWS))
     compiled = compiler.compile_cutile(compiled_when_launched(function, SMALL), signature, "sm_90", ROWS.scores, 4)
     assert compiled.spilled_bytes == 0 and "HGMMA" not in compiled.sass
 
 
 def test_numbers_that_are_prepared_take_memory_of_their_own():
     shape = problem()
-    before, after = (get_step(name).scratch_bytes(shape) for name in ("longest_first", "prepared"))
+    before, after = (get_step(name).scratch_bytes(shape) for name in ("longest_first", "preprocess_kernel"))
     assert after - before == 4 * shape.batch * shape.heads * shape.seq_len_q
 
 
@@ -260,12 +264,14 @@ def test_tiles_are_counted_as_the_kernel_visits_them(shape, monkeypatch):
 
     visits, original = [], kernel.back_through_softmax
     monkeypatch.setattr(kernel, "back_through_softmax", lambda *given: visits.append(1) or original(*given))
-    step = get_step("folded")
+    step = get_step("folded_lse")
     step.gradients(*BACKWARD.inputs(shape, 0), causal=shape.causal)
     assert len(visits) == tiles_visited(shape, step.configured(shape, "cpu").keys.tile)
 
 
-@pytest.mark.parametrize("name", ["atomics", "longest_first", "on_its_side", "groups_apart", "in_turn"])
+@pytest.mark.parametrize(
+    "name", ["ordered_atomics", "longest_first", "transposed_scores", "decoupled_warpgroups", "deterministic"]
+)
 def test_a_kernel_from_a_file_is_the_step(name, capsys, tmp_path):
     from steps.show import main as show
     from steps.writing.written import read_step
@@ -285,7 +291,7 @@ def test_a_kernel_from_a_file_is_the_step(name, capsys, tmp_path):
         read_step(path)
 
 
-@pytest.mark.parametrize("name", ["folded", "mask_loops", "groups_apart", "in_turn"])
+@pytest.mark.parametrize("name", ["folded_lse", "mask_loops", "decoupled_warpgroups", "deterministic"])
 def test_a_kernel_from_a_text_runs(name):
     """Written for the CPU; and what is changed in it is what runs."""
     from steps.writing.written import edited, write_step
@@ -325,7 +331,7 @@ def test_the_run_of_the_other_direction(capsys, tmp_path, monkeypatch):
     run = read_run(path)
     assert run.direction == "backward" and [m.correct for m in run.steps] == [True, True]
     assert not recorded_runs(tmp_path, "forward")
-    assert main([*asked, "--steps", "linked"]) == 2
+    assert main([*asked, "--steps", "epilogue_overlap"]) == 2
     assert "must be steps of the backward pass, got 204 linked" in capsys.readouterr().err
 
 

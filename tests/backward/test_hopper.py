@@ -75,7 +75,7 @@ COMPILED = distinct(HOPPER, [standard(head_dim=head_dim, causal=True) for head_d
 def test_ptxas_adds_no_wait_for_products(step, shape):
     """It does where it cannot prove that registers which a product writes are not in use: then nothing is under way.
 
-    Seen of dQ, where it was kept from one turn to the next and read under other products. And in one warp group of
+    Seen of dQ, where it was kept from one turn to the next and read under other products. And in one warpgroup of
     those that set registers for a product while the scores are under way, which gains all the same.
     """
     compiled = step.compile(shape)
@@ -91,14 +91,14 @@ def test_ptxas_adds_no_wait_for_products(step, shape):
 )
 def test_blocks_begin_in_sections_only_where_that_paid(changes):
     """Elsewhere the kernel is that of the step before."""
-    before, now = get_step("groups_apart"), get_step("in_sections")
+    before, now = get_step("decoupled_warpgroups"), get_step("l2_aware_lpt")
     paid = standard(head_dim=64, causal=True)
     other = replace(paid, **changes)
     assert now.variant(paid) != before.variant(paid) and now.variant(other) == before.variant(other)
 
 
 def test_warp_groups_take_turns_only_at_head_dim_128():
-    before, now = get_step("in_sections"), get_step("alternate")
+    before, now = get_step("l2_aware_lpt"), get_step("backward_ping_pong")
     assert [now.variant(p) != before.variant(p) for p in map(partial(standard, 4096), (64, 128, 256))] == [
         False,
         True,
@@ -112,7 +112,7 @@ def test_every_block_has_its_place_in_a_section(monkeypatch):
     shape = problem(batch=3, heads=7, seq_len_q=70, seq_len_kv=300, head_dim=64, causal=True)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)
-    accuracy = BACKWARD.check(get_step("in_sections"), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
+    accuracy = BACKWARD.check(get_step("l2_aware_lpt"), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
     assert accuracy.correct, accuracy.explain()
 
 
@@ -121,7 +121,7 @@ def test_of_a_section_the_longest_blocks_begin(monkeypatch):
     monkeypatch.setattr("steps.backward_hopper.skeleton.SECTION", 2 * 16)
     shape = problem(batch=2, heads=9, seq_len_q=256, seq_len_kv=256, head_dim=64, causal=True)
     with watched(None) as watch:
-        get_step("in_sections").gradients(*BACKWARD.inputs(shape, 0), causal=True)
+        get_step("l2_aware_lpt").gradients(*BACKWARD.inputs(shape, 0), causal=True)
     run = max((run for run in watch.runs if len(run.clocks) == 36), key=lambda run: max(run.clocks.values()))
     tiles, heads, _ = np.array(list(run.clocks)).max(0) + 1
     in_order = sorted(run.clocks, key=lambda block: block[0] + tiles * (block[1] + heads * block[2]))
@@ -134,7 +134,7 @@ def test_of_a_section_the_longest_blocks_begin(monkeypatch):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_only_step_even_banks_stores_d_query_without_bank_conflicts(head_dim):
     """By Triton's count, for the store of float32 into the place that TMA reads."""
-    variant = get_step("even_banks").variant(standard(head_dim=head_dim))
+    variant = get_step("conflict_free_layout").variant(standard(head_dim=head_dim))
     shape = [variant.query_rows, variant.query_columns]
     by_tma = gl.NVMMASharedLayout(128, 32, rank=2)
     assert layouts.triton_conflicts(variant.query_sums, by_tma, shape, bits=32) == 1
@@ -145,7 +145,7 @@ def test_only_step_even_banks_stores_d_query_without_bank_conflicts(head_dim):
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_tma_finds_the_halves_of_odd_rows_in_changed_places(head_dim):
     """And nothing else moved: what ``rows.scaled`` undoes."""
-    variant = get_step("even_banks").variant(standard(head_dim=head_dim))
+    variant = get_step("conflict_free_layout").variant(standard(head_dim=head_dim))
     rows, columns = shape = [variant.query_rows, variant.query_columns]
     places = layouts.places_in(variant.shared_fours, gl.NVMMASharedLayout(128, 32, rank=2), shape)
     assert places == [row * columns + (column ^ (row & 1) * 16) for row in range(rows) for column in range(columns)]
@@ -191,11 +191,11 @@ def cut_calls(monkeypatch) -> list:
     ids=lambda p: p.slug,
 )
 def test_two_halves_are_the_whole(shape, given, monkeypatch):
-    """Bit for bit what step even_banks computes, where a half may have a single block; in the caller's tensors, too."""
+    """Bit for bit what conflict_free_layout computes, where a half may have one block; in the caller's tensors, too."""
     cut = cut_calls(monkeypatch)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     out = tuple(torch.full_like(x, float("nan")) for x in inputs[:3]) if given else None
-    step, before = replace(get_step("two_streams")), get_step("even_banks")  # no launches made ready before
+    step, before = replace(get_step("two_streams")), get_step("conflict_free_layout")  # no launches made ready before
     made = step.gradients(*inputs, causal=shape.causal, out=out)
     assert not given or all(a is b for a, b in zip(made, out, strict=True))
     assert cut == [torch.device("cpu")]
@@ -259,9 +259,9 @@ def test_each_stream_waits_for_the_other(monkeypatch):
 
 
 def test_what_runs_in_halves_is_not_taken_for_the_same_code():
-    """The kernel is that of step even_banks, but the launches are others."""
+    """The kernel is that of step conflict_free_layout, but the launches are others."""
     for shape, same in ((standard(4096), False), (standard(128), True)):
-        now, before = (get_step(name).compile(shape) for name in ("two_streams", "even_banks"))
+        now, before = (get_step(name).compile(shape) for name in ("two_streams", "conflict_free_layout"))
         assert now.sass == before.sass and now.same_code(before) is same
 
 
@@ -285,10 +285,10 @@ def bits(step, shape, seeds) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *(("in_turn", shape) for shape in MANY_BLOCKS),
-        *(("adder", shape) for shape in MANY_BLOCKS[:2]),
-        *(("two_adders", shape) for shape in MANY_BLOCKS),
-        *(("short_turns", shape) for shape in MANY_BLOCKS[:2]),
+        *(("deterministic", shape) for shape in MANY_BLOCKS),
+        *(("dq_writer_warp", shape) for shape in MANY_BLOCKS[:2]),
+        *(("two_dq_writers", shape) for shape in MANY_BLOCKS),
+        *(("fast_deterministic", shape) for shape in MANY_BLOCKS[:2]),
     ],
     ids=str,
 )
@@ -296,7 +296,7 @@ def test_blocks_in_turn_give_the_same_bits_under_any_schedule(name, shape, pytes
     assert len(set(bits(get_step(name), shape, some_of(range(6), 3, pytestconfig)))) == 1
 
 
-@pytest.mark.parametrize("name", ["in_turn", "adder", "two_adders"])
+@pytest.mark.parametrize("name", ["deterministic", "dq_writer_warp", "two_dq_writers"])
 @pytest.mark.parametrize("broken", ["await_number", "store_written"])
 def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, name, monkeypatch):
     """For the blocks before, or until what was added has reached global memory.
@@ -314,7 +314,11 @@ def test_blocks_that_do_not_wait_for_their_turn_do_not(broken, name, monkeypatch
 
 def test_what_a_step_adds_is_as_it_says():
     """The instructions that add dQ: of pairs, of fours, by TMA."""
-    for name, instruction in (("under_way", "F32x2"), ("fours", "F32x4"), ("reduction", "UTMAREDG")):
+    for name, instruction in (
+        ("async_products", "F32x2"),
+        ("vectorized_atomics", "F32x4"),
+        ("tma_reduce_add", "UTMAREDG"),
+    ):
         sass = str(get_step(name).compile(standard(causal=True)).sass)
         found = {one for one in ("F32x2", "F32x4", "UTMAREDG") if one in sass}
         assert found == {instruction}
@@ -328,12 +332,12 @@ LAST = [
 
 
 def errors(shape, seeds=6) -> Iterator[float]:
-    """The largest error of dQ of step last_scales, each under other random latencies, eight blocks at once."""
+    """The largest error of dQ of step last_block_scales, each under other random latencies, eight blocks at once."""
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
     exact = BACKWARD.reference(shape, inputs)[0]
     for seed in range(seeds):
         with watched(seed, at_once=8) as watch:
-            dq = BACKWARD.call(get_step("last_scales"), shape, inputs, BACKWARD.poisoned(inputs))[0]
+            dq = BACKWARD.call(get_step("last_block_scales"), shape, inputs, BACKWARD.poisoned(inputs))[0]
         assert not any(run.found for run in watch.runs)
         yield (dq.double() - exact).abs().max().item()
 
@@ -360,12 +364,12 @@ def test_the_last_block_scales_in_place_of_a_kernel(monkeypatch):
     )
     shape = problem(batch=1, heads=2, seq_len_q=100, seq_len_kv=100)
     inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    expected = BACKWARD.call(replace(get_step("even_banks")), shape, inputs)
+    expected = BACKWARD.call(replace(get_step("conflict_free_layout")), shape, inputs)
     assert launched == ["prepare", "fmha_backward", "scaled"]
     launched.clear()
     strided = torch.full((1, 100, 2, 64), math.nan, dtype=torch.float16).transpose(1, 2)
     out = (strided, *(torch.full_like(x, math.nan) for x in inputs[1:3]))
-    made = BACKWARD.call(replace(get_step("last_scales")), shape, inputs, out)
+    made = BACKWARD.call(replace(get_step("last_block_scales")), shape, inputs, out)
     assert launched == ["prepare", "fmha_backward"] and made[0] is strided
     for mine, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -384,24 +388,28 @@ def _counting(launched, real, kernel, rest, how):
 def test_with_grouped_heads_the_last_block_has_nothing_to_scale():
     """It would have to scale the dQ of all query heads of its kv head."""
     shape = problem(kv_heads=2)
-    now, before = (get_step(name) for name in ("last_scales", "even_banks"))
+    now, before = (get_step(name) for name in ("last_block_scales", "conflict_free_layout"))
     assert now.variant(shape) == before.variant(shape) and now.compile(shape).code == before.compile(shape).code
 
 
 def test_a_warp_adds_where_tma_does():
     """At head_dim 256 the kernel is that of blocks in turn; elsewhere one warp waits for turns, and not eight."""
-    step = get_step("adder")
+    step = get_step("dq_writer_warp")
     assert [step.variant(standard(head_dim=d)).adders for d in (64, 128, 256)] == [1, 1, 0]
-    waits = {n: get_step(n).compile(standard()).ptx.count("ld.acquire.gpu") for n in ("in_turn", "adder")}
-    assert waits["adder"] == 1 < waits["in_turn"]
+    waits = {
+        n: get_step(n).compile(standard()).ptx.count("ld.acquire.gpu") for n in ("deterministic", "dq_writer_warp")
+    }
+    assert waits["dq_writer_warp"] == 1 < waits["deterministic"]
     with pytest.raises(ValueError, match="warps that add take sequence=IN_TURN"):
         replace(step, sequence=ANY_ORDER)
 
 
 def test_of_two_adders_each_takes_every_other_tile():
-    """And at head_dim 256, where warp groups add from registers, each has a warp that passes its tiles on."""
+    """And at head_dim 256, where warpgroups add from registers, each has a warp that passes its tiles on."""
     for head_dim, places in ((64, (1, 2)), (128, (1, 2)), (256, (5, 2))):  # where a block counts itself
-        code = [get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("sections_in_turn", "two_adders")]
+        code = [
+            get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("deterministic_l2_aware", "two_dq_writers")
+        ]
         assert tuple(text.count("red.global.gpu.release.add") for text in code) == places
 
 
@@ -410,18 +418,22 @@ UNFIT = [{"sequence": IN_TURN}, {"adding": BY_TMA}, {"two_streams": True}]
 
 @pytest.mark.parametrize("changes", UNFIT, ids=str)
 def test_what_the_last_block_cannot_scale_is_refused(changes):
-    with pytest.raises(ValueError, match="end, spare warps and heads_apart take"):
-        replace(get_step("last_scales"), **changes)
+    with pytest.raises(ValueError, match="end, spare warps and cta_per_query_head take"):
+        replace(get_step("last_block_scales"), **changes)
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "pieces"),
     [
         ("newest_first", standard(), ("place.store(d_scores)", "fence", "dQ", "dK", "add")),
-        ("fence_behind", standard(), ("place.store(d_scores)", "dQ", "dK", "fence", "add")),
-        ("added_later", standard(head_dim=64, causal=False), ("add", "place.store(d_scores)", "dQ", "dK", "fence")),
+        ("deferred_fence", standard(), ("place.store(d_scores)", "dQ", "dK", "fence", "add")),
+        (
+            "deferred_reduce_add",
+            standard(head_dim=64, causal=False),
+            ("add", "place.store(d_scores)", "dQ", "dK", "fence"),
+        ),
     ],
-    ids=["newest_first", "fence_behind", "added_later"],
+    ids=["newest_first", "deferred_fence", "deferred_reduce_add"],
 )
 def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, pieces):
     """Of the source. A compiler may still put a fence of its own before a product that reads shared memory."""
@@ -430,7 +442,7 @@ def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, p
         "dQ": "d_query = issue_part_of_d_query(",
         "dK": "d_key = warpgroup_mma(",
         "fence": "fence_async_shared()",
-        "add": "add_stored(" if name == "added_later" else "add_to_query(",
+        "add": "add_stored(" if name == "deferred_reduce_add" else "add_to_query(",
     }
     text = write_step(get_step(name), shape).text
     turn = text[text.index("for turn in range(turns):", text.index("def consume")) :]
@@ -439,7 +451,7 @@ def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, p
 
 
 def test_what_shortens_turns_is_where_it_pays():
-    step = get_step("added_later")
+    step = get_step("deferred_reduce_add")
     found = {
         (head_dim, causal): step.variant(standard(head_dim=head_dim, causal=causal))
         for head_dim in (64, 128, 256)
@@ -456,8 +468,8 @@ def test_what_shortens_turns_is_where_it_pays():
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("under_way", {"sequence": IN_TURN}, "take warp groups that are apart"),
-        ("short_turns", {"adding_unmasked": FOURS_LATER}, "sequence=IN_TURN takes adding_unmasked=None"),
+        ("async_products", {"sequence": IN_TURN}, "take warpgroups that are apart"),
+        ("fast_deterministic", {"adding_unmasked": FOURS_LATER}, "sequence=IN_TURN takes adding_unmasked=None"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Step spare_warps: rows of later heads are prepared, and dQ of earlier ones scaled, while blocks multiply."""
+"""Step fused_pre_post: rows of later heads are prepared, and dQ of earlier ones scaled, while blocks multiply."""
 
 import secrets
 from collections.abc import Iterator
@@ -44,13 +44,13 @@ def results(shape, seeds) -> Iterator[tuple[bool, bool]]:
     allowed = BACKWARD.yardstick(shape, inputs, exact)
     for seed in seeds:
         with watched(seed, at_once=8) as watch:
-            accuracy = BACKWARD.check(replace(get_step("spare_warps")), shape, inputs, exact, allowed)
+            accuracy = BACKWARD.check(replace(get_step("fused_pre_post")), shape, inputs, exact, allowed)
         yield accuracy.correct, any(run.found for run in watch.runs)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
 def test_gradients_are_right_under_any_schedule(shape, nothing_is_zero, pytestconfig):
-    assert get_step("spare_warps").variant(shape).spare
+    assert get_step("fused_pre_post").variant(shape).spare
     assert set(results(shape, some_of((None, 1, 2, 3), 2, pytestconfig))) == {(True, False)}
 
 
@@ -78,7 +78,7 @@ def test_kernels_of_their_own_have_the_first_heads_and_the_last(shape, monkeypat
         return real(kernel, blocks, *rest, **how)
 
     monkeypatch.setattr(skeleton, "gluon_launcher", noted)
-    step = replace(get_step("spare_warps"))
+    step = replace(get_step("fused_pre_post"))
     inputs = BACKWARD.inputs(shape, 0)
     BACKWARD.call(step, shape, inputs, BACKWARD.poisoned(inputs))
     variant = step.variant(shape)
@@ -104,7 +104,7 @@ def shares(out, pieces, rate, tiles, variant: gl.constexpr):
 def test_shares_leave_nothing_and_overlap_nowhere_in_a_long_sequence(head_dim, causal):
     """There the rate, which is rounded up, would come to more pieces than there are."""
     shape = replace(standard(65536, head_dim=head_dim, causal=causal), seq_len_kv=65000)
-    step = get_step("spare_warps")
+    step = get_step("fused_pre_post")
     variant = step.variant(shape)
     rows, tiles = step.padded(shape), step.padded(shape) // variant.tile.query
     blocks, _, _ = skeleton.own_blocks(shape, variant)
@@ -117,7 +117,7 @@ def test_shares_leave_nothing_and_overlap_nowhere_in_a_long_sequence(head_dim, c
 
 def test_with_few_heads_the_kernel_is_that_of_the_step_before():
     """All heads begin before anybody could prepare their rows."""
-    now, before = get_step("spare_warps"), get_step("even_banks")
+    now, before = get_step("fused_pre_post"), get_step("conflict_free_layout")
     few, more = (problem(batch=1, heads=heads, seq_len_q=200, seq_len_kv=200, head_dim=128) for heads in (2, 3))
     assert now.variant(few) == before.variant(few) and now.compile(few).code == before.compile(few).code
     assert now.variant(more) != before.variant(more)
@@ -128,7 +128,7 @@ def test_with_few_heads_the_kernel_is_that_of_the_step_before():
 def test_where_a_tile_of_queries_takes_few_turns_spare_warps_do_nothing(monkeypatch):
     monkeypatch.undo()
     works = {
-        (seq_len, head_dim, causal): get_step("spare_warps").variant(standard(seq_len, head_dim, causal)).spare
+        (seq_len, head_dim, causal): get_step("fused_pre_post").variant(standard(seq_len, head_dim, causal)).spare
         for seq_len in (1024, 2048)
         for head_dim in (64, 128, 256)
         for causal in (True, False)
@@ -139,8 +139,8 @@ def test_where_a_tile_of_queries_takes_few_turns_spare_warps_do_nothing(monkeypa
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
-    """The producer's warp group has four warps: one asks TMA, two prepare, and one scales."""
-    step, shape = get_step("spare_warps"), standard(4096, head_dim=head_dim, causal=causal)
+    """The producer's warpgroup has four warps: one asks TMA, two prepare, and one scales."""
+    step, shape = get_step("fused_pre_post"), standard(4096, head_dim=head_dim, causal=causal)
     variant, compiled = step.variant(shape), step.compile(shape)
     assert variant.workers == [4, 1, 2, 1] and compiled.threads == 32 * 12
     of_compute, *of_others = variant.budgets
@@ -150,9 +150,9 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
         compiled.ptx.count("cp.async.bulk.wait_group 2") == variant.adding.by_tma
     )  # one part has two stores behind dQ
     assert compiled.ptx.count("fence.proxy.async.global") == 2  # the producer awaits its rows, and one warp all sums
-    assert get_step("even_banks").compile(shape).ptx.count("fence.proxy.async.global") == 0
+    assert get_step("conflict_free_layout").compile(shape).ptx.count("fence.proxy.async.global") == 0
     *before, _ = compiled.ptx.split("red.global.gpu.release.add.u32")
-    assert len(before) == 3  # the warps that prepare count, and both warp groups, when all their threads are done
+    assert len(before) == 3  # the warps that prepare count, and both warpgroups, when all their threads are done
     for text in before:
         assert text.rindex("bar.sync") > max(text.rfind("st.global"), text.rfind("cp.async.bulk.wait_group "))
 
@@ -168,4 +168,4 @@ UNFIT = [
 @pytest.mark.parametrize(("changes", "told"), UNFIT, ids=str)
 def test_what_spare_warps_cannot_do_is_refused(changes, told):
     with pytest.raises(ValueError, match=told):
-        replace(get_step("spare_warps"), **changes)
+        replace(get_step("fused_pre_post"), **changes)

@@ -12,7 +12,7 @@ from tests.shapes import problem
 from tutorial_lib import reference
 from tutorial_lib.passes import BACKWARD, FORWARD
 
-PAIRS = [("at_maxima", "groups_apart"), ("counted", "longest_first"), (None, None)]
+PAIRS = [("pv_wait_after_max", "decoupled_warpgroups"), ("static_scheduler", "longest_first"), (None, None)]
 
 
 @pytest.fixture(params=PAIRS, ids=lambda pair: pair[0] or "PyTorch's own")

@@ -1,4 +1,4 @@
-"""Steps pair and multicast: what TMA brings to whom, and what Triton makes of clusters, as the simulator has it."""
+"""Steps two_cta_mma and multicast: what TMA brings to whom, and what Triton makes of clusters."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.machine import B200
 from tutorial_lib.simulator.run import watched
 
-PAIR, MULTICAST, ALONE = map(get_step, ("pair", "multicast", "tensor_memory"))
+PAIR, MULTICAST, ALONE = map(get_step, ("two_cta_mma", "multicast", "tensor_memory"))
 KEYS = 3 * 128
 SHAPE = problem(batch=1, heads=1, seq_len_q=512, seq_len_kv=KEYS, head_dim=128, causal=False)
 
@@ -118,7 +118,7 @@ def test_a_launch_asks_for_clusters(monkeypatch):
 
 
 def test_the_lens_tells_of_clusters(capsys):
-    assert inspect(["pair", "--against", "multicast", "--head-dim", "64"]) == 0
+    assert inspect(["two_cta_mma", "--against", "multicast", "--head-dim", "64"]) == 0
     told = capsys.readouterr().out
     for word in ("blocks a cluster", "UTCHMMA.2CTA", "UTMALDG.MULTICAST", "UTCBAR.2CTA.MULTICAST", "UCGABAR_WAIT"):
         assert word in told

@@ -72,7 +72,7 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
 
 @pytest.mark.parametrize("step", BLACKWELL, ids=lambda s: s.name)
 def test_a_thread_has_a_whole_row_of_scores(step):
-    """An exponential a score and row, no shuffle for a maximum; with step polynomial a quarter of them are others."""
+    """An exponential a score and row, no shuffle for a maximum; with exp2_emulation a quarter of them are others."""
     compiled, variant = step.compile(FULL), step.variant(FULL)
     row, emulated = variant.tile.key, variant.tile.key * variant.remainder // variant.frequency
     assert row - emulated < compiled.hot_loop["MUFU"] <= row - emulated + 2
@@ -124,8 +124,8 @@ def test_choices_that_make_no_sense_are_refused(make, message):
 def test_blocks_that_run_at_once_take_every_tile_once():
     """Three begin, and compute what the others would have, the longest tiles first."""
     shape = problem(batch=1, heads=2, seq_len_q=900, seq_len_kv=900)
-    inputs, step = FORWARD.inputs(shape, 0), get_step("taken")
-    expected = get_step("lasting_blocks").attention(*inputs, shape.causal)
+    inputs, step = FORWARD.inputs(shape, 0), get_step("dynamic_scheduler")
+    expected = get_step("blackwell_persistent").attention(*inputs, shape.causal)
     tile = step.variant(shape).tile
     blocks, (order, starts) = step.order.blocks(shape, tile, expected.device)
     assert order.tolist() == deal(shape, tile, 1)[0] and starts.tolist() == list(range(blocks + 1))
@@ -160,7 +160,7 @@ def test_rescaling_happens_when_a_maximum_grows_enough_and_not_else():
     for growth in (1.0, 8.0):
         larger = k.clone()
         larger[:, :, 128:256] *= growth
-        counts[growth] = [rescaled(get_step(name), q, larger, v) for name in ("correction", "threshold")]
+        counts[growth] = [rescaled(get_step(name), q, larger, v) for name in ("correction_warpgroup", "lazy_rescaling")]
     parts, tiles = 2, 4
     always = parts * (tiles - 1)
     assert counts == {1.0: [always, 0], 8.0: [always, parts]}
@@ -175,7 +175,7 @@ def test_it_is_told_and_drawn_what_lies_in_which_columns():
     q, k, v = FORWARD.inputs(shape, 0)
     for trace in (False, True):
         with watched(trace=trace) as watch:
-            get_step("correction").attention(q, k, v, causal=False)
+            get_step("correction_warpgroup").attention(q, k, v, causal=False)
         [run] = watch.runs
         assert bool(run.columns) == trace
     touched = {(what, written, first, count) for _, what, written, first, count, *_ in run.columns}
@@ -201,9 +201,9 @@ def test_it_is_told_and_drawn_what_lies_in_which_columns():
 
 def test_the_simulator_draws_a_timeline_and_the_lens_tells_tensor_memory(capsys, tmp_path):
     path = tmp_path / "timeline.png"
-    assert simulate(["threshold", "--seq-len", "200", "--timeline", str(path)]) == 0
+    assert simulate(["lazy_rescaling", "--seq-len", "200", "--timeline", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG") and "tmem" in capsys.readouterr().out
-    assert simulate(["correction", "--without", "tcgen05_mma(weights"]) == 1
+    assert simulate(["correction_warpgroup", "--without", "tcgen05_mma(weights"]) == 1
     assert "deadlock: block" in capsys.readouterr().out
     assert inspect(["tensor_memory", "--head-dim", "64"]) == 0
     told = capsys.readouterr().out

@@ -36,7 +36,7 @@ def test_no_schedule_has_a_race(step, shape, pytestconfig):
         assert watch.runs and not any(run.found for run in watch.runs), seed
 
 
-@pytest.mark.parametrize("name", ["direct", "vote", "priorities"])  # the others' text is one of these there
+@pytest.mark.parametrize("name", ["direct_to_lds", "vote", "wave_priorities"])  # the others' text is one of these there
 def test_every_synchronisation_is_missed(name, pytestconfig):
     whole = write_step(get_step(name), SHAPES[0])
     assert len(list(broken(whole.text))) >= 7

@@ -39,12 +39,12 @@ def test_inspect_shows_the_assembly(monkeypatch):
     [
         (["mfma", "--arch", "gfx90a"], "--arch: must be all or some of sm_80"),
         (
-            ["direct", "--arch", "gfx942"],
+            ["direct_to_lds", "--arch", "gfx942"],
             "straight into LDS, which gfx950 alone can, not gfx942",
         ),
         (["mfma", "--arch", "sm_90"], "made for AMD's CDNA GPUs, gfx942 and gfx950, not for sm_90"),
-        (["linked", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
-        (["counted", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
+        (["epilogue_overlap", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
+        (["static_scheduler", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
     ],
 )
 def test_a_step_is_refused_by_name_where_it_is_not_for(capsys, arguments, message):
@@ -61,7 +61,7 @@ def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):
 
 
 def test_a_survey_of_all_tells_of_every_maker_what_belongs_to_it(monkeypatch, tmp_path):
-    few = tuple(map(get_step, ("mma", "tensor_memory", "mfma", "direct")))
+    few = tuple(map(get_step, ("mma", "tensor_memory", "mfma", "direct_to_lds")))
     monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: few)
     assert inspect.main(["all", "--arch", "sm_90,sm_100,gfx942,gfx950", "--output", str(tmp_path)]) == 0
     survey = labelled(Survey.model_validate_json((tmp_path / "survey.json").read_text(encoding="utf-8")))
@@ -88,6 +88,8 @@ def test_a_simulated_step_tells_its_votes(capsys, tmp_path):
 
 
 def test_a_race_is_told_with_both_lines(capsys):
-    assert simulate.main(["direct", "--seq-len", "200", "--head-dim", "64", "--without", "wait_group(TILES"]) == 1
+    assert (
+        simulate.main(["direct_to_lds", "--seq-len", "200", "--head-dim", "64", "--without", "wait_group(TILES"]) == 1
+    )
     out = capsys.readouterr().out
     assert "race on keys" in out and "read by all warps" in out and "after: copy into LDS by all warps" in out

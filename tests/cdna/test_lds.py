@@ -9,7 +9,7 @@ from steps.core.problems import FULL, standard
 from tutorial_lib import layouts as model
 
 PROBLEMS = [standard(head_dim=64), FULL, standard(head_dim=256)]
-DIRECT = ("direct", "scaled_query", "vote", "priorities", "heads_first")
+DIRECT = ("direct_to_lds", "scaled_query", "vote", "wave_priorities", "xcd_swizzle")
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
@@ -31,7 +31,7 @@ def test_the_swizzle_frees_reads_of_k_from_conflicts_and_those_of_v_not(problem)
         for arch, told, *cells in layouts.lds_rows(problem)
         if arch == "gfx950"
     }
-    assert rows["swizzled: step direct"][0] == 1 < rows["swizzled: step direct"][1]
+    assert rows["swizzled: step direct_to_lds"][0] == 1 < rows["swizzled: step direct_to_lds"][1]
     assert rows["16 bytes of padding behind a row"][0] == 1
     assert min(rows["16 bytes behind 1024: what direct copies allow"]) > 1
     assert rows["in order: step mfma"][0] >= 8
@@ -55,7 +55,7 @@ def test_a_swizzle_by_other_bits_of_the_row_would_free_both():
         assert all(turns == least for turns, least in both)
 
 
-@pytest.mark.parametrize(("name", "arch"), [("mfma", "gfx942"), ("mfma", "gfx950"), ("direct", "gfx950")])
+@pytest.mark.parametrize(("name", "arch"), [("mfma", "gfx942"), ("mfma", "gfx950"), ("direct_to_lds", "gfx950")])
 def test_the_compiler_reads_as_the_model_supposes(name, arch):
     opcodes = get_step(name).compile(FULL, arch).opcodes("LDS")
     reads = {opcode for opcode in opcodes if opcode.startswith("ds_read")}

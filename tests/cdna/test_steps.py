@@ -36,7 +36,7 @@ TARGETS = ("gfx942", "gfx950")
 # At head_dim 256. On gfx942 the compiler's choice of what to load ahead takes too many registers. On gfx950 it does not
 # since Triton 3.9, which copies ahead, into LDS. But stages, of which a lane has 256 registers, spill since then: half
 # of them are set aside for sums.
-SPILLS = {("plain_triton", "gfx942"), ("priorities", "gfx950"), ("heads_first", "gfx950")}
+SPILLS = {("plain_triton", "gfx942"), ("wave_priorities", "gfx950"), ("xcd_swizzle", "gfx950")}
 
 
 def big(head_dim=128, causal=True):
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused_by_the_step_and_by_the_compiler():
     with pytest.raises(ValueError, match="arch must be one of gfx942, gfx950, got 'sm_90'"):
         compile_amd(step.kernel(big()), given, 4, "sm_90", 1)
     with pytest.raises(ValueError, match="stages take direct copies, and three tiles in LDS"):
-        dataclasses.replace(step, stages=get_step("priorities").stages)
+        dataclasses.replace(step, stages=get_step("wave_priorities").stages)
 
 
 # --- what the compiler adds by itself, and what it needs to be told ---
@@ -119,7 +119,7 @@ def test_the_compiler_says_of_an_ordinary_read_what_the_kernel_says_of_a_relaxed
 
     Before Triton 3.9 an ordinary read waited for all copies, and of a relaxed one nobody saw to it that it is in time.
     """
-    whole = write_step(get_step("direct"), big(causal=False))
+    whole = write_step(get_step("direct_to_lds"), big(causal=False))
     unsaid = edited(whole, ("        gl.barrier()\n", ""))
     ordinary = edited(unsaid, ("async_copy.load_shared_relaxed(place, RIGHT)", "place.load(RIGHT)"))
     loops = [[one.text for one in step.compile(step.written_for).hot_body] for step in (whole, unsaid, ordinary)]
@@ -156,7 +156,7 @@ def test_gfx950_reads_values_transposed_and_gfx942_has_the_weights_where_it_want
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_swizzled_rows_lie_in_different_banks(head_dim):
     """16 rows that follow each other, and one chunk of each: 16 groups of four banks, of 64."""
-    its = get_step("direct").transfer.shared(head_dim)
+    its = get_step("direct_to_lds").transfer.shared(head_dim)
     chunks = head_dim // its.vec
     for chunk in range(chunks):
         places = [row * chunks + (chunk ^ row // its.per_phase % its.max_phase) for row in range(16)]
@@ -164,14 +164,14 @@ def test_swizzled_rows_lie_in_different_banks(head_dim):
 
 
 def test_a_swizzle_moves_addresses_between_lanes():
-    step = get_step("direct")
+    step = get_step("direct_to_lds")
     flat = dataclasses.replace(step, transfer=dataclasses.replace(step.transfer, swizzle=False))
     moved, still = ("ds_bpermute" in one.compile(big()).assembly for one in (step, flat))
     assert moved and not still
 
 
 def test_q_scaled_once_saves_arithmetic():
-    before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("direct", "scaled_query"))
+    before, after = (get_step(name).compile(big(causal=False)).hot_loop for name in ("direct_to_lds", "scaled_query"))
     assert after["VALU"] < before["VALU"] and after["transcendental"] == before["transcendental"]
 
 
@@ -188,7 +188,7 @@ LATE = re.compile(r"\ts_and_saveexec_b64[^\n]*\n\ts_cbranch_execz[^\n]*\n[^\n]*\
 def test_stages_have_priorities_and_a_wait_between_them_is_no_barrier_more():
     """Before Triton 3.9 such a wait made the compiler drop the stages; inside of one, under a condition, it is one."""
     shape = big(causal=False)
-    whole = write_step(get_step("priorities"), shape)
+    whole = write_step(get_step("wave_priorities"), shape)
     compiled = whole.compile(shape)
     assert compiled.hot_loop["priority"] == 3 and compiled.hot_loop["barrier"] == 3
     assert LATE.search(compiled.assembly)  # the second half alone, in front of the loop: it begins one barrier later
@@ -208,7 +208,7 @@ def test_stages_have_priorities_and_a_wait_between_them_is_no_barrier_more():
 
 def test_heads_first_is_another_order_of_the_same_blocks():
     shape = problem(seq_len_q=600, heads=6, kv_heads=2)
-    before, after = get_step("priorities"), get_step("heads_first")
+    before, after = get_step("wave_priorities"), get_step("xcd_swizzle")
     assert before.blocks(shape, before.variant(shape)) == (3, 6, 2) and after.blocks(shape, after.variant(shape)) == (
         6,
         3,
@@ -221,10 +221,10 @@ def test_heads_first_is_another_order_of_the_same_blocks():
 @pytest.mark.parametrize(
     ("shape", "arch", "like"),
     [
-        (big(), "gfx950", "heads_first"),
+        (big(), "gfx950", "xcd_swizzle"),
         (big(), "gfx942", "mfma"),
         (big(64), "gfx950", "scaled_query"),
-        (problem(head_dim=128, seq_len_q=512, seq_len_kv=768), "gfx950", "heads_first"),
+        (problem(head_dim=128, seq_len_q=512, seq_len_kv=768), "gfx950", "xcd_swizzle"),
         (problem(head_dim=128, seq_len_q=512, seq_len_kv=800), "gfx950", "scaled_query"),
         (problem(head_dim=128, seq_len_q=256, seq_len_kv=512), "cpu", "scaled_query"),
     ],
@@ -232,7 +232,7 @@ def test_heads_first_is_another_order_of_the_same_blocks():
 def test_the_last_step_chooses_by_shape(shape, arch, like):
     """The kernel is that of an earlier step, but for the order of the blocks, and for Q, which is scaled once."""
     chosen_one, wanted = get_step("by_shape").variant(shape, arch), get_step(like).variant(shape, arch)
-    assert chosen_one == dataclasses.replace(wanted, heads_first=True, scale_query=True)
+    assert chosen_one == dataclasses.replace(wanted, xcd_swizzle=True, scale_query=True)
 
 
 # --- votes ---
@@ -320,7 +320,7 @@ def test_a_kernel_for_amd_is_left_to_tritons_launcher():
 def test_an_older_triton_is_refused_in_one_sentence(monkeypatch):
     """Between whose stages no wait may stand; to the simulator all are the same."""
     monkeypatch.setattr("steps.cdna.skeleton.triton_is_new", lambda: False)
-    for name in ("plain_triton", "mfma", "priorities"):
+    for name in ("plain_triton", "mfma", "wave_priorities"):
         assert "needs Triton 3.9" in get_step(name).unsupported(standard(), "gfx950")
         assert get_step(name).unsupported(standard(), "cpu") is None
 

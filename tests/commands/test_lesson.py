@@ -102,7 +102,7 @@ def test_a_prediction_starts_empty_and_both_are_scored_against_the_measurement()
     assert line.get_ydata()[0] < figure.axes[0].get_ylim()[1]  # it is seen, however wild
 
 
-@pytest.mark.parametrize("name", ["tensor_memory", "threshold"])
+@pytest.mark.parametrize("name", ["tensor_memory", "lazy_rescaling"])
 def test_a_step_that_was_never_timed_shows_no_timing_of_others(name):
     lesson = Lesson(name)
     assert lesson.arch == "sm_100" and lesson.recorded is None
@@ -112,14 +112,14 @@ def test_a_step_that_was_never_timed_shows_no_timing_of_others(name):
 
 
 def test_a_step_that_is_recorded_without_its_predecessor_is_compared_with_sdpa():
-    lesson = Lesson("split_keys")
-    m = lesson.recorded.measurement("split_keys")
+    lesson = Lesson("split_kv")
+    m = lesson.recorded.measurement("split_kv")
     assert m.tflops and m.speedup_vs_previous is None and lesson.rival.name == "sdpa"
     assert words(lesson.predict()).startswith("How many times as fast as step 0 sdpa")
     lesson.predict(2)
     off = round(100 * (2 / m.speedup_vs_baseline.median - 1))
     assert f"Your guess said 2.00, {off} % too high." in words(lesson.time())
-    assert Lesson("last_merges").rival.name == "split_keys"
+    assert Lesson("last_block_merges").rival.name == "split_kv"
 
 
 def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
@@ -128,15 +128,15 @@ def test_what_is_recorded_on_other_problems_alone_is_not_called_untimed():
     assert lesson.recorded is None and lesson.never_timed
     for untimed in (
         lesson,
-        Lesson("on_its_side", HEADLINE),
+        Lesson("transposed_scores", HEADLINE),
     ):  # a record of the latter's lacks it
         assert "no timing of its step on its problem is recorded" in words(untimed.machine())
     assert words(lesson.predict()).startswith("Nobody has timed this step on this problem")
     told = words(lesson.time())
     assert f"No timing of {lesson.problem.describe()} is recorded" in told
-    assert get_step("split_keys").default_problem.describe() in told.partition("recorded on other problems: ")[2]
-    told = words(Lesson("on_its_side", HEADLINE).time())  # a record of its problem holds others
-    assert told.startswith(f"Nobody has timed step 500 on_its_side on {HEADLINE.describe()} yet.")
+    assert get_step("split_kv").default_problem.describe() in told.partition("recorded on other problems: ")[2]
+    told = words(Lesson("transposed_scores", HEADLINE).time())  # a record of its problem holds others
+    assert told.startswith(f"Nobody has timed step 500 transposed_scores on {HEADLINE.describe()} yet.")
 
 
 def test_a_lesson_shows_a_record_that_holds_its_step_though_another_holds_more():
@@ -213,7 +213,7 @@ def test_a_new_kernel_is_shown_whole_and_an_unchanged_one_is_called_so():
 
 
 def test_what_is_inside_a_step_is_shown_piece_by_piece():
-    shown = words(Lesson("room").inside())
+    shown = words(Lesson("split_epilogue").inside())
     assert "half_output" in shown and "half_query" in shown and "half of Q" not in words(Lesson("exp2").inside())
     assert "one piece" in words(Lesson("exp2").inside())
 
@@ -233,8 +233,8 @@ def test_an_edited_kernel_is_shown_and_judged():
     page = lesson.edited(("used = turn // STAGES & 1 ^ 1", "used = turn // STAGES & 1"), length=300)
     assert page.parts[0].text == "- used = turn // STAGES & 1 ^ 1\n+ used = turn // STAGES & 1"
     told = words(page)
-    assert "produce 2 waits for barriers.key_free[0] with parity 0" in told and "at kernel:" in told
-    assert "consume 0 waits for barriers.key_ready[0]" in told and "written_" not in told  # and not for a parameter
+    assert "produce 2 waits for barriers.key_empty[0] with parity 0" in told and "at kernel:" in told
+    assert "consume 0 waits for barriers.key_full[0]" in told and "written_" not in told  # and not for a parameter
     assert "Correct: no race" in words(lesson.edited(("used = turn", "used = 0 + turn"), length=300))
     with pytest.raises(ValueError, match="must stand in the kernel once, not 0 times"):
         lesson.edited(("nothing of the kind", ""))
@@ -245,7 +245,7 @@ def test_the_survey_is_a_table_of_one_screen_and_the_rest_is_folded():
     assert table.count("\n") < 25 and "104 wide_block" in table and "sm_80" in table and "93 diagonal" not in table
     assert "Only for sm_90: 200 wgmma" in alone and "Only for sm_100 and sm_103: 600 tensor_memory" in alone
     assert "Only for gfx950: 702 direct" in alone
-    assert rest.startswith("<details>") and "| diagonal_first |" in rest and "gfx942: AGPRs" in rest
+    assert rest.startswith("<details>") and "| reverse_kv_order |" in rest and "gfx942: AGPRs" in rest
 
 
 def test_identical_code_is_called_so():
@@ -315,9 +315,9 @@ def test_a_variation_that_cannot_be_is_refused_in_words():
 
 
 def test_an_order_of_work_is_told_or_refused_in_words():
-    assert "8 HGMMA" in words(Lesson("stay").order())
-    assert words(Lesson("stay").order(tyle=3)).startswith("No hole tyle: step 9 stay has load_key,")
-    assert "HGMMA" in words(Lesson("linked").order(generation=overlapped.consume))
+    assert "8 HGMMA" in words(Lesson("persistent").order())
+    assert words(Lesson("persistent").order(tyle=3)).startswith("No hole tyle: step 9 stay has load_key,")
+    assert "HGMMA" in words(Lesson("epilogue_overlap").order(generation=overlapped.consume))
     assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").order()).startswith("1 naive: ")

@@ -16,7 +16,15 @@ from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.results import of_one_machine, recorded_physics, recorded_traces
 
-TRACED = ["producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast", "softmax_ahead"]
+TRACED = [
+    "producer",
+    "ping_pong",
+    "intra_warpgroup_overlap",
+    "epilogue_overlap",
+    "pv_wait_after_max",
+    "kv_multicast",
+    "next_softmax_first",
+]
 
 
 def test_what_is_recorded_of_the_machine_is_shown_without_a_gpu(capsys):
@@ -28,7 +36,7 @@ def test_what_is_recorded_of_the_machine_is_shown_without_a_gpu(capsys):
 def test_without_a_gpu_and_a_record_one_line_says_so(tmp_path, capsys):
     assert physics.main(["--output-dir", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"steps.physics: this needs a GPU, and nothing is recorded under {tmp_path}\n"
-    assert trace.main(["linked", "--output-dir", str(tmp_path)]) == 2
+    assert trace.main(["epilogue_overlap", "--output-dir", str(tmp_path)]) == 2
     assert "no trace of step 204 linked at B=4 H=32 S=4096 D=128 fp16 causal is recorded" in capsys.readouterr().err
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "physics.json").write_text("{}", encoding="utf-8")
@@ -48,9 +56,9 @@ def test_a_recorded_trace_is_shown_and_drawn_without_a_gpu(name, tmp_path, capsy
     [
         (["mma"], "step 2 mma: traced are Gluon's kernels, whose waits are their own"),
         (["nobody"], "nobody"),
-        (["linked", "--head-dim", "-1"], "must be a whole number of at least 1"),
-        (["linked", "--figure", "/nowhere/trace.png"], "argument --figure: cannot write to /nowhere"),
-        (["linked", "--figure", "/"], "argument --figure: must be a file, got the folder /"),
+        (["epilogue_overlap", "--head-dim", "-1"], "must be a whole number of at least 1"),
+        (["epilogue_overlap", "--figure", "/nowhere/trace.png"], "argument --figure: cannot write to /nowhere"),
+        (["epilogue_overlap", "--figure", "/"], "argument --figure: must be a file, got the folder /"),
     ],
 )
 def test_a_bad_request_is_one_line(arguments, told, capsys, monkeypatch):
@@ -118,13 +126,13 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(timing, "plan_sample", lambda call: timing.Plan(call, 0.0, float(call)))
     monkeypatch.setattr(timing, "take_sample", sample)
     monkeypatch.setattr(timing, "take_sustained_sample", sustained)
-    loads = [("matrix product", "random", 1e12, 1), ("linked", "zeros", 2e12, 2)]
+    loads = [("matrix product", "random", 1e12, 1), ("epilogue_overlap", "zeros", 2e12, 2)]
     monkeypatch.setattr(physics, "_loads", lambda problem, attention: loads)
     return sampled
 
 
 def test_loads_are_sampled_in_turn_and_rates_are_in_clocks(fake_gpu):
-    found = physics.measure(get_step("linked"), 3, lambda told: None)
+    found = physics.measure(get_step("epilogue_overlap"), 3, lambda told: None)
     rate = next(r for r in found.rates if r.name == "mma_sync")
     assert rate.a_clock.median == pytest.approx(2 * 256 * 64 * 32 * rates.TURNS / (4e6 * 1.5))
     product, linked = found.loads
@@ -140,10 +148,10 @@ def test_a_step_that_does_not_run_there_and_a_clock_that_cannot_be_read_are_told
         machine = {"name": "A GPU", "slug": "a-gpu", "arch": "sm_80", "multiprocessors": 108}
         with monkeypatch.context() as patch:
             patch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
-            physics.measure(get_step("linked"), 1, lambda told: None)
+            physics.measure(get_step("epilogue_overlap"), 1, lambda told: None)
     monkeypatch.setattr(timing, "take_sample", lambda *_: timing.Sample(1.0, None, None, None, "SM 3 counted nothing"))
     with pytest.raises(BadRequest, match="the SMs' clock cannot be read here: SM 3 counted nothing"):
-        physics.measure(get_step("linked"), 2, lambda told: None)
+        physics.measure(get_step("epilogue_overlap"), 2, lambda told: None)
     assert [r.name for r in rates.of_arch("sm_80")] == ["mma_sync", "ex2", "fma"]
 
 

@@ -210,7 +210,7 @@ def test_list_names_every_step_and_its_gpus_on_one_screen(width, terminal):
 def test_a_part_is_listed_with_what_each_of_its_steps_changes(terminal):
     lines = terminal(80, "--list", "hopper")
     text = " ".join(" ".join(lines).split())
-    assert max(map(len, lines)) <= 80 and "third_group" in text  # which is inside a step
+    assert max(map(len, lines)) <= 80 and "three_warpgroups_unordered" in text  # which is inside a step
     assert all(step.name in text for step in STEPS if step.number in get_part("hopper").numbers)
     assert "exp2" not in text and "[H100 (sm_90)]" in text
 
@@ -235,10 +235,10 @@ def test_the_path_may_stand_beside_other_steps():
     told = others_told(options, path_of(HEADLINE, "sm_90"))
     assert told.startswith(f"The path has {len(usual)} steps for this problem. {len(STEPS) - len(usual)} others are ")
     assert "--steps all" in told and others_told(make_parser().parse_args(["--steps", "all"]), STEPS) is None
-    found = names("large_tile, path,four_chains,exp2")
-    assert [name for name in found if name not in usual] == ["large_tile", "four_chains"] and len(found) == len(
-        usual
-    ) + 2
+    found = names("larger_tile_four_warps, path,row_max_ilp,exp2")
+    assert [name for name in found if name not in usual] == ["larger_tile_four_warps", "row_max_ilp"] and len(
+        found
+    ) == len(usual) + 2
 
 
 def test_a_run_on_the_cpu(inline, tmp_path):
@@ -295,7 +295,7 @@ def test_what_only_compiles_here_is_never_called_correct(inline, tmp_path, monke
     assert {m.name: m.status for m in run.steps} == {
         "approx_division": "checked",
         "explicit": "compiled",
-        "wide_block": "compiled",
+        "gluon_larger_tile": "compiled",
     }
     for m in run.steps[1:]:
         assert m.correct is None and m.max_error is None and m.resources["registers"] > 0
@@ -303,7 +303,18 @@ def test_what_only_compiles_here_is_never_called_correct(inline, tmp_path, monke
 
 
 def test_gluon_and_hopper_steps_run_on_the_cpu(inline, tmp_path):
-    arguments = ["--batch", 1, "--heads", 1, "--seq-len", 200, "--head-dim", 64, "--steps", "20,24,31,at_maxima"]
+    arguments = [
+        "--batch",
+        1,
+        "--heads",
+        1,
+        "--seq-len",
+        200,
+        "--head-dim",
+        64,
+        "--steps",
+        "20,24,31,pv_wait_after_max",
+    ]
     status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
     assert status == 0 and "compiled, not run" not in out
     [path] = tmp_path.glob("cpu-*/*/results.json")
@@ -399,8 +410,8 @@ def test_recorded_timings_are_shown_without_a_broken_cell(width):
     lines = shown(here, recorded, width)
     rows = rows_of(lines, here)
     assert len(rows) == len(here.steps) * (1 if width >= 140 else 2) and max(map(len, lines)) <= width
-    [linked] = [row for row in rows[-len(here.steps) :] if row[1] == "linked"]
-    assert f"{recorded.measurement('linked').tflops:.0f}" in linked
+    [linked] = [row for row in rows[-len(here.steps) :] if row[1] == "epilogue_overlap"]
+    assert f"{recorded.measurement('epilogue_overlap').tflops:.0f}" in linked
     assert sum("Recorded" in line or "recorded" in line for line in lines) > 1
     assert "no timing of this problem is recorded" in " ".join(" ".join(shown(here, None, width)).split())
 
@@ -590,7 +601,7 @@ def test_counters_are_read_in_one_go_and_one_by_one_where_that_fails(broken, mon
 
 def test_counters_of_all_kernels_of_a_step_are_put_together(monkeypatch):
     """Two launches in halves, two kernels of which one has the keys and one the queries, and a step with one."""
-    steps = [get_step(name) for name in ("two_streams", "even_banks", "two_kernels")]
+    steps = [get_step(name) for name in ("two_streams", "conflict_free_layout", "two_kernels")]
     kernels = [{"time_us": n} for n in (1.0, 2.0, 4.0, 8.0, 16.0)]
     monkeypatch.setattr("steps.measuring.measure.read_counters", lambda command, kernel, timeout: kernels)
     monkeypatch.setattr("steps.measuring.measure.find_ncu", lambda: "ncu")
@@ -602,7 +613,12 @@ def test_counters_of_all_kernels_of_a_step_are_put_together(monkeypatch):
 def test_peers_that_name_their_kernels_are_counted_beside_steps(monkeypatch):
     """Of the pass that is measured. Of flash-attn-4 a kernel is asked for, of PyTorch's memory-efficient one none."""
     peers = {peer.name: peer for peer in peers_of("backward")}
-    steps = [get_step("even_banks"), peers["flash_attn_4"], peers["sdpa_efficient"], get_step("sdpa_gradients")]
+    steps = [
+        get_step("conflict_free_layout"),
+        peers["flash_attn_4"],
+        peers["sdpa_efficient"],
+        get_step("sdpa_gradients"),
+    ]
     asked = []
 
     def read(command, kernel, timeout):
@@ -758,7 +774,7 @@ def test_a_length_that_nothing_can_hold_is_refused(tmp_path):
 
 def test_what_is_inside_a_step_is_measured_by_its_name(inline, tmp_path):
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--device", "cpu"]
-    status, out, _ = call(*arguments, "--steps", "large_tile", "--output-dir", tmp_path)
+    status, out, _ = call(*arguments, "--steps", "larger_tile_four_warps", "--output-dir", tmp_path)
     assert status == 0 and "A larger tile, four warps" in out
     [path] = tmp_path.glob("cpu-*/*/results.json")
     assert [m.status for m in read_run(path).inside] == ["checked"] and "A larger tile" in (
@@ -769,7 +785,7 @@ def test_what_is_inside_a_step_is_measured_by_its_name(inline, tmp_path):
 def test_the_rules_of_every_launch_are_told_once(monkeypatch, tmp_path):
     """When a step is checked; a timed launch tells nothing."""
     monkeypatch.setenv("FMHA_PROFILE", "1")
-    status, _, error = call("--seq-len", 64, "--steps", "exp2,at_maxima", "--output-dir", tmp_path)
+    status, _, error = call("--seq-len", 64, "--steps", "exp2,pv_wait_after_max", "--output-dir", tmp_path)
     told = [line for line in error.splitlines() if line.startswith("FMHA_PROFILE: ")]
     assert status == 0 and [line.split("Choice=")[1] for line in told] == ["CPU_Block_64x64", "SM90_TwoGroups_128x128"]
 

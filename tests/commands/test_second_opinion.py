@@ -32,9 +32,9 @@ def faked(monkeypatch):
 
 
 def test_it_is_recorded_and_shown(faked, tmp_path, capsys, monkeypatch):
-    asked = ["--steps", "mma,linked", "--iterations", "2", "--output-dir", str(tmp_path)]
+    asked = ["--steps", "mma,epilogue_overlap", "--iterations", "2", "--output-dir", str(tmp_path)]
     assert second_opinion.main(asked) == 0
-    assert len(faked) == 6 and {name for _, name in faked} == {"mma", "linked"}
+    assert len(faked) == 6 and {name for _, name in faked} == {"mma", "epilogue_overlap"}
     [record] = recorded_opinions(tmp_path)
     assert [len(one.rounds) for one in record.timed] == [2, 2, 2]
     said = " ".join(capsys.readouterr().out.split())

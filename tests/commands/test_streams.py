@@ -77,7 +77,7 @@ def test_columns_of_a_table_align_in_every_encoding(output, encoding):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-@pytest.mark.parametrize(("command", "arguments"), [(trace, ["linked"]), (train, [])], ids=["trace", "train"])
+@pytest.mark.parametrize(("command", "arguments"), [(trace, ["epilogue_overlap"]), (train, [])], ids=["trace", "train"])
 def test_commands_that_say_times_and_dashes_run_in_it(output, encoding, command, arguments):
     stream = output(encoding)
     assert command.main(arguments) == 0
@@ -155,7 +155,7 @@ def test_a_command_whose_output_goes_nowhere(shell, status, told, tmp_path):
     ids=["without docstrings", "C locale"],
 )
 def test_a_command_runs_without_docstrings_and_in_another_locale(option, settings):
-    command = [sys.executable, option, "-m", "steps.trace", "linked"]
+    command = [sys.executable, option, "-m", "steps.trace", "epilogue_overlap"]
     there = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"} | settings
     done = subprocess.run(command, cwd=ROOT, env=there, capture_output=True, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

@@ -33,7 +33,9 @@ def test_a_model_learns_and_other_weights_give_another_curve():
     assert curve[:3] != training.losses(training.by_sdpa, SMALL, 3, 1, "cpu")
 
 
-@pytest.mark.parametrize(("forward", "backward"), [("at_maxima", "groups_apart"), ("exp2", "mask_loops")])
+@pytest.mark.parametrize(
+    ("forward", "backward"), [("pv_wait_after_max", "decoupled_warpgroups"), ("exp2", "mask_loops")]
+)
 def test_with_the_steps_the_loss_is_that_of_sdpa(forward, backward):
     """To what rounding changes; with gradients that are wrong it is not."""
     ours = training.by_steps(get_step(forward), get_step(backward))
@@ -60,8 +62,8 @@ def recorded(tmp_path):
         date="2026-11-23T10:00:00+00:00",
         machine={"name": "A GPU", "slug": "gpu"},
         versions={},
-        forward="at_maxima",
-        backward="groups_apart",
+        forward="pv_wait_after_max",
+        backward="decoupled_warpgroups",
         size={},
         floor=0.9,
         losses=curves,
@@ -90,7 +92,7 @@ def test_a_record_is_shown(no_gpu, recorded, capsys):
     assert "There is no GPU here. Recorded:" in said and "steps 1.5000" in said and "2.00× (2.00–2.00)" in said
     assert "the steps themselves" in said
     page = summary.training(recorded)
-    assert len(page.parts) == 4 and "groups_apart" in page.parts[0]
+    assert len(page.parts) == 4 and "decoupled_warpgroups" in page.parts[0]
 
 
 def test_without_a_gpu_and_a_record_it_is_one_line(no_gpu, tmp_path, capsys):
@@ -104,12 +106,12 @@ def test_steps_that_do_not_fit_are_refused():
     from tutorial_lib.problem import Problem
 
     shape = Problem(batch=1, heads=2, seq_len_q=64, seq_len_kv=64, head_dim=64)
-    assert train.asked("at_maxima", "forward", shape, "sm_90").name == "at_maxima"
+    assert train.asked("pv_wait_after_max", "forward", shape, "sm_90").name == "pv_wait_after_max"
     assert train.asked("best", "backward", shape, "sm_90").direction == "backward"
     for name, direction, told in (
         ("nothing", "forward", "argument --forward: no step nothing"),
-        ("at_maxima", "backward", "must be a step of the backward pass, got 206 at_maxima"),
-        ("groups_apart", "backward", "made of wgmma"),
+        ("pv_wait_after_max", "backward", "must be a step of the backward pass, got 206 pv_wait_after_max"),
+        ("decoupled_warpgroups", "backward", "made of wgmma"),
     ):
         with pytest.raises(BadRequest, match=told):
             train.asked(name, direction, shape, "sm_80")
@@ -119,7 +121,7 @@ def test_the_front_door_is_timed_only_where_it_takes_the_steps(monkeypatch):
     from steps.core import attention as front
     from steps.core.problems import HEADLINE
 
-    pair = front.Training(get_step("at_maxima"), get_step("groups_apart"))
+    pair = front.Training(get_step("pv_wait_after_max"), get_step("decoupled_warpgroups"))
     monkeypatch.setattr(front, "training", lambda problem, target: pair)
     monkeypatch.setattr(front, "_trains", lambda problem, target: True)
     assert train.front_door(HEADLINE, "sm_90") == list(pair)

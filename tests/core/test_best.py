@@ -38,14 +38,14 @@ def test_what_is_recorded_is_answered_by_its_own_record(run):
 def test_the_answer_does_not_flip_between_kernels_of_the_same_code():
     """Whichever of two steps with the same code was a little faster, the earlier one is the answer."""
     run = recorded("b4_h32_s1024_d64_fp16_causal")  # which holds both in its own rounds
-    twins = [run.measurement(name) for name in ("at_maxima", "diagonal_first")]
+    twins = [run.measurement(name) for name in ("pv_wait_after_max", "reverse_kv_order")]
     assert twins[0].code == twins[1].code
     answers = []
     for first, second in (twins, twins[::-1]):
         faster = first.model_copy(update={"tflops": 2 * second.tflops})
         steps = [faster if m.name == first.name else m for m in run.steps]
         answers.append(best(run.the_problem(), "sm_90", [run.model_copy(update={"steps": steps})]).step.name)
-    assert len(set(answers)) == 1 and "diagonal_first" not in answers
+    assert len(set(answers)) == 1 and "reverse_kv_order" not in answers
 
 
 def test_what_is_the_best_is_said_by_its_verdicts():
@@ -88,7 +88,7 @@ def test_a_record_of_slow_steps_alone_does_not_answer():
     changes = {"problem": dataclasses.asdict(own), "inside": [], "peers": []}
     slow = run.model_copy(update={**changes, "steps": few})
     assert best(own, "sm_90", [*RECORDED, slow]).record.the_problem() != own
-    last = run.model_copy(update={**changes, "steps": [*few, run.measurement("at_maxima")]})
+    last = run.model_copy(update={**changes, "steps": [*few, run.measurement("pv_wait_after_max")]})
     assert best(own, "sm_90", [*RECORDED, last]).record.the_problem() == own
 
 
@@ -138,7 +138,7 @@ def test_packed_sequences_are_answered_by_the_record_of_their_own_lengths():
     ragged, even, other = (
         Problem.packed(each, **common) for each in ((700, 300, 500), (500, 500, 500), (600, 600, 300))
     )
-    packed = run.measurement("at_maxima").model_copy(update={"name": "hopper_varlen"})
+    packed = run.measurement("pv_wait_after_max").model_copy(update={"name": "hopper_varlen"})
     for dates in (("2026-01-01", "2026-01-02"), ("2026-01-02", "2026-01-01")):
         runs = [
             run.model_copy(update={"problem": problem.as_dict(), "date": date, "steps": [packed]})
@@ -160,7 +160,7 @@ def test_of_two_gpus_of_one_architecture_that_with_most_records_answers_also_whe
 
 def test_a_step_that_cannot_take_it_is_passed_over():
     wide = dataclasses.replace(H100, head_dim=512)
-    assert best(wide, "sm_90", RECORDED).step.name == "fine_grained"
+    assert best(wide, "sm_90", RECORDED).step.name == "head_dim_tiling"
     with pytest.raises(Unsupported, match="no recorded step takes"):
         best(H100, "sm_90", [])
 

@@ -148,7 +148,7 @@ def run(cuda, monkeypatch):
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: cuda.launched.append("a context"))
-    compiled, given = compiled_step(get_step("linked"), problem())
+    compiled, given = compiled_step(get_step("epilogue_overlap"), problem())
     code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
     return driver.launcher(code, (5, 1, 1), given, SimpleNamespace(index=0))
 
@@ -176,7 +176,9 @@ def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
     assert told == [99, 6, 1, 1, 32 * compiled.metadata.num_warps, 1, 1, 7, 4, 2, 1, 1]
 
 
-@pytest.mark.parametrize(("name", "neighbours", "attributes"), [("linked", 1, []), ("kv_multicast", 2, [4, 2, 1, 1])])
+@pytest.mark.parametrize(
+    ("name", "neighbours", "attributes"), [("epilogue_overlap", 1, []), ("kv_multicast", 2, [4, 2, 1, 1])]
+)
 def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attributes, run, cuda):
     """6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
     compiled, given = compiled_step(get_step(name), problem())

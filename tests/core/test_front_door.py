@@ -143,7 +143,7 @@ def test_what_a_launch_gets_lies_in_memory(way, kind, monkeypatch):
     assert len(given) == 12 and not any(x.is_neg() for x in given) and all(x.data_ptr() for x in given)
 
 
-@pytest.mark.parametrize("name", ["formulas", "relaxed", "on_its_side"])
+@pytest.mark.parametrize("name", ["formulas", "relaxed_atomics", "transposed_scores"])
 def test_gradients_of_numbers_that_are_not_in_memory_as_they_are(name):
     q, k, v, do = random(), random(), random(), random()
     o, lse = reference.attention_and_lse_float64(q, k, v)
@@ -250,7 +250,7 @@ def test_autocast_changes_nothing(way, dtype, device):
             assert torch.equal(WAYS[way](q, k, v, causal=True), expected)
 
 
-@pytest.mark.parametrize("name", ["formulas", "relaxed", "on_its_side"])
+@pytest.mark.parametrize("name", ["formulas", "relaxed_atomics", "transposed_scores"])
 def test_autocast_changes_no_gradients(name, device):
     q, k, v, do = random(), random(), random(), random()
     o, lse = reference.attention_and_lse_float64(q, k, v)
@@ -261,7 +261,7 @@ def test_autocast_changes_no_gradients(name, device):
 
 
 @pytest.mark.parametrize("head_dim", [8, 16])
-@pytest.mark.parametrize("name", ["counted", "window", "varlen"])
+@pytest.mark.parametrize("name", ["static_scheduler", "window", "varlen"])
 def test_a_tile_half_of_which_is_behind_the_tensors_end(name, head_dim):
     q, k, v = (random(shape=(1, 2, 40, head_dim)) for _ in range(3))
     assert_right(get_step(name).attention(q, k, v, causal=True), q, k, v, causal=True)
@@ -301,7 +301,9 @@ def test_where_sequences_begin_is_read_from_memory(monkeypatch):
 # --- derivatives ---
 
 
-@pytest.fixture(params=[("at_maxima", "groups_apart"), ("counted", "longest_first"), None], ids=str)
+@pytest.fixture(
+    params=[("pv_wait_after_max", "decoupled_warpgroups"), ("static_scheduler", "longest_first"), None], ids=str
+)
 def pair(request, monkeypatch):
     """The steps that the front door trains by; None: PyTorch."""
     found = request.param and front.Training(*map(get_step, request.param))
@@ -353,7 +355,7 @@ def test_what_is_wrong_is_told_whoever_looks_on(way, change, asked, words):
 
 
 def test_gradients_of_gradients_are_refused_by_name(monkeypatch):
-    found = front.Training(get_step("counted"), get_step("longest_first"))
+    found = front.Training(get_step("static_scheduler"), get_step("longest_first"))
     monkeypatch.setattr(front, "_trains", lambda *_: True)
     monkeypatch.setattr(front, "training", lambda *_: found)
     q, k, v = random(), random(), random()
@@ -520,7 +522,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["counted", "at_maxima", "sdpa"])
+@pytest.mark.parametrize("name", ["static_scheduler", "pv_wait_after_max", "sdpa"])
 def test_what_one_mode_made_ready_serves_the_others(name, mode, device):
     """What a step keeps (lists of tiles, counts) was made in the mode of its first call."""
     step = steps.get_step(name).evolve(name=f"{name} once more")

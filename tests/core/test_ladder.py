@@ -15,7 +15,7 @@ from tests.results.recorded import RECORDED
 from tutorial_lib.files import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WAITING = {"split_keys"}  # for rounds that hold it beside the step it stands on
+WAITING = {"split_kv"}  # for rounds that hold it beside the step it stands on
 MAIN_PATH = [s for s in (*STEPS[1:], *GRADIENTS[1:]) if not s.fork and part_of(s.number).timed]
 
 
@@ -26,7 +26,7 @@ def test_steps_are_numbered_named_and_found():
     for step in STEPS:
         assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
         assert (ROOT / module_file(step)).stem == f"step{step.number:03}_{step.name}"
-    with pytest.raises(ValueError, match=r"^no step warp; did you mean eight_warps, spare_warps or warp_roles\?$"):
+    with pytest.raises(ValueError, match=r"^no step warp; did you mean larger_tile, fused_pre_post or warp_roles\?$"):
         get_step("warp")
 
 
@@ -55,23 +55,25 @@ def test_what_is_inside_a_step_has_no_number_and_is_found_by_name():
     for piece in INSIDE:
         assert piece.number is None and get_step(piece.name) is piece
         assert module_file(piece) == module_file(get_step(piece.inside))
-    assert get_step("turns") is get_step("three_groups") and get_step("early_query") is get_step("room")
+    assert get_step("turns") is get_step("three_warpgroups") and get_step("early_query") is get_step("split_epilogue")
+    for old in ladder.OLD_NAMES:
+        assert get_step(old).name == ladder.today(old) and old not in {piece.name for piece in ladder.whole_ladder()}
 
 
 def test_an_old_number_leads_to_what_had_it_unless_today_s_ladder_has_it():
-    assert get_step(39) is get_step("at_maxima") and get_step("122") is get_step("chains_in_pairs")
+    assert get_step(39) is get_step("pv_wait_after_max") and get_step("122") is get_step("row_max_ilp_multicast")
     assert get_step(100) is get_step("explicit") and select("11") == [get_step("cluster")]
-    assert get_step(93) is get_step("diagonal_first") and select("91") == [get_step("ping_pong")]
+    assert get_step(93) is get_step("reverse_kv_order") and select("91") == [get_step("ping_pong")]
     for gone in (94, "one_loop"):
-        with pytest.raises(ValueError, match=f"^step {gone} is no more; the nearest is stay$"):
+        with pytest.raises(ValueError, match=f"^step {gone} is no more; the nearest is persistent$"):
             get_step(gone)
 
 
 def test_a_step_that_is_renamed_or_deleted_takes_its_old_number_along(monkeypatch):
-    monkeypatch.setitem(ladder.OLD_NAMES, "four_chains", "no_meetings")
-    monkeypatch.setitem(ladder.OLD_NAMES, "counted", "nothing")
+    monkeypatch.setitem(ladder.OLD_NAMES, "row_max_ilp", "no_redundant_barriers")
+    monkeypatch.setitem(ladder.OLD_NAMES, "static_scheduler", "nothing")
     found = ladder._by_key.__wrapped__()
-    assert found["121"] is get_step("no_meetings") and found["122"] is get_step("chains_in_pairs")
+    assert found["121"] is get_step("no_redundant_barriers") and found["122"] is get_step("row_max_ilp_multicast")
     assert "12" not in found
 
 
@@ -127,9 +129,9 @@ def test_steps_are_selected_by_number_name_range_and_part():
 
     assert names("all") == [step.name for step in STEPS]
     assert names("2-4,sdpa") == ["sdpa", "mma", "exp2", "load_order"]
-    assert names("100-104") == ["explicit", "swizzle", "split_q", "stages", "wide_block"]
+    assert names("100-104") == ["explicit", "swizzle", "split_q", "stages", "gluon_larger_tile"]
     assert names("hopper") == [step.name for step in STEPS if 200 <= step.number < 300]
-    assert names("large_tile") == ["large_tile"]
+    assert names("larger_tile_four_warps") == ["larger_tile_four_warps"]
     for text, message in (
         ("7-2", "must not run backwards"),
         ("17-19", "no step has a number of 17-19"),

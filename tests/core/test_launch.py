@@ -45,7 +45,7 @@ def test_a_call_of_the_same_kind_is_made_ready_once(made_ready):
     assert made_ready == ["naive"]
 
 
-@pytest.mark.parametrize("name", ["naive", "counted", "wide_block", "linked"])
+@pytest.mark.parametrize("name", ["naive", "static_scheduler", "gluon_larger_tile", "epilogue_overlap"])
 def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
     """Everything that may differ, in every order: each answer is that of a step which has seen nothing before."""
     q, k, v = inputs()
@@ -120,7 +120,7 @@ def test_nothing_keeps_the_tensors_alive():
     import gc
     import weakref
 
-    for step in (fresh("naive"), fresh("mma"), fresh("counted")):
+    for step in (fresh("naive"), fresh("mma"), fresh("static_scheduler")):
         q, k, v = inputs()
         gone = [weakref.ref(x) for x in (q, k, v)]
         step.attention(q, k, v)
@@ -130,15 +130,15 @@ def test_nothing_keeps_the_tensors_alive():
 
 
 def test_a_step_goes_to_another_process_without_its_launches():
-    step = fresh("counted")
+    step = fresh("static_scheduler")
     step.attention(*inputs())
     again = pickle.loads(pickle.dumps(step))
     assert again == step and len(again.launches) == 0 and len(step.launches) == 1
 
 
 def test_several_threads_may_call():
-    step, given = fresh("counted"), [inputs(seq_len_q=n) for n in (10, 20, 70)]
-    expected = [fresh("counted").attention(*x, True) for x in given]
+    step, given = fresh("static_scheduler"), [inputs(seq_len_q=n) for n in (10, 20, 70)]
+    expected = [fresh("static_scheduler").attention(*x, True) for x in given]
     wrong = []
 
     def work(n):

@@ -15,21 +15,21 @@ CUTILE = [step for step in FUSED if isinstance(step, CuTileStep)]
 
 # Steps that change more than one hole, and why is said in their modules.
 TOGETHER = {
-    "eight_warps": {"tile", "warps", "occupancy", "latency"},
+    "larger_tile": {"tile", "warps", "occupancy", "latency"},
     "cluster": {"tile", "cluster"},
-    "wide_block": {"tile", "defer_sum"},
-    "fine_grained": {"share_keys_values", "query_in_registers", "schedule"},
-    "overlap": {"generation", "registers"},
-    "dealt": {"order", "output_to", "free"},
-    "three_groups": {"groups", "turns"},
+    "gluon_larger_tile": {"tile", "defer_sum"},
+    "head_dim_tiling": {"share_keys_values", "query_in_registers", "schedule"},
+    "intra_warpgroup_overlap": {"generation", "registers"},
+    "lpt_scheduler": {"order", "output_to", "free"},
+    "three_warpgroups": {"groups", "turns"},
     "half_output": {"output_to", "free"},
-    "room": {"groups", "turns", "ends", "output_to", "queries", "free"},
-    "softmax_ahead": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
-    "lasting_blocks": {"emulated", "roles.stay"},
-    "priorities": {"stages", "scale_query"},
-    "at_maxima": {"softmax", "sums"},
-    "late_wait": {"softmax", "sums"},
-    "chains_in_pairs": {"pairs", "walk", "order", "sums"},
+    "split_epilogue": {"groups", "turns", "ends", "output_to", "queries", "free"},
+    "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
+    "blackwell_persistent": {"emulated", "roles.stay"},
+    "wave_priorities": {"stages", "scale_query"},
+    "pv_wait_after_max": {"softmax", "sums"},
+    "pv_wait_after_softmax": {"softmax", "sums"},
+    "row_max_ilp_multicast": {"pairs", "walk", "order", "sums"},
 }
 
 
@@ -48,7 +48,7 @@ def test_one_hole_changes(step):
 
 
 def test_a_choice_inside_a_choice_is_named_by_its_way():
-    rescaled = dataclasses.replace(get_step("threshold"), previous=get_step("correction"))
+    rescaled = dataclasses.replace(get_step("lazy_rescaling"), previous=get_step("correction_warpgroup"))
     assert list(rescaled.changed_holes()) == ["roles.correction.threshold"]
     assert get_step("registers").changed_holes() == {"registers": (168, 240)}
 

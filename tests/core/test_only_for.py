@@ -47,14 +47,22 @@ def is_for(step, problem) -> bool:
 def test_these_steps_are_for_some_problems_alone():
     """So that the next test has what it looks at."""
     names = {step.name for step in PARTLY}
-    assert names >= {"mask_loop", "linked", "third_group", "half_output", "half_query", "lean_sum", "at_maxima"}
-    assert names >= {"diagonal_first", "four_chains", "no_meetings", "quarter_query"}
+    assert names >= {
+        "mask_loop",
+        "epilogue_overlap",
+        "three_warpgroups_unordered",
+        "half_output",
+        "half_query",
+        "hopper_deferred_sum",
+        "pv_wait_after_max",
+    }
+    assert names >= {"reverse_kv_order", "row_max_ilp", "no_redundant_barriers", "quarter_q_registers"}
 
 
 @pytest.mark.parametrize("step", PARTLY, ids=lambda step: step.name)
 def test_elsewhere_a_step_is_its_predecessor(step):
     others = [problem for problem in PROBLEMS if not is_for(step, problem)]
-    assert others or step.name in ("at_maxima",)
+    assert others or step.name in ("pv_wait_after_max",)
     for problem in others:
         assert step.variant(problem, ARCH) == step.previous.variant(problem, ARCH)
         assert step.entry(problem, ARCH)[0] is step.previous.entry(problem, ARCH)[0]
@@ -66,10 +74,14 @@ def test_what_is_new_is_there_for_the_problems_that_it_is_for_and_no_others():
     def queries(name, *shape):
         return get_step(name).variant(standard(*shape)).queries
 
-    assert queries("quarter_query", 2048, 128, True) == queries("quarter_query", 2048, 128, False) == QUARTER_HELD
-    assert queries("quarter_query", 1024, 128, True) == queries("quarter_query", 8192, 128, True) == SHARED
-    assert queries("quarter_query", 4096, 64, True) == SHARED
-    assert queries("quarter_query", 4096, 256, True) == HALF_HELD  # of an earlier step, for other problems
+    assert (
+        queries("quarter_q_registers", 2048, 128, True)
+        == queries("quarter_q_registers", 2048, 128, False)
+        == QUARTER_HELD
+    )
+    assert queries("quarter_q_registers", 1024, 128, True) == queries("quarter_q_registers", 8192, 128, True) == SHARED
+    assert queries("quarter_q_registers", 4096, 64, True) == SHARED
+    assert queries("quarter_q_registers", 4096, 256, True) == HALF_HELD  # of an earlier step, for other problems
 
 
 def small(problem) -> bool:
@@ -99,24 +111,24 @@ def test_a_condition_is_asked_about_the_head_dim_of_tiles():
 
 
 def test_what_replaces_a_hole_is_there_for_all_problems():
-    step = dataclasses.replace(get_step("quarter_query"), queries=SHARED)
+    step = dataclasses.replace(get_step("quarter_q_registers"), queries=SHARED)
     assert all(step.for_problem(problem).queries is SHARED for problem in PROBLEMS)
 
 
 def test_it_is_told_where_a_step_changes_something():
-    [told] = get_step("diagonal_first").key_changes()
+    [told] = get_step("reverse_kv_order").key_changes()
     assert told.startswith("walk: ") and told.endswith(" where wide_and_masked")
 
 
 def test_some_holes_are_the_same_for_all_problems():
     with pytest.raises(ValueError, match="order must be the same for all problems"):
-        get_step("linked").evolve(only_for=small, order=get_step("producer").order)
+        get_step("epilogue_overlap").evolve(only_for=small, order=get_step("producer").order)
     with pytest.raises(ValueError, match="warps must be the same for all problems"):
         get_step("exp2").evolve(only_for=small, warps=8)
 
 
 def test_a_step_is_decided_once_for_problems_of_a_kind_and_keeps_nothing_when_it_is_sent():
-    step = dataclasses.replace(get_step("quarter_query"))
+    step = dataclasses.replace(get_step("quarter_q_registers"))
     decided = step.for_problem(standard(4096, 128, True))
     assert decided is step.for_problem(standard(2048, 128, True)) and decided.for_problem(standard(4096, 64)) is decided
     assert not any(isinstance(value, OnlyFor) for value in decided.holes().values())
@@ -152,7 +164,12 @@ def test_no_kernel_and_no_skeleton_asks_which_step_it_is(path):
 
 
 @pytest.mark.parametrize(
-    "text", ["x = 1 if step.number >= 208 else 2", "if self.name in ('linked', 'room'): pass", "a = step.inside and b"]
+    "text",
+    [
+        "x = 1 if step.number >= 208 else 2",
+        "if self.name in ('epilogue_overlap', 'split_epilogue'): pass",
+        "a = step.inside and b",
+    ],
 )
 def test_such_a_condition_is_found(text):
     assert asks_which_step(text)

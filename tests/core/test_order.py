@@ -60,16 +60,16 @@ def ends(problem, tile, blocks, **how) -> list[int]:
 @pytest.mark.parametrize("problem", LATE, ids=lambda p: p.slug)
 def test_with_an_even_end_the_last_block_ends_sooner(problem, query, blocks):
     tile = Tile(query, 64)
-    before, now = ends(problem, tile, blocks), ends(problem, tile, blocks, even_end=True)
+    before, now = ends(problem, tile, blocks), ends(problem, tile, blocks, balanced_tail=True)
     assert sum(before) == sum(now) and max(now) < 0.98 * max(before)
-    numbers = sorted(number for tiles in order.deal(problem, tile, blocks, even_end=True) for number in tiles)
+    numbers = sorted(number for tiles in order.deal(problem, tile, blocks, balanced_tail=True) for number in tiles)
     assert numbers == list(range(order.tiles_a_head(problem, tile) * problem.heads * problem.batch))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
 def test_an_even_end_changes_the_lists_only_where_it_is_worth_it(problem):
-    before, now = order.deal(problem, TILE, 132), order.deal(problem, TILE, 132, even_end=True)
-    loads = ends(problem, TILE, 132), ends(problem, TILE, 132, even_end=True)
+    before, now = order.deal(problem, TILE, 132), order.deal(problem, TILE, 132, balanced_tail=True)
+    loads = ends(problem, TILE, 132), ends(problem, TILE, 132, balanced_tail=True)
     assert before == now or max(loads[1]) * (1 + order.WORTH) < max(loads[0])
     assert problem != CAUSAL or before == now
 
@@ -80,7 +80,7 @@ def test_only_the_last_section_has_more_heads():
     a_head, heads = order.tiles_a_head(problem, tile), problem.batch * problem.heads
     lengths = [order.length(problem, tile, i) for i in range(a_head)]
     larger = -(-132 * max(lengths) // sum(lengths)) + order.section_heads(problem)  # at most, as sections are whole
-    before, now = order.deal(problem, tile, 132), order.deal(problem, tile, 132, even_end=True)
+    before, now = order.deal(problem, tile, 132), order.deal(problem, tile, 132, balanced_tail=True)
     assert before != now
     for one, other in zip(before, now):
         early = [n for n in one if n // a_head < heads - larger]
@@ -202,8 +202,10 @@ def test_an_order_is_one_of_its_kinds(ways):
 
 def test_lists_that_end_evenly_set_a_step_apart_where_they_differ():
     """With the machine code of the step before: what runs is not the same, and it is not called so."""
-    assert get_step("chains_in_pairs").order.even_end and get_step("no_meetings").order.even_end
-    now, before = get_step("even_end"), get_step("pieces")
+    assert (
+        get_step("row_max_ilp_multicast").order.balanced_tail and get_step("no_redundant_barriers").order.balanced_tail
+    )
+    now, before = get_step("balanced_tail"), get_step("split_head_dim")
     for seq_len, same in ((4096, False), (16384, True)):
         shape = Problem(
             batch=32768 // seq_len, heads=8, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=256, causal=True

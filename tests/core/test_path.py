@@ -29,9 +29,9 @@ def test_the_first_steps_of_both_parts_are_always_on_it(problem, arch):
 
 def test_what_does_nothing_new_on_a_problem_is_left_out():
     """mask_loop is for problems with a mask; without one room is for other head_dims alone."""
-    assert "room" not in names(FULL)
+    assert "split_epilogue" not in names(FULL)
     assert "mask_loop" in names(HEADLINE) and "mask_loop" not in names(FULL)
-    assert "room" in names(standard(1024, 64)) and "room" in names(standard(4096, 256, True))
+    assert "split_epilogue" in names(standard(1024, 64)) and "split_epilogue" in names(standard(4096, 256, True))
 
 
 @pytest.mark.parametrize("problem", USUAL, ids=lambda p: p.slug)
@@ -44,16 +44,18 @@ def test_what_is_left_out_is_the_same_code(problem):
 
 
 def test_a_step_is_compared_with_who_does_what_its_predecessor_does():
-    own_end, at_maxima = get_step("own_end"), get_step("at_maxima")
-    assert stands_on(own_end, HEADLINE, "sm_90").name == "linked"  # three_groups does nothing new
-    assert stands_on(at_maxima, FULL, "sm_90").name == "linked"  # nor does room
+    warpgroup_causal_bound, pv_wait_after_max = get_step("warpgroup_causal_bound"), get_step("pv_wait_after_max")
+    assert (
+        stands_on(warpgroup_causal_bound, HEADLINE, "sm_90").name == "epilogue_overlap"
+    )  # three_warpgroups does nothing new
+    assert stands_on(pv_wait_after_max, FULL, "sm_90").name == "epilogue_overlap"  # nor does room
     assert (
         stands_on(get_step("exp2"), HEADLINE, "sm_90").name == "mma" and stands_on(STEPS[0], HEADLINE, "sm_90") is None
     )
 
 
 def test_every_pass_and_kind_of_problem_has_a_path_of_its_own():
-    assert names(DECODING)[-2:] == ["approx_division", "split_keys"] and "wgmma" not in names(DECODING)
+    assert names(DECODING)[-2:] == ["approx_division", "split_kv"] and "wgmma" not in names(DECODING)
     assert names(PAGED_DECODING, direction="paged") == ["gathered", "paged"]
     backward = path(HEADLINE, "sm_90", "backward")
     assert backward[0].name == "sdpa_gradients" and {step.direction for step in backward} == {"backward"}

@@ -41,8 +41,8 @@ def compiled(kernel: str, problem, arch: str):
     if kernel in OF_GRADIENTS:
         name, own = OF_GRADIENTS[kernel]
         return get_step(name).configured(problem, arch).compile_one(own, problem, arch)
-    names = {"attention": "approx_division", "searched": "found", "hopper": "softmax_ahead"}
-    names |= {"hopper_together": "reduction", "hopper_apart": "groups_apart"}
+    names = {"attention": "approx_division", "searched": "autotuned", "hopper": "next_softmax_first"}
+    names |= {"hopper_together": "tma_reduce_add", "hopper_apart": "decoupled_warpgroups"}
     return get_step(names[kernel]).compile(problem, arch)
 
 
@@ -98,7 +98,7 @@ def test_gradients_with_fewer_queries_spill_no_more_and_are_slower():
     for run in runs:
         assert rule_for("hopper_apart", run.the_problem(), "sm_90").name == "SM90_GroupsApart_128x128"
         times = {m.name: [r.latency_ms[m.name] for r in run.rounds] for m in run.steps}
-        for step in ("groups_apart", "newest_first"):
+        for step in ("decoupled_warpgroups", "newest_first"):
             spilling, other = times[f"fewer_queries_{step}"], times[f"fewer_queries_{step} with 64"]
             assert max(a / b for a, b in zip(spilling, other, strict=True)) < 1
         apart, apart_fewer, last, last_fewer = (m.resources["spilled_bytes"] for m in run.steps[1:])
@@ -108,15 +108,21 @@ def test_gradients_with_fewer_queries_spill_no_more_and_are_slower():
 
 def test_two_warp_groups_that_spill_nothing_are_slower_than_three_in_long_sequences():
     problem = standard(8192, head_dim=64, causal=True)
-    assert get_step("linked").compile(problem).spilled_bytes == 0 and get_step("three_groups").previous.name == "linked"
-    assert find_recorded(problem).measurement("three_groups").speedup_vs_previous.verdict == "faster"
+    assert (
+        get_step("linked").compile(problem).spilled_bytes == 0
+        and get_step("three_warpgroups").previous.name == "linked"
+    )
+    assert find_recorded(problem).measurement("three_warpgroups").speedup_vs_previous.verdict == "faster"
 
 
 def test_short_sequences_have_two_groups_that_spill_nothing_under_a_mask():
     short, longer = (standard(seq_len, head_dim=64, causal=True) for seq_len in (1024, 1280))
-    assert (get_step("no_meetings").variant(short).groups, get_step("no_meetings").variant(longer).groups) == (2, 3)
-    assert get_step("no_meetings").compile(short).spilled_bytes == 0
-    assert get_step("no_meetings").variant(standard(1024, head_dim=64)).groups == 3
+    assert (
+        get_step("no_redundant_barriers").variant(short).groups,
+        get_step("no_redundant_barriers").variant(longer).groups,
+    ) == (2, 3)
+    assert get_step("no_redundant_barriers").compile(short).spilled_bytes == 0
+    assert get_step("no_redundant_barriers").variant(standard(1024, head_dim=64)).groups == 3
 
 
 def test_at_head_dim_256_no_tile_of_gradients_with_more_keys_fits(monkeypatch):
@@ -178,7 +184,7 @@ def test_what_was_found_for_gradients_is_the_fastest_of_the_recorded_search():
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "cpu"])
 def test_the_backward_step_takes_what_was_found_and_else_what_the_step_before_takes(arch):
     problem = standard(head_dim=64)
-    step, before = (get_step(name).configured(problem, arch) for name in ("two_blocks", "prepared"))
+    step, before = (get_step(name).configured(problem, arch) for name in ("two_blocks", "preprocess_kernel"))
     assert (step.keys.occupancy, step.queries.occupancy) == ((2, 1) if arch == "sm_90" else (None, None))
     assert (before.keys.occupancy, before.queries.occupancy) == (None, None)
     assert arch == "sm_90" or (step.keys, step.queries) == (before.keys, before.queries)
@@ -193,13 +199,13 @@ def test_a_mask_and_head_dim_decide_what_the_backward_step_takes():
 
 def test_the_step_takes_what_was_found():
     problem = standard(head_dim=64)
-    step, shape = get_step("found").configured(problem, "sm_90"), rule_for("searched", problem, "sm_90").choice
+    step, shape = get_step("autotuned").configured(problem, "sm_90"), rule_for("searched", problem, "sm_90").choice
     assert (step.tile, step.warps, step.cluster, step.occupancy) == (shape.tile, shape.warps, shape.cluster, 2)
     assert not step.searched
 
 
 def test_where_nothing_was_searched_the_step_is_the_one_before():
-    step = get_step("found")
+    step = get_step("autotuned")
     assert step.configured(standard(), "sm_80").holes() == step.previous.holes()
 
 
@@ -246,11 +252,11 @@ LINE = r"FMHA_PROFILE: HeadDim=64, Arch=CPU, SeqQ=16, Choice=(\w+)\n"
     ("name", "choices"),
     [
         ("exp2", ["CPU_Block_64x64"]),
-        ("wide_block", None),
-        ("at_maxima", ["SM90_ThreeGroups_192x128"]),
-        ("relaxed", ["CPU_Block_64x64"]),
+        ("gluon_larger_tile", None),
+        ("pv_wait_after_max", ["SM90_ThreeGroups_192x128"]),
+        ("relaxed_atomics", ["CPU_Block_64x64"]),
         ("mask_loops", ["CPU_Block_64x64"] * 2),
-        ("groups_apart", ["SM90_GroupsApart_128x128"]),
+        ("decoupled_warpgroups", ["SM90_GroupsApart_128x128"]),
         ("sdpa", []),
     ],
 )

@@ -16,7 +16,17 @@ from tutorial_lib.passes import FORWARD
 from tutorial_lib.results import recorded_traces
 from tutorial_lib.tracing import WINDOW, events_of, summarise
 
-STEPS = ["stages", "wide_block", "wgmma", "producer", "ping_pong", "overlap", "linked", "at_maxima", "kv_multicast"]
+STEPS = [
+    "stages",
+    "gluon_larger_tile",
+    "wgmma",
+    "producer",
+    "ping_pong",
+    "intra_warpgroup_overlap",
+    "epilogue_overlap",
+    "pv_wait_after_max",
+    "kv_multicast",
+]
 GLUON = [step for step in LADDER if step.backend in ("gluon", "hopper")]
 SHAPE = problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=300, head_dim=128)
 
@@ -37,8 +47,8 @@ def test_a_wait_inside_a_function_for_one_of_several_barriers_is_told_by_its_nam
     """The producer of a pair waits for a place of keys or of values of both blocks: which, the stamps do not tell."""
     segments = with_stamps(write_step(get_step("kv_multicast"), SHAPE).text, 3, 200).segments
     assert "wait for fetch_as_pair" in {segment.label for segment in segments}
-    alone = with_stamps(write_step(get_step("at_maxima"), SHAPE).text, 3, 200).segments
-    assert {"wait for key_free", "wait for value_free"} <= {segment.label for segment in alone}
+    alone = with_stamps(write_step(get_step("pv_wait_after_max"), SHAPE).text, 3, 200).segments
+    assert {"wait for key_empty", "wait for value_empty"} <= {segment.label for segment in alone}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -62,14 +72,14 @@ def test_roles_tell_of_the_waits_that_their_source_has():
     assert stamped.roles == ("consume 0", "consume 1", "produce 2")
     events = events_of(trace[-2], stamped.segments, stamped.roles, ID_BITS)  # two tiles of keys
     mine = [label for role, _, label, _, _ in events if role == "consume 0"]
-    turn = ["wait for key_ready", "products are issued", "wait for a product", "softmax", "wait for value_ready"]
+    turn = ["wait for key_full", "products are issued", "wait for a product", "softmax", "wait for value_full"]
     assert any(mine[n : n + 5] == turn for n in range(len(mine)))
     producers = {label for role, kind, label, _, _ in events if role == "produce 2" and kind == "wait"}
-    assert producers == {"wait for query_free", "wait for key_free", "wait for value_free"}
+    assert producers == {"wait for query_empty", "wait for key_empty", "wait for value_empty"}
 
 
 def test_more_stamps_than_there_is_room_for_are_left_out():
-    _, trace, o, expected = run_with_stamps("linked", stamps=10)
+    _, trace, o, expected = run_with_stamps("epilogue_overlap", stamps=10)
     assert torch.equal(o, expected)
     for row in trace[0]:  # none runs on into the next
         assert len(row) == 10 and row == sorted(row) and row[0] % 2**ID_BITS == 0
@@ -86,7 +96,7 @@ def test_a_step_itself_has_no_stamps():
 
 def test_a_kernel_with_too_many_segments_is_refused():
     text = write_step(get_step("producer"), SHAPE).text
-    wait = "        await_tile(barriers.query_ready, query_turn, QUERY_STAGES)\n"
+    wait = "        await_tile(barriers.query_full, query_turn, QUERY_STAGES)\n"
     assert text.count(wait) == 1
     with pytest.raises(ValueError, match=r"segments, of which a stamp names 64"):
         with_stamps(text.replace(wait, 60 * wait), 1, 10)
@@ -133,7 +143,9 @@ def test_blocks_are_summed_up_and_the_longest_is_kept():
 def test_the_simulator_tells_what_the_record_tells():
     """The same stamps, roles and labels on a GPU and on the simulator, so that both can stand in one table."""
     for found in recorded_traces(RESULTS):
-        queries = 2100 if found.step == "softmax_ahead" else 500  # with fewer its kernel is that of quarter_query
+        queries = (
+            2100 if found.step == "next_softmax_first" else 500
+        )  # with fewer its kernel is that of quarter_q_registers
         shape = problem(batch=1, heads=3, seq_len_q=queries, seq_len_kv=500, head_dim=128)
         mine = simulate(get_step(found.step), shape)
         assert list(mine.shares) == list(found.shares) and mine.blocks > 0

@@ -123,7 +123,7 @@ def test_a_maximum_is_that_of_all_keys(step, shape):
 def test_the_log_sum_exp_comes_behind_the_output_that_is_given():
     shape = problem(head_dim=64)
     q, k, v = FORWARD.inputs(shape, 0)
-    for name in ("sdpa", "counted", "wide_block", "at_maxima"):
+    for name in ("sdpa", "static_scheduler", "gluon_larger_tile", "pv_wait_after_max"):
         out = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
         o, lse = get_step(name).attention(q, k, v, causal=True, out=out, return_lse=True)
         assert o is out and torch.isfinite(lse).all()
@@ -132,7 +132,9 @@ def test_the_log_sum_exp_comes_behind_the_output_that_is_given():
 def test_a_kernel_from_a_text_has_no_log_sum_exp():
     shape = problem(head_dim=64)
     with pytest.raises(Unsupported, match="without the log-sum-exp"):
-        write_step(get_step("counted"), shape, "cpu").attention(*FORWARD.inputs(shape, 0), causal=True, return_lse=True)
+        write_step(get_step("static_scheduler"), shape, "cpu").attention(
+            *FORWARD.inputs(shape, 0), causal=True, return_lse=True
+        )
 
 
 def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
@@ -143,7 +145,7 @@ def test_a_head_dim_without_tiles_is_refused_and_who_takes_it_is_said():
     assert named and all(step.unsupported(shape, "sm_90") is None for step in named)
     for head_dim in (100, 264):
         with pytest.raises(Unsupported, match=f"head_dim must be a multiple of {PIECE} up to 256, got {head_dim}"):
-            get_step("linked").compile(problem(head_dim=head_dim))
+            get_step("epilogue_overlap").compile(problem(head_dim=head_dim))
 
 
 LAID_OUT = distinct(CUTILE + GLUON + HOPPER + BLACKWELL + CDNA, [problem(heads=2, seq_len_q=70, seq_len_kv=96)])
@@ -285,9 +287,12 @@ def test_what_the_hardware_cannot_index_is_refused(shape, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: replaced("registers", registers=248), "registers must be a multiple of 8 from 24 to 240, got 248"),
-        (lambda: replaced("registers", registers=100), "registers must be a multiple of 8"),
-        (lambda: Order(persistent=False, section_bytes=None, counted=True), "for blocks that stay"),
+        (
+            lambda: replaced("register_reallocation", registers=248),
+            "registers must be a multiple of 8 from 24 to 240, got 248",
+        ),
+        (lambda: replaced("register_reallocation", registers=100), "registers must be a multiple of 8"),
+        (lambda: Order(persistent=False, section_bytes=None, counted=True), "for persistent blocks"),
         (lambda: Order(persistent=True, section_bytes=None, counted=True, taken=True), "and one of these"),
         (lambda: replaced("mask_loop", mask_loop=MaskLoop(256, Latency())), "a tile whose keys its key divides"),
         (lambda: replaced("mask_loop", mask_loop=MaskLoop(0, Latency())), "a tile whose keys its key divides"),

@@ -16,14 +16,30 @@ from tests.selection import sampled
 
 KERNELS = kernels()
 WRITTEN = [step for step in KERNELS if is_written(step)]
-CAPS = {"mma": 80, "softmax_ahead": 470, "added_later": 605}  # lines of the text
+CAPS = {"mma": 80, "next_softmax_first": 470, "deferred_reduce_add": 605}  # lines of the text
 LATER = {  # names that only later steps bring; ordinary words that are names, too, are left out
-    "cutile": {"mask_loop", "apart", "counted", "sections", "halves", "persistent"},
-    "hopper": {"linked", "own_end", "room", "half_query", "early_query", "half_output", "diagonal_first", "lean_sum"},
-    "blackwell": {"threshold", "polynomial"},
+    "cutile": {"mask_loop", "output_buffer", "static_scheduler", "l2_aware", "intra_tile_overlap", "persistent"},
+    "hopper": {
+        "epilogue_overlap",
+        "warpgroup_causal_bound",
+        "split_epilogue",
+        "half_query",
+        "early_query",
+        "half_output",
+        "reverse_kv_order",
+        "hopper_deferred_sum",
+    },
+    "blackwell": {"lazy_rescaling", "exp2_emulation"},
     "triton": {"mfma", "warp_pipeline_stage"},
-    "cdna": {"vote", "heads_first", "by_shape"},
-    "gluon": {"wide_block", "shared_kv", "q_registers", "fine_grained", "defer_sum", "share_keys_values"},
+    "cdna": {"vote", "xcd_swizzle", "by_shape"},
+    "gluon": {
+        "gluon_larger_tile",
+        "shared_kv_buffer",
+        "q_registers",
+        "head_dim_tiling",
+        "defer_sum",
+        "share_keys_values",
+    },
 }
 
 
@@ -62,9 +78,9 @@ def test_the_text_is_the_kernel_and_nothing_else(step):
     ("name", "problem"),
     [
         ("mma", standard(4000)),
-        ("wide_block", standard(head_dim=64, causal=True)),
-        ("linked", standard(4000)),
-        ("at_maxima", standard(head_dim=64, causal=True)),
+        ("gluon_larger_tile", standard(head_dim=64, causal=True)),
+        ("epilogue_overlap", standard(4000)),
+        ("pv_wait_after_max", standard(head_dim=64, causal=True)),
     ],
     ids=lambda x: getattr(x, "slug", x),
 )
@@ -111,11 +127,11 @@ def test_a_step_made_of_pytorch_has_no_text():
     with pytest.raises(Unsupported, match="no kernel of its own to show"):
         written_out(get_step("naive"), FULL)
     with pytest.raises(Unsupported, match="head_dim must be a multiple of 8"):
-        written_out(get_step("linked"), standard(head_dim=512))
+        written_out(get_step("epilogue_overlap"), standard(head_dim=512))
 
 
 def test_a_text_is_for_the_problems_that_it_was_written_for():
-    written = write_step(get_step("linked"), FULL)
+    written = write_step(get_step("epilogue_overlap"), FULL)
     assert written.unsupported(standard(8192), "sm_90") is None
     assert "written out for B=4 H=32 S=4096 D=128 fp16 full, not for" in written.unsupported(
         standard(head_dim=64), "sm_90"

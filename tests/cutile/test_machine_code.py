@@ -20,7 +20,7 @@ def test_which_step_lets_products_run_under_exponentials_of_its_own_tile():
     """In halves the first PV products begin before the last exponentials, mask or not; else all of them behind."""
     for causal in (False, True):
         shape = dataclasses.replace(EVEN, causal=causal)
-        before, halves = (get_step(name).compile(shape).hot_order for name in ("found", "halves"))
+        before, halves = (get_step(name).compile(shape).hot_order for name in ("autotuned", "intra_tile_overlap"))
         assert [what for what, _ in before] == ["wait", "HGMMA", "wait", "FMNMX", "EX2", "HGMMA", "wait"]
         work = [what for what, _ in halves if what in ("HGMMA", "EX2")]
         assert work[:2] == ["HGMMA", "EX2"] and work[2:].count("EX2") >= 1 and work[-1] == "HGMMA"
@@ -30,9 +30,9 @@ def test_which_step_lets_products_run_under_exponentials_of_its_own_tile():
     ("name", "head_dim", "causal", "overlaps"),
     [
         ("approx_division", 64, False, True),
-        ("eight_warps", 128, False, False),
-        ("stay", 128, False, True),
-        ("stay", 128, True, False),
+        ("larger_tile", 128, False, False),
+        ("persistent", 128, False, True),
+        ("persistent", 128, True, False),
     ],
 )
 def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_tile(name, head_dim, causal, overlaps):
@@ -48,18 +48,18 @@ def test_where_the_compiler_sets_products_among_the_exponentials_of_the_next_til
     "head_dim, causal, share", [(128, False, 1), (64, True, 1), (64, False, 0), (256, True, 1 / 4)]
 )
 def test_an_output_apart_takes_shared_memory_of_its_own(head_dim, causal, share):
-    """The output of step stay leaves through Q's place, but where it has one already, or room for a part."""
+    """The output of step persistent leaves through Q's place, but where it has one already, or room for a part."""
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
-    shared, apart = (get_step(name).compile(shape) for name in ("mask_loop", "apart"))
-    output = get_step("apart").variant(shape, "sm_90").tile.query * head_dim * 2  # bytes
+    shared, apart = (get_step(name).compile(shape) for name in ("mask_loop", "output_buffer"))
+    output = get_step("output_buffer").variant(shape, "sm_90").tile.query * head_dim * 2  # bytes
     assert apart.shared_bytes - shared.shared_bytes == pytest.approx(share * output, abs=0.01 * output)  # but barriers
     assert apart.spill_instructions == shared.spill_instructions == 0
 
 
 def test_an_output_apart_leaves_the_hot_loop_alone():
-    """Step apart, of head_dim 128 without a mask."""
+    """Step output_buffer, of head_dim 128 without a mask."""
     full = dataclasses.replace(EVEN, head_dim=128, causal=False)
-    assert get_step("apart").compile(full).hot_order == get_step("mask_loop").compile(full).hot_order
+    assert get_step("output_buffer").compile(full).hot_order == get_step("mask_loop").compile(full).hot_order
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_what_takes_no_loop_for_the_mask_is_the_code_of_the_step_before():
         ("mask_loop", dataclasses.replace(EVEN, head_dim=128, causal=False)),
         ("mask_loop", dataclasses.replace(EVEN, head_dim=64, causal=True)),
         ("mask_loop", dataclasses.replace(EVEN, head_dim=256, causal=True)),
-        ("apart", dataclasses.replace(EVEN, head_dim=128, causal=True)),
-        ("counted", dataclasses.replace(EVEN, head_dim=128, causal=True)),
-        ("counted", dataclasses.replace(EVEN, head_dim=64, causal=True)),
+        ("output_buffer", dataclasses.replace(EVEN, head_dim=128, causal=True)),
+        ("static_scheduler", dataclasses.replace(EVEN, head_dim=128, causal=True)),
+        ("static_scheduler", dataclasses.replace(EVEN, head_dim=64, causal=True)),
     ]:
         step = get_step(name)
         before, now = (sass.without_addresses(one.compile(shape).sass) for one in (step.previous, step))
@@ -128,7 +128,7 @@ def test_the_compiler_explains_itself():
     assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
 
 
-@pytest.mark.parametrize("name", ["cluster", "sections", "found"])
+@pytest.mark.parametrize("name", ["cluster", "l2_aware", "autotuned"])
 def test_clusters_are_refused_where_there_are_none(name):
     with pytest.raises(Unsupported, match=r"made of clusters .* not sm_80"):
         get_step(name).compile(EVEN, "sm_80")
@@ -142,14 +142,14 @@ def test_a_cluster_fetches_for_both_its_blocks():
 
 
 def test_eight_warps_hold_what_spills_in_four():
-    trap, rescue = (get_step(name).compile(EVEN) for name in ("large_tile", "eight_warps"))
+    trap, rescue = (get_step(name).compile(EVEN) for name in ("larger_tile_four_warps", "larger_tile"))
     assert trap.spill_instructions > 0 == rescue.spill_instructions
     assert (trap.compute_threads, rescue.compute_threads) == (128, 256)
 
 
 @pytest.mark.parametrize("arch", sorted(set(CUTILE_ARCHITECTURES) - {"sm_80", "sm_90", "sm_100", "sm_121"})[::2])
 def test_every_architecture_is_accepted(arch):
-    compiled = get_step("stay").compile(EVEN, arch)
+    compiled = get_step("persistent").compile(EVEN, arch)
     assert compiled.registers > 0
     assert compiled.instructions or arch == "sm_107"  # which Triton's disassembler does not know
 

@@ -55,10 +55,10 @@ def sample(milliseconds: float) -> dict:
 
 @pytest.fixture
 def run():
-    """A run of a decoding problem as it is summed up, in which a copy takes 0.4 ms and step split_keys 0.5 ms."""
-    steps = [get_step(name) for name in ("sdpa", "approx_division", "split_keys")]
+    """A run of a decoding problem as it is summed up, in which a copy takes 0.4 ms and step split_kv 0.5 ms."""
+    steps = [get_step(name) for name in ("sdpa", "approx_division", "split_kv")]
     contenders = [measure._Contender(step, status="measured", reason=None, runs=True) for step in steps]
-    milliseconds = {"sdpa": 1.0, "approx_division": 2.0, "split_keys": 0.5, timing.CEILING: 0.4}
+    milliseconds = {"sdpa": 1.0, "approx_division": 2.0, "split_kv": 0.5, timing.CEILING: 0.4}
     rounds = [{name: sample(ms) for name, ms in milliseconds.items()} for _ in range(3)]
     settings = measure.Settings(device="cpu", seed=0, rounds=3)
     return measure._summarise(DECODING, contenders, settings, rounds, [], [])
@@ -66,7 +66,7 @@ def run():
 
 def test_speed_is_told_in_bytes_a_second_and_as_a_share_of_the_copys(run):
     moved = 2 * 8 * 8 * 32768 * 128 * 2 + 2 * 8 * 64 * 128 * 2
-    found = run.measurement("split_keys")
+    found = run.measurement("split_kv")
     assert found.gigabytes_per_s == pytest.approx(moved / 0.5e-3 / 1e9)
     assert run.ceiling.gigabytes_per_s == pytest.approx(2**30 / 0.4e-3 / 1e9) and run.ceiling.tflops is None
     assert found.percent_of_ceiling == pytest.approx(100 * found.gigabytes_per_s / run.ceiling.gigabytes_per_s)

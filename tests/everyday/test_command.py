@@ -28,12 +28,12 @@ def recorded(folder):
 def test_decoding_has_no_mask_and_few_queries(capsys, tmp_path):
     asked = ["--seq-len-q", 2, "--seq-len", 300, "--kv-heads", 2, "--heads", 8, "--head-dim", 64]
     status, out, _ = call(
-        capsys, *asked, "--steps", "0,group_rows,split_keys", "--device", "cpu", "--output-dir", tmp_path
+        capsys, *asked, "--steps", "0,group_rows,split_kv", "--device", "cpu", "--output-dir", tmp_path
     )
     found = recorded(tmp_path)
     assert status == 0 and "B=1 H=8/2 S=2x300 D=64 fp16 full" in out and found["direction"] == "forward"
     correct = [(m["name"], m["correct"]) for m in found["steps"]]
-    assert correct == [("sdpa", True), ("split_keys", True), ("group_rows", True)]  # a variant comes behind the steps
+    assert correct == [("sdpa", True), ("split_kv", True), ("group_rows", True)]  # a variant comes behind the steps
 
 
 def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):
@@ -88,7 +88,7 @@ def test_peers_of_pages_are_not_run_on_the_cpu():
 
 def test_what_a_step_became_is_told_of_its_own_problem(capsys):
     """A step that does not take the standard problem has its own, and pages may be asked for."""
-    assert inspect.main(["split_keys"]) == 0
+    assert inspect.main(["split_kv"]) == 0
     out = capsys.readouterr().out.replace("\n", " ")
     assert "Compiled for B=8 H=64/8 S=1x32768 D=128 bf16" in out and "the memory bound it" in out
     assert inspect.main(["paged", "--page-size", "16"]) == 0

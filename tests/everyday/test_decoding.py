@@ -73,7 +73,7 @@ def test_any_strides_will_do(step, multiprocessors):
 def test_parts_without_a_key_count_nothing(monkeypatch):
     """Five tiles in four parts: two, two, one, none."""
     monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 4)
-    step, shape = dataclasses.replace(get_step("split_keys")), decoding_of(seq_len_kv=290)
+    step, shape = dataclasses.replace(get_step("split_kv")), decoding_of(seq_len_kv=290)
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
     exact = FORWARD.reference(shape, inputs)
     assert FORWARD.check(step, shape, inputs, exact, FORWARD.yardstick(shape, inputs, exact)).correct
@@ -105,7 +105,7 @@ def test_the_count_is_zero_again_behind_every_launch(monkeypatch):
     monkeypatch.setattr(decoding, "number_of_splits", lambda *_: 3)
     kept = torch.zeros(4, dtype=torch.int32)
     monkeypatch.setattr(decoding, "each_stream", lambda make, device: lambda: kept)
-    step, shape = dataclasses.replace(get_step("last_merges")), decoding_of(seq_len_kv=290)
+    step, shape = dataclasses.replace(get_step("last_block_merges")), decoding_of(seq_len_kv=290)
     for _ in range(2):
         inputs = FORWARD.inputs(shape, secrets.randbits(32))
         exact = FORWARD.reference(shape, inputs)
@@ -115,7 +115,7 @@ def test_the_count_is_zero_again_behind_every_launch(monkeypatch):
 
 def test_what_a_block_stores_is_visible_before_it_counts():
     """In machine code: all warps have stored, a fence for the whole GPU, the addition, and no stale lines are left."""
-    code = get_step("last_merges").compile(DECODING).sass
+    code = get_step("last_block_merges").compile(DECODING).sass
     order = [op for op in re.findall(r"\b(STG|BAR\.SYNC|MEMBAR\.ALL\.GPU|ATOMG|CCTL\.IVALL|LDG)\b", code)]
     at = order.index("ATOMG")
     assert order.count("ATOMG") == 1 and order[at - 1] == "MEMBAR.ALL.GPU" and order[at + 1] == "CCTL.IVALL"
@@ -157,7 +157,7 @@ def test_the_exercise_counts_as_the_rule_does():
 
 
 def test_a_launch_has_the_splits_of_its_problem():
-    step = get_step("split_keys")
+    step = get_step("split_kv")
     assert step.splits(DECODING, 132) == 4 and get_step("group_rows").splits(DECODING, 132) == 1
     one = dataclasses.replace(DECODING, batch=1)
     assert step.splits(one, 132) == 32
@@ -179,7 +179,7 @@ def test_a_kernel_uses_the_tensor_cores_and_tma_and_two_blocks_share_an_sm(step)
 @pytest.mark.parametrize("seq_len_q", [1, 4, 16, 64])
 def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_counted_for(head_dim, seq_len_q):
     shape = dataclasses.replace(DECODING, head_dim=head_dim, seq_len_q=seq_len_q, dtype="float16")
-    step = get_step("split_keys")
+    step = get_step("split_kv")
     compiled, tile = step.compile(shape), step.variant(shape, "sm_90").tile
     rows = 8 * seq_len_q  # of a group
     assert tile.query == min(64, max(16, rows)) and compiled.other_kernels
@@ -200,14 +200,14 @@ def test_no_loop_spills_however_many_queries_there_are(step):
 def test_more_queries_than_a_tile_has_rows_are_refused_and_the_step_that_is_named_takes_them(head_dim, seq_len_q):
     shape = decoding_of(head_dim=head_dim, seq_len_q=seq_len_q)
     in_pages = dataclasses.replace(shape, page_size=16)
-    for name, asked, taker in (("split_keys", shape, "pack_gqa"), ("paged", in_pages, "gathered")):
+    for name, asked, taker in (("split_kv", shape, "pack_gqa"), ("paged", in_pages, "gathered")):
         refused = get_step(name).unsupported(asked, "sm_90")
         assert refused == f"made for decoding, at most 64 queries a head, got {seq_len_q}: take step {taker}"
         assert get_step(taker).unsupported(asked, "sm_90") is None
 
 
 def test_what_is_no_decoding_is_refused_by_name():
-    step = get_step("split_keys")
+    step = get_step("split_kv")
     with pytest.raises(Unsupported, match="ask for no causal mask"):
         step.attention(*FORWARD.inputs(decoding_of(), 0), causal=True)
     assert "pages of keys and values" in step.unsupported(decoding_of(page_size=16), "sm_90")

@@ -106,8 +106,8 @@ def test_everybody_else_refuses_by_name(shape):
         if lacking:
             assert step.unsupported(shape, "sm_90").startswith("takes no ")
     q, k, v = FORWARD.inputs(BAND, 0)
-    with pytest.raises(Unsupported, match="step counted: takes no sliding window and no soft cap"):
-        get_step("counted").attention(q, k, v, True, window=5, softcap=2.0)
+    with pytest.raises(Unsupported, match="step static_scheduler: takes no sliding window and no soft cap"):
+        get_step("static_scheduler").attention(q, k, v, True, window=5, softcap=2.0)
 
 
 # --- the problem ---

@@ -64,10 +64,10 @@ def test_shared_memory_by_hand():
     """64 queries, 64 keys, head_dim 128, four warps: Q 4 KiB, K and V 16 KiB each a warp; 32 KiB are copied."""
     assert get_step("stages").shared_clocks(layouts.DRAWN) == (4 * (4 + 16 + 16) + 32) * 1024 / 128
     assert get_step("q_registers").shared_clocks(layouts.DRAWN) == (4 * (16 + 16) + 32) * 1024 / 128
-    assert get_step("wide_block").shared_clocks(layouts.DRAWN) == (4 * (8 + 16 + 16) + 32) * 1024 / 128
+    assert get_step("gluon_larger_tile").shared_clocks(layouts.DRAWN) == (4 * (8 + 16 + 16) + 32) * 1024 / 128
     # In pieces Q is read, and copied, for every tile; two by four warps share 64 queries, 64 keys, head_dim 512.
     wide = dataclasses.replace(layouts.DRAWN, head_dim=512)
-    assert get_step("fine_grained").shared_clocks(wide) == (8 * (32 + 16 + 16) + 3 * 64) * 1024 / 128
+    assert get_step("head_dim_tiling").shared_clocks(wide) == (8 * (32 + 16 + 16) + 3 * 64) * 1024 / 128
     # Split-KV: every warp reads all of Q, and a quarter of K and V; without the swizzle in eight turns.
     assert get_step("swizzle").shared_clocks(layouts.DRAWN) == (4 * (16 + 4 + 4) + 32) * 1024 / 128
     assert get_step("explicit").shared_clocks(layouts.DRAWN) == (8 * 4 * (16 + 4 + 4) + 32) * 1024 / 128

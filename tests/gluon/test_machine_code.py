@@ -46,11 +46,11 @@ def test_shared_memory_is_as_the_steps_say(head_dim):
     """Two stages double it, sharing halves it, Q in registers takes Q away, pieces stop it from growing."""
     problem = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
     needs = {s.name: s.compile(problem, "sm_90").shared_bytes for s in GLUON if head_dim in s.head_dims}
-    assert needs["fine_grained"] <= 72 * 1024
+    assert needs["head_dim_tiling"] <= 72 * 1024
     if head_dim <= 256:
         tile = 64 * head_dim * 2
         assert needs["stages"] == needs["split_q"] + 2 * tile == 5 * tile
-        assert needs["shared_kv"] == 3 * tile and needs["q_registers"] == 2 * tile
+        assert needs["shared_kv_buffer"] == 3 * tile and needs["q_registers"] == 2 * tile
     else:
         with pytest.raises(Unsupported, match="head_dim must be one of 32, 64, 128, 256"):
             get_step("q_registers").compile(problem)

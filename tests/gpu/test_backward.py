@@ -43,7 +43,7 @@ def test_a_step_that_says_so_gives_the_same_bits_every_time(step, shape):
 def test_the_difference_between_calls_is_found():
     """Where blocks add in any order, on a problem with many blocks."""
     inputs = BACKWARD.inputs(standard(2048), 0, "cuda")
-    assert BACKWARD.repeat_difference(get_step("groups_apart"), standard(2048), inputs, 20) > 0
+    assert BACKWARD.repeat_difference(get_step("decoupled_warpgroups"), standard(2048), inputs, 20) > 0
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
@@ -58,7 +58,7 @@ def test_halves_may_have_strides_and_be_unaligned(monkeypatch):
     """Also where TMA cannot describe the tensors, nor those that the caller gives."""
     cut, shape = cut_calls(monkeypatch), LONGER[0]
     inputs = BACKWARD.inputs(shape, 0, "cuda")
-    expected = get_step("even_banks").gradients(*inputs, causal=True)
+    expected = get_step("conflict_free_layout").gradients(*inputs, causal=True)
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x for x in inputs]
     odd = [torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x) for x in inputs]
     out = tuple(torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape) for x in inputs[:3])
@@ -81,18 +81,20 @@ def test_halves_on_two_streams_can_be_captured(monkeypatch):
         x.copy_(other)
     graph.replay()
     assert len(cut) == 2
-    for mine, its in zip(made, get_step("even_banks").gradients(*inputs, causal=True), strict=True):
+    for mine, its in zip(made, get_step("conflict_free_layout").gradients(*inputs, causal=True), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["last_scales", "spare_warps", "heads_apart", "zeros_ahead", "early"])
+@pytest.mark.parametrize(
+    "name", ["last_block_scales", "fused_pre_post", "cta_per_query_head", "tma_zero_fill", "dependent_launch"]
+)
 def test_dq_is_scaled_in_every_call(name):
     """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
     step, shape = dataclasses.replace(get_step(name)), standard(2048, causal=True)
-    if name in ("heads_apart", "early"):  # and dK and dV are cleared, added up and rounded
+    if name in ("cta_per_query_head", "dependent_launch"):  # and dK and dV are cleared, added up and rounded
         shape = dataclasses.replace(shape, kv_heads=8)
         assert step.variant(shape).sharing > 1 and step.variant(shape).spare
-    if name == "zeros_ahead":
+    if name == "tma_zero_fill":
         shape = standard(1024, causal=True)
         assert step.variant(shape).helpers.zeros
     inputs = BACKWARD.inputs(shape, 0, "cuda")
@@ -104,7 +106,7 @@ def test_dq_is_scaled_in_every_call(name):
         for x, other in zip(inputs, BACKWARD.inputs(shape, seed, "cuda"), strict=True):
             x.copy_(other)
         graph.replay()
-        expected = get_step("even_banks").gradients(*inputs, causal=True)
+        expected = get_step("conflict_free_layout").gradients(*inputs, causal=True)
         out = tuple(torch.full_like(x.transpose(1, 2), float("nan")).transpose(1, 2) for x in inputs[:3])
         for found in (made, step.gradients(*inputs, causal=True, out=out)):
             for mine, its in zip(found, expected, strict=True):
@@ -123,9 +125,9 @@ OF_SPARE = [
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *(("spare_warps", shape) for shape in OF_SPARE),
-        *(("heads_apart", shape) for shape in APART),
-        *(("early", shape) for shape in (*OF_SPARE, *APART)),
+        *(("fused_pre_post", shape) for shape in OF_SPARE),
+        *(("cta_per_query_head", shape) for shape in APART),
+        *(("dependent_launch", shape) for shape in (*OF_SPARE, *APART)),
     ],
     ids=lambda x: getattr(x, "slug", x),
 )
@@ -139,7 +141,7 @@ def test_spare_warps_are_right_in_short_sections(name, shape, monkeypatch):
         assert accuracy.correct, accuracy.explain()
 
 
-@pytest.mark.parametrize("name", ["zeros_ahead", "early"])
+@pytest.mark.parametrize("name", ["tma_zero_fill", "dependent_launch"])
 @pytest.mark.parametrize("shape", [*ZEROS, *OF_SPARE[-4:-2]], ids=lambda p: p.slug)
 def test_sums_are_cleared_in_short_sections(name, shape, monkeypatch):
     zeros_alone(monkeypatch)
@@ -152,11 +154,11 @@ def test_sums_are_cleared_in_short_sections(name, shape, monkeypatch):
 
 def test_calls_in_two_streams_do_not_wait_for_each_other():
     """Each waits for blocks of its own alone, of which those with lower numbers have begun. Their ends overlap."""
-    step = dataclasses.replace(get_step("spare_warps"))
+    step = dataclasses.replace(get_step("fused_pre_post"))
     shape = standard(1024, causal=False)
     assert step.variant(shape).spare
     given = [BACKWARD.inputs(shape, seed, "cuda") for seed in (0, 1)]
-    expected = [get_step("even_banks").gradients(*inputs) for inputs in given]
+    expected = [get_step("conflict_free_layout").gradients(*inputs) for inputs in given]
     streams = [torch.cuda.Stream() for _ in given]
     torch.cuda.synchronize()
     for _ in range(20):
@@ -174,7 +176,15 @@ ON_STREAMS = [
     *CUTILE,
     *(
         get_step(name)
-        for name in ("two_streams", "last_scales", "spare_warps", "heads_apart", "whole_lines", "early", "adder")
+        for name in (
+            "two_streams",
+            "last_block_scales",
+            "fused_pre_post",
+            "cta_per_query_head",
+            "coalesced_atomics",
+            "dependent_launch",
+            "dq_writer_warp",
+        )
     ),
 ]
 
@@ -184,7 +194,7 @@ def test_a_step_runs_on_the_current_stream(step, monkeypatch):
     monkeypatch.setattr(halves, "LEAST", 1)
     few_at_once(monkeypatch)
     step = dataclasses.replace(step)  # without launches that were made ready before
-    assert step.name != "spare_warps" or step.variant(LONGER[0]).spare
+    assert step.name != "fused_pre_post" or step.variant(LONGER[0]).spare
     inputs = BACKWARD.inputs(LONGER[0], 0, "cuda")
     expected = step.gradients(*inputs, causal=True)
     stream = torch.cuda.Stream()

@@ -12,7 +12,7 @@ from tutorial_lib import passes, reference
 from tutorial_lib.passes import FORWARD
 
 pytestmark = pytest.mark.gpu
-NAMES = ("group_rows", "split_keys", "last_merges")
+NAMES = ("group_rows", "split_kv", "last_block_merges")
 SHAPES = [
     dataclasses.replace(DECODING, batch=batch, kv_heads=kv_heads, seq_len_q=queries, seq_len_kv=keys, dtype=dtype)
     for batch, kv_heads, queries, keys, dtype in (
@@ -52,7 +52,7 @@ def test_compile_is_what_a_launch_compiles(name):
     given = [rows, k, v]
     if step.split:
         given += [torch.empty(*kept, shape.head_dim, device="cuda"), torch.empty(kept, device="cuda")]
-    if step.last_merges:
+    if step.last_block_merges:
         given.append(torch.zeros(shape.batch * step.groups(shape), dtype=torch.int32, device="cuda"))
     if not step.merges_apart:
         given.append(rows.clone())

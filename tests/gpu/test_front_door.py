@@ -51,7 +51,7 @@ def test_flash_attentions_shapes(head_dim, kv_heads, dtype):
     assert not wrong, "\n".join(wrong)
 
 
-STEPS = ["exp2", "counted", "swizzle", "wide_block", "wgmma", "at_maxima", "softmax_ahead"]
+STEPS = ["exp2", "static_scheduler", "swizzle", "gluon_larger_tile", "wgmma", "pv_wait_after_max", "next_softmax_first"]
 
 
 @pytest.fixture(params=STEPS)

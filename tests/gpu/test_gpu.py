@@ -54,7 +54,7 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize("shape", BETWEEN, ids=lambda p: p.slug)
-@pytest.mark.parametrize("name", ["counted", "at_maxima", "kv_multicast", "pieces"])
+@pytest.mark.parametrize("name", ["static_scheduler", "pv_wait_after_max", "kv_multicast", "split_head_dim"])
 def test_heads_between_the_sizes_of_tiles_are_correct(name, shape):
     accuracy = accuracy_of(get_step(name), shape, "cuda")
     assert accuracy.correct, accuracy.explain()

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    "name", ["wide_block", "wgmma", "producer", "ping_pong", "linked", "at_maxima", "kv_multicast"]
+    "name",
+    ["gluon_larger_tile", "wgmma", "producer", "ping_pong", "epilogue_overlap", "pv_wait_after_max", "kv_multicast"],
 )
 def test_stamps_tell_of_every_role_and_change_no_result(name):
     shape = problem(batch=2, heads=8, seq_len_q=1000, seq_len_kv=1000, head_dim=128)

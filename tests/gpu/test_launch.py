@@ -20,7 +20,16 @@ from tutorial_lib.passes import FORWARD
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ["mma", "mask_loop", "counted", "wide_block", "q_registers", "wgmma", "linked", "at_maxima"]
+NAMES = [
+    "mma",
+    "mask_loop",
+    "static_scheduler",
+    "gluon_larger_tile",
+    "q_registers",
+    "wgmma",
+    "epilogue_overlap",
+    "pv_wait_after_max",
+]
 
 
 def inputs(seed=0, **changes):
@@ -61,14 +70,14 @@ def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
         assert wide[..., 128:].isnan().all()
 
 
-@pytest.mark.parametrize("name", ["wide_block", "q_registers", "wgmma", "linked", "at_maxima"])
+@pytest.mark.parametrize("name", ["gluon_larger_tile", "q_registers", "wgmma", "epilogue_overlap", "pv_wait_after_max"])
 def test_a_gluon_kernel_is_launched_by_the_driver(name, monkeypatch):
     """And not, slower, by Triton, as where the kernel's parameters are not the expected ones."""
     monkeypatch.setattr(launch, "descriptions", lambda like: pytest.fail("launched by Triton"))
     fresh(name).attention(*inputs(), True)
 
 
-@pytest.mark.parametrize("name", ["wide_block", "wgmma", "at_maxima"])
+@pytest.mark.parametrize("name", ["gluon_larger_tile", "wgmma", "pv_wait_after_max"])
 def test_code_stays_loaded_when_triton_forgets_it(name):
     step, (q, k, v) = fresh(name), inputs()
     expected = step.attention(q, k, v, True)

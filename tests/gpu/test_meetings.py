@@ -1,4 +1,4 @@
-"""On a GPU: warps that no longer meet may be far apart, and the output is the same (step no_meetings, and later)."""
+"""On a GPU: warps that no longer meet may be far apart, and the output is the same (step no_redundant_barriers)."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tutorial_lib import meetings
 from tutorial_lib.passes import FORWARD
 
 pytestmark = pytest.mark.gpu
-STEPS = ("no_meetings", "quarter_query", "softmax_ahead")
+STEPS = ("no_redundant_barriers", "quarter_q_registers", "next_softmax_first")
 SHAPES = [
     problem(batch=1, seq_len_q=2100, seq_len_kv=2100, head_dim=128),
     problem(seq_len_q=1000, seq_len_kv=1000, head_dim=128),
@@ -53,7 +53,7 @@ def naps(monkeypatch, tmp_path):
 def test_warps_that_nap_at_random_leave_the_output_as_it_is(naps, shape, pairs, name):
     """A causal mask lets a group in a pair pass over a tile, and pairs come in long sequences alone."""
     q, k, v = FORWARD.inputs(shape, 0, "cuda")
-    expected = get_step("chains_in_pairs").attention(q, k, v, causal=shape.causal)
+    expected = get_step("row_max_ilp_multicast").attention(q, k, v, causal=shape.causal)
     # Without launches that were made ready before:
     step = dataclasses.replace(get_step(name)) if pairs == "where they pay" else always_in_pairs(get_step(name))
     first = step.attention(q, k, v, causal=shape.causal)

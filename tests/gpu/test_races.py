@@ -70,7 +70,7 @@ def main() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer is not installed")
 def test_racecheck_does_not_follow_a_handover():
-    """The least kernel in which one warp group hands something to another by an mbarrier, and it is right."""
+    """The least kernel in which one warpgroup hands something to another by an mbarrier, and it is right."""
     root = Path(__file__).resolve().parent.parent.parent
     command = [
         "compute-sanitizer",

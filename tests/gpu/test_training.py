@@ -34,12 +34,12 @@ def test_a_step_gives_the_log_sum_exp(step, shape):
     torch.testing.assert_close(lse.double(), exact, rtol=1e-4, atol=1e-3)
 
 
-@pytest.fixture(params=["groups_apart", "two_streams", "from_row_sums", "short_turns"])
+@pytest.fixture(params=["decoupled_warpgroups", "two_streams", "delta_accumulator", "fast_deterministic"])
 def pair(monkeypatch, request):
     monkeypatch.setattr(front, "_trains", lambda *_: True)
     monkeypatch.setattr(halves, "LEAST", 1)
     backward = dataclasses.replace(get_step(request.param))  # without launches that were made ready before
-    chosen = front.Training(get_step("at_maxima"), backward)
+    chosen = front.Training(get_step("pv_wait_after_max"), backward)
     monkeypatch.setattr(front, "training", lambda *_: chosen)
 
 

@@ -1,4 +1,4 @@
-"""Step softmax_ahead: right for the problems that it is for, which asks for more queries than other tests have."""
+"""Step next_softmax_first: right for the problems that it is for, which asks for more queries than other tests have."""
 
 import dataclasses
 import secrets
@@ -17,7 +17,7 @@ from tutorial_lib.accuracy import compare
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.simulator.run import watched
 
-STEP = get_step("softmax_ahead")
+STEP = get_step("next_softmax_first")
 SHAPES = [
     problem(batch=1, heads=1, seq_len_q=2048, seq_len_kv=500, head_dim=128),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=2050, seq_len_kv=130, head_dim=128, dtype="bfloat16", scale=-0.3),
@@ -69,7 +69,7 @@ def test_where_it_runs_and_where_it_does_not():
 
 
 def test_the_step_before_has_the_quarter_and_not_the_softmax():
-    assert told(get_step("quarter_query"), standard(4096, 128, True)) == (False, True)
+    assert told(get_step("quarter_q_registers"), standard(4096, 128, True)) == (False, True)
 
 
 @pytest.mark.parametrize("changes", [{"pairs": True}, {"in_pieces": True}])

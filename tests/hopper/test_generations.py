@@ -80,7 +80,7 @@ def test_a_kernel_is_known_by_what_its_pieces_do():
     assert identity.triton_source(renamed) != identity.triton_source(other)
     assert Constants(once).cache_key != Constants(twice).cache_key
     assert Constants(once, Constants(once)).cache_key != Constants(once, Constants(twice)).cache_key
-    variant = get_step("softmax_ahead").variant(HEADLINE)
+    variant = get_step("next_softmax_first").variant(HEADLINE)
     assert variant.cache_key != dataclasses.replace(variant, highest=softmax.in_one_chain).cache_key
 
 

@@ -20,9 +20,9 @@ pytestmark = same_compilers
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_where_the_second_wait_stands(head_dim):
-    """As written the compiler moves it before (most of) the exponentials; with late_wait it is the last of a turn."""
+    """As written the compiler moves it before most of the exponentials; with pv_wait_after_softmax it is the last."""
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=False)
-    early, late = (get_step(name).compile(shape).hot_order for name in ("lean_sum", "late_wait"))
+    early, late = (get_step(name).compile(shape).hot_order for name in ("hopper_deferred_sum", "pv_wait_after_softmax"))
     assert [what for what, _ in late] == ["HGMMA", "wait", "FMNMX", "EX2", "wait"]
     assert sum(count for what, count in early if what == "wait") == 2 and early[-1][0] == "EX2"
     exponentials = sum(count for what, count in early if what == "EX2")
@@ -31,29 +31,31 @@ def test_where_the_second_wait_stands(head_dim):
 
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, False), (128, True), (256, True)])
 def test_the_maxima_stand_in_front_of_the_second_wait(head_dim, causal):
-    """Step at_maxima: between the two waits are all the maxima, and behind them most exponentials."""
-    between, behind = around_the_second_wait("at_maxima", head_dim, causal)
+    """Step pv_wait_after_max: between the two waits are all the maxima, and behind them most exponentials."""
+    between, behind = around_the_second_wait("pv_wait_after_max", head_dim, causal)
     assert between["FMNMX"] and not behind["FMNMX"] and behind["EX2"] > 4 * between["EX2"]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_mask_moves_the_second_wait_up(head_dim):
     """Left to the compiler, maxima stand in front of it, but hardly one under a mask."""
-    (full, _), (masked, _) = (around_the_second_wait("lean_sum", head_dim, causal) for causal in (False, True))
+    (full, _), (masked, _) = (
+        around_the_second_wait("hopper_deferred_sum", head_dim, causal) for causal in (False, True)
+    )
     assert masked["FMNMX"] <= 1 < 10 < full["FMNMX"]
 
 
 @sampled(core=lambda head_dim, causal: (head_dim, causal) == (128, True))
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (64, False), (128, True), (128, False), (256, True)])
 def test_four_chains_leave_few_comparisons_behind_one_another(head_dim, causal):
-    """Step four_chains: as many comparisons, and few that wait for the one right before.
+    """Step row_max_ilp: as many comparisons, and few that wait for the one right before.
 
-    With Triton 3.7 most of those of at_maxima did at head_dim 64 and 256 under a mask. With 3.9 few do anywhere.
+    With Triton 3.7 most of those of pv_wait_after_max did at head_dim 64 and 256 under a mask. With 3.9 few do.
     """
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
     one, four, in_pairs = (
         one_behind_another(get_step(name).compile(shape).hot_body, "FMNMX")
-        for name in ("at_maxima", "four_chains", "chains_in_pairs")
+        for name in ("pv_wait_after_max", "row_max_ilp", "row_max_ilp_multicast")
     )
     assert one[0] == four[0] == in_pairs[0] and max(four[1], in_pairs[1]) <= four[0] / 4
     assert one[1] < one[0] * 0.8
@@ -61,18 +63,18 @@ def test_four_chains_leave_few_comparisons_behind_one_another(head_dim, causal):
 
 def test_without_a_mask_at_head_dim_256_there_are_no_four_chains():
     shape = dataclasses.replace(EVEN, head_dim=256, causal=False)
-    one, four = (get_step(name).compile(shape) for name in ("at_maxima", "four_chains"))
+    one, four = (get_step(name).compile(shape) for name in ("pv_wait_after_max", "row_max_ilp"))
     assert one.same_code(four)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_group_meets_in_the_loop_where_nothing_needs_it(causal):
-    """Step no_meetings: two meetings a tile of keys are gone (before Triton 3.9 four). The second wait is in place."""
+    """Two meetings a tile of keys are gone (before Triton 3.9 four). The second wait is in place."""
     shape = dataclasses.replace(EVEN, head_dim=128, causal=causal)
-    before, after = (get_step(name).compile(shape) for name in ("chains_in_pairs", "no_meetings"))
+    before, after = (get_step(name).compile(shape) for name in ("row_max_ilp_multicast", "no_redundant_barriers"))
     meetings = [sum(i.opcode == "BAR" for i in compiled.hot_body) for compiled in (before, after)]
     assert meetings == [2, 0]
-    between, behind = around_the_second_wait("no_meetings", 128, causal)
+    between, behind = around_the_second_wait("no_redundant_barriers", 128, causal)
     assert between["FMNMX"] and not behind["FMNMX"] and behind["EX2"] > 4 * between["EX2"]
     for what in ("stmatrix", "cp.async.bulk.tensor"):  # the output of both groups
         assert met_in_front_of(what, before) == met_in_front_of(what, after) == 2
@@ -81,7 +83,7 @@ def test_no_group_meets_in_the_loop_where_nothing_needs_it(causal):
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (256, True), (256, False)])
 def test_elsewhere_the_meetings_stay(head_dim, causal):
     shape = dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)
-    assert get_step("no_meetings").compile(shape).same_code(get_step("chains_in_pairs").compile(shape))
+    assert get_step("no_redundant_barriers").compile(shape).same_code(get_step("row_max_ilp_multicast").compile(shape))
 
 
 def met_in_front_of(what: str, compiled) -> int:
@@ -99,9 +101,9 @@ def around_the_second_wait(name, head_dim, causal):
 
 
 def test_the_diagonal_first_leaves_no_mask_in_the_loop():
-    """Step diagonal_first: one branch less in a turn, the one around the mask."""
+    """Step reverse_kv_order: one branch less in a turn, the one around the mask."""
     shape = dataclasses.replace(EVEN, head_dim=256, causal=True)
-    before, now = (get_step(name).compile(shape).hot_loop for name in ("at_maxima", "diagonal_first"))
+    before, now = (get_step(name).compile(shape).hot_loop for name in ("pv_wait_after_max", "reverse_kv_order"))
     assert now["control"] < before["control"]
     assert (now["tensor core"], now["MUFU"]) == (before["tensor core"], before["MUFU"])
 
@@ -136,7 +138,7 @@ def test_hopper_steps_refuse_other_architectures_by_name(step, arch):
         step.compile(EVEN, arch)
 
 
-@pytest.mark.parametrize("name", ["overlap", "dealt", "linked"])
+@pytest.mark.parametrize("name", ["intra_warpgroup_overlap", "lpt_scheduler", "epilogue_overlap"])
 def test_a_mask_that_whole_tiles_jump_over_is_not_counted(name):
     causal, full = (get_step(name).compile(dataclasses.replace(EVEN, causal=mask)).hot_loop for mask in (True, False))
     for kind in ("FP32", "MUFU", "conversion", "tensor core"):
@@ -146,5 +148,5 @@ def test_a_mask_that_whole_tiles_jump_over_is_not_counted(name):
 def test_registers_end_the_spills_at_head_dim_256():
     wide = dataclasses.replace(EVEN, head_dim=256)
     assert get_step("producer").compile(wide).spill_instructions > 0
-    assert get_step("registers").compile(wide).spill_instructions == 0
+    assert get_step("register_reallocation").compile(wide).spill_instructions == 0
     assert get_step("producer").compile(EVEN).spill_instructions == 0

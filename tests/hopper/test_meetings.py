@@ -1,4 +1,4 @@
-"""Step no_meetings: from which kernels meetings of a group's warps are taken out, and which stay."""
+"""Step no_redundant_barriers: from which kernels meetings of a group's warps are taken out, and which stay."""
 
 import dataclasses
 from itertools import pairwise
@@ -18,7 +18,7 @@ from tutorial_lib import meetings
 from tutorial_lib.meetings import ARRIVAL, COMPLETE, EVENT, MEETING, WAIT
 from tutorial_lib.passes import FORWARD
 
-STEP = get_step("no_meetings")
+STEP = get_step("no_redundant_barriers")
 EVEN = standard(causal=True)
 KERNELS = {
     "causal": EVEN,
@@ -45,7 +45,9 @@ def in_front_of(what: str, found: list[str]) -> int:
 
 @pytest.mark.parametrize("kind", KERNELS)
 def test_no_wait_has_a_meeting_any_more_and_few_arrivals_have(kind):
-    before, after = (events(get_step(name), KERNELS[kind]) for name in ("chains_in_pairs", "no_meetings"))
+    before, after = (
+        events(get_step(name), KERNELS[kind]) for name in ("row_max_ilp_multicast", "no_redundant_barriers")
+    )
     assert in_front_of(WAIT, before) == in_front_of(WAIT, after) == 0  # before Triton 3.9, the former had some
     behind_products = sum(
         a.startswith(COMPLETE) and b.startswith(MEETING) and c.startswith(ARRIVAL)
@@ -80,8 +82,8 @@ def test_pairs_take_no_tiles_and_no_diagonal():
 
 
 def test_where_a_warp_may_still_load_the_arrival_keeps_its_meeting():
-    """The queries of step quarter_query are loaded in front of the wait for the first product, which began before."""
-    found = events(get_step("quarter_query"), EVEN)
+    """Step quarter_q_registers loads queries in front of the wait for the first product, which began before."""
+    found = events(get_step("quarter_q_registers"), EVEN)
     loads = [n for n, event in enumerate(found) if event.startswith("ldmatrix")]
     assert len(loads) == 4 and (loads[1], loads[3]) == (loads[0] + 1, loads[2] + 1)
     for n in (loads[1], loads[3]):
@@ -92,14 +94,14 @@ def test_where_a_warp_may_still_load_the_arrival_keeps_its_meeting():
 
 
 def test_where_tma_stores_later_the_meetings_go_all_the_same():
-    """Step softmax_ahead has TMA store in the next tile of queries, behind a meeting of another purpose."""
-    found = events(get_step("softmax_ahead"), EVEN)
+    """Step next_softmax_first has TMA store in the next tile of queries, behind a meeting of another purpose."""
+    found = events(get_step("next_softmax_first"), EVEN)
     stores = [event for event in found if meetings.STORE.match(event)]
     assert in_front_of("cp.async.bulk.tensor", found) == 2 < len(stores) == 4
     assert not any(a.startswith(COMPLETE) and b.startswith(MEETING) for a, b in pairwise(found))
 
 
-@pytest.mark.parametrize("name", ["four_chains", "kv_multicast", "no_meetings"])
+@pytest.mark.parametrize("name", ["row_max_ilp", "kv_multicast", "no_redundant_barriers"])
 def test_a_launch_asks_for_its_ptx_to_be_rewritten(name, monkeypatch):
     asked = []
     launcher = launching.gluon_launcher
@@ -115,5 +117,5 @@ def test_a_pair_that_passes_over_tiles_is_right(keys):
     step = always_in_pairs(STEP)
     assert step.variant(shape).hold is WITHOUT_MEETINGS and step.variant(shape).most_over == 1
     q, k, v = FORWARD.inputs(shape, 1)
-    expected = get_step("four_chains").attention(q, k, v, True)
+    expected = get_step("row_max_ilp").attention(q, k, v, True)
     assert torch.equal(step.attention(q, k, v, True), expected)

@@ -58,7 +58,7 @@ def test_ptx_that_is_not_as_known_is_refused(ptx):
 def test_the_machine_code_holds_copies_to_both_and_no_other_step_does():
     compiled = STEP.compile(FULL)
     assert compiled.sass.count("UTMALDG.4D.MULTICAST") == 4  # of keys and of values, 64 columns each
-    assert "UCGABAR_WAIT" in compiled.sass and "MULTICAST" not in get_step("at_maxima").compile(FULL).sass
+    assert "UCGABAR_WAIT" in compiled.sass and "MULTICAST" not in get_step("pv_wait_after_max").compile(FULL).sass
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_pairs_are_where_they_pay():
         for head_dim in (64, 128, 256)
         for seq_len in (1024, 2048, 4096, 8192)
         for causal in (True, False)
-        if get_step("chains_in_pairs").variant(standard(seq_len, head_dim, causal)).neighbours == 2
+        if get_step("row_max_ilp_multicast").variant(standard(seq_len, head_dim, causal)).neighbours == 2
     }
     assert paired == {(128, 8192, True), (128, 2048, False), (128, 4096, False), (128, 8192, False)}
 
@@ -125,11 +125,18 @@ def test_pairs_are_where_they_pay():
 def test_lanes_add_after_the_loop_at_256_only_where_the_diagonal_comes_first():
     lean = {
         (step, causal)
-        for step in ("lean_sum", "at_maxima", "diagonal_first", "four_chains", "chains_in_pairs", "no_meetings")
+        for step in (
+            "hopper_deferred_sum",
+            "pv_wait_after_max",
+            "reverse_kv_order",
+            "row_max_ilp",
+            "row_max_ilp_multicast",
+            "no_redundant_barriers",
+        )
         for causal in (True, False)
         if get_step(step).variant(standard(4096, 256, causal)).sums is SUM_AT_END
     }
-    assert lean == {("chains_in_pairs", True), ("no_meetings", True)}
+    assert lean == {("row_max_ilp_multicast", True), ("no_redundant_barriers", True)}
 
 
 def test_pairs_visit_the_keys_from_the_first():

@@ -12,7 +12,7 @@ from tests.core.test_steps import accuracy_of
 from tests.shapes import PADDED, problem
 from tutorial_lib.passes import FORWARD
 
-STEP = get_step("pieces")
+STEP = get_step("split_head_dim")
 BEFORE = get_step("kv_multicast")
 SHAPES = [
     *PADDED,
@@ -75,7 +75,7 @@ def test_the_tensor_cores_get_only_columns_that_are_there(head_dim, share):
     assert operations(STEP) == share * operations(BEFORE)
 
 
-@pytest.mark.parametrize("name", ["producer", "late_wait"])
+@pytest.mark.parametrize("name", ["producer", "pv_wait_after_softmax"])
 def test_kernels_that_know_no_pieces_say_so(name):
     with pytest.raises(ValueError, match="in pieces takes products that overlap"):
         dataclasses.replace(get_step(name), in_pieces=True).variant(problem(head_dim=96))

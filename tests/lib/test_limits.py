@@ -90,18 +90,18 @@ def test_cycles_are_what_a_prediction_is_of_where_the_clock_was_read():
         m, p = c.measurement, run.the_problem()
         cycles = c.limit.seconds * m.clock_ghz * 1e9
         assert c.limit.seconds / c.measured == pytest.approx(cycles / m.cycles, rel=0.02)
-        if m.name == "linked":
+        if m.name == "epilogue_overlap":
             tiles = m.resources["kv_tiles"]
             in_cycles = c.limit.units["tensor cores"] * m.clock_ghz * 1e9
             assert in_cycles == pytest.approx(tiles * 4 * 128 * 128 * p.head_dim / 4096 / 132)
 
 
 def test_wgmma_reads_its_factors_from_shared_memory():
-    """128 queries, 128 keys: each warp group reads K and V and its queries; TMA writes a tile of K and one of V."""
-    assert get_step("linked").shared_clocks(DRAWN) == (2 * (2 * 128 + 64) + 2 * 128) * 128 * 2 / 128
+    """128 queries, 128 keys: each warpgroup reads K and V and its queries; TMA writes a tile of K and one of V."""
+    assert get_step("epilogue_overlap").shared_clocks(DRAWN) == (2 * (2 * 128 + 64) + 2 * 128) * 128 * 2 / 128
     wide = dataclasses.replace(DRAWN, head_dim=256)
-    assert get_step("linked").shared_clocks(wide) == (2 * (2 * 64 + 64) + 2 * 64) * 256 * 2 / 128
-    assert get_step("room").shared_clocks(wide) == (2 * (2 * 64 + 32) + 2 * 64) * 256 * 2 / 128
+    assert get_step("epilogue_overlap").shared_clocks(wide) == (2 * (2 * 64 + 64) + 2 * 64) * 256 * 2 / 128
+    assert get_step("split_epilogue").shared_clocks(wide) == (2 * (2 * 64 + 32) + 2 * 64) * 256 * 2 / 128
 
 
 def test_exponentials_bound_a_small_head_dim():
@@ -219,13 +219,13 @@ def test_a_block_begins_and_ends_where_an_sm_holds_no_other():
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("exp2", 4 * 32 * 64), ("wide_block", 4 * 32 * 32), ("producer", 4 * 32 * 32), ("at_maxima", 132)],
+    [("exp2", 4 * 32 * 64), ("gluon_larger_tile", 4 * 32 * 32), ("producer", 4 * 32 * 32), ("pv_wait_after_max", 132)],
 )
 def test_how_many_blocks_a_launch_has_is_known(name, blocks):
-    """A block has 64 queries in cuTile, 128 in Gluon; blocks that stay are as many as SMs."""
+    """A block has 64 queries in cuTile, 128 in Gluon; persistent blocks are as many as SMs."""
     assert get_step(name).compile(HEADLINE, "sm_90").blocks == blocks
 
 
 def test_a_backward_kernels_blocks_own_keys():
-    assert get_step("folded").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 64
-    assert get_step("groups_apart").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 32
+    assert get_step("folded_lse").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 64
+    assert get_step("decoupled_warpgroups").compile(HEADLINE, "sm_90").blocks == 4 * 32 * 32

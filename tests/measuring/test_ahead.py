@@ -117,7 +117,7 @@ def test_a_few_kernels_are_not_worth_a_process():
     ("direction", "name", "shape"),
     [
         ("forward", "explicit", SMALL),
-        ("backward", "on_its_side", SMALL),
+        ("backward", "transposed_scores", SMALL),
         ("paged", "paged", problem(heads=2, seq_len_q=1, seq_len_kv=64, page_size=16)),
     ],
 )

@@ -77,9 +77,12 @@ def test_a_step_without_a_chapter_of_its_own_is_told_in_another():
 def test_a_heading_says_of_which_steps_a_chapter_tells():
     assert chapters.numbers_of("Steps 108 to 110 and 115: masks that people use") == {108, 109, 110, 115}
     assert chapters.numbers_of("Step 3: powers of 2") == {3} and chapters.numbers_of("FlashAttention 2: tiles") == set()
-    assert chapters.chapter_of(get_step("paged")) == "900_split_keys"
-    found = [chapters.chapter_of(get_step(name)) for name in ("softmax_ahead", "no_meetings", "chains_in_pairs")]
-    assert found == ["208_softmax_ahead", "208_no_meetings", "208_softmax_ahead"]
+    assert chapters.chapter_of(get_step("paged")) == "900_split_kv"
+    found = [
+        chapters.chapter_of(get_step(name))
+        for name in ("next_softmax_first", "no_redundant_barriers", "row_max_ilp_multicast")
+    ]
+    assert found == ["208_next_softmax_first", "208_no_redundant_barriers", "208_next_softmax_first"]
     with pytest.raises(ValueError, match="no chapter has step 1000"):
         chapters.chapter_of(get_step("exp2").evolve(name="toy", number=1000))
 
@@ -178,13 +181,13 @@ def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
     write_course(tmp_path, "00_one", "glossary")
     source = tmp_path / "source"
     (source / "glossary.md").write_text(
-        "# Words\n\n## CTA\n\n*Also: thread block*\n\nText.\n\n## warp group\n\nText.\n", encoding="utf-8"
+        "# Words\n\n## CTA\n\n*Also: thread block*\n\nText.\n\n## warpgroup\n\nText.\n", encoding="utf-8"
     )
-    text = "# A warp group\n\nSee `CTA`, [CTA](x.md) and CTAs, CTA. Warp groups. A thread block of a warp group.\n"
+    text = "# A warpgroup\n\nSee `CTA`, [CTA](x.md) and CTAs, CTA. Warpgroups. A thread block of a warpgroup.\n"
     (source / "00_one.md").write_text(text + "\n```python\n'CTA'\n```\n", encoding="utf-8")
     made = "\n".join(cell.source for cell in notebooks.read_source(source / "00_one.md").cells)
-    assert "# A warp group\n" in made and "'CTA'" in made and "See `CTA`, [CTA](x.md) and" in made
-    assert "[CTAs](glossary.ipynb#CTA), CTA. [Warp groups](glossary.ipynb#warp-group)." in made
+    assert "# A warpgroup\n" in made and "'CTA'" in made and "See `CTA`, [CTA](x.md) and" in made
+    assert "[CTAs](glossary.ipynb#CTA), CTA. [Warpgroups](glossary.ipynb#warp-group)." in made
     assert made.count("glossary.ipynb#") == 2
 
 

@@ -111,7 +111,7 @@ def test_what_is_recorded_must_not_be_called_unrecorded():
     for claim in (
         f"No timing of {whole} is recorded, and there is no GPU.",
         f"Nobody has timed step 3 exp2 on {whole} yet.",
-        "Compiled and simulated, not timed: step 900 split_keys is made for sm_90",
+        "Compiled and simulated, not timed: step 900 split_kv is made for sm_90",
     ):
         with pytest.raises(AssertionError, match="recorded: "):
             told_to_be_unrecorded(cell(claim))
@@ -448,13 +448,13 @@ def test_counters_of_steps_and_peers_stand_in_one_table():
     from tutorial_lib.files import RESULTS
 
     problem = standard(4096, 128, causal=False)
-    told, shown = summary.counters(problem, ("heads_apart", "flash_attn_4", "nobody"), gradients=True).parts
+    told, shown = summary.counters(problem, ("cta_per_query_head", "flash_attn_4", "nobody"), gradients=True).parts
     assert problem.describe() in told
     header, _, *rows = shown.splitlines()
-    assert [row.split(" | ")[0] for row in rows] == ["| heads_apart", "| flash-attn-4"]
+    assert [row.split(" | ")[0] for row in rows] == ["| cta_per_query_head", "| flash-attn-4"]
     assert header.count("|") - 2 == len(summary.UNITS) + 2  # none of these headers is unknown to the table
     days = [row.strip("| ").rpartition(" | ")[2] for row in rows]
     run = find_recorded(problem, [RESULTS], "backward")
-    assert header.endswith("| on another day |") and days[0] == run.measurement("heads_apart").earlier != run.day
-    [none] = summary.counters(standard(2048, 128), ("heads_apart",), gradients=True).parts
+    assert header.endswith("| on another day |") and days[0] == run.measurement("cta_per_query_head").earlier != run.day
+    [none] = summary.counters(standard(2048, 128), ("cta_per_query_head",), gradients=True).parts
     assert "--profile" in none

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from steps.core.ladder import select
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "results/README.md", "results/versions.md", "notebooks/README.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -58,6 +60,14 @@ def test_every_command_is_there(page):
     for module in modules:
         assert find_spec(module), module
     assert set(made) <= set(targets)
+
+
+def test_what_a_sanitizer_watches_is_there():
+    rules = subprocess.run(["make", "-n", "sanitize"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lists = re.findall(r"steps\.(?:once|races) (\S+) ", rules)
+    assert len(lists) > 20
+    for named in lists:
+        assert select(named, direction=None), named
 
 
 def test_every_file_that_is_named_is_there():

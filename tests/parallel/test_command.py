@@ -62,10 +62,13 @@ def test_one_process_is_told_how_to_start_several(arguments, told):
 def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
     assert show.main(["zigzag"]) == 0
     assert capsys.readouterr().out == get_step("zigzag").source()
-    assert show.main(["two_buffers", "--against", "ring"]) == 0
+    assert show.main(["double_buffering", "--against", "ring"]) == 0
     out = capsys.readouterr().out
     marked = [line for line in out.splitlines() if line[:2] in ("+ ", "- ") and "new, - gone" not in line]
-    assert marked == ["- ring = Ring(share=in_order, ahead=False)", "+ two_buffers = Ring(share=in_order, ahead=True)"]
+    assert marked == [
+        "- ring = Ring(share=in_order, ahead=False)",
+        "+ double_buffering = Ring(share=in_order, ahead=True)",
+    ]
     assert show.main(["ring", "--against", "exp2"]) == 2
     assert "argument --against: step 3 exp2 does not compute over several GPUs" in capsys.readouterr().err
 
@@ -74,7 +77,7 @@ def test_what_a_rank_does_is_shown_beside_the_step_before(capsys):
     ("arguments", "told"),
     [
         ([], "torchrun started 4 processes for one measurement: say --parallel"),
-        (["--parallel", "warp"], "argument --parallel: no step warp; did you mean eight_warps"),
+        (["--parallel", "warp"], "argument --parallel: no step warp; did you mean larger_tile"),
         (["--parallel", "exp2"], f"step 3 exp2 computes on one GPU; over several compute {', '.join(ASKED)}"),
         (["--parallel", "--sustained"], "argument --parallel: goes without --sustained"),
         (["--parallel", "--steps", "ring"], "argument --parallel: goes without --steps"),
@@ -187,12 +190,12 @@ def test_where_a_rank_fails_every_other_says_so_in_one_line(tmp_path, fault):
 
 # --- what a GPU would measure, from samples that are made up ---
 
-TIMES = {"one_gpu": (10.0,), "ring": (8.0, 6.0, 3.0), "two_buffers": (6.2, 6.0, 3.0), "ceiling": (1.4,)}
+TIMES = {"one_gpu": (10.0,), "ring": (8.0, 6.0, 3.0), "double_buffering": (6.2, 6.0, 3.0), "ceiling": (1.4,)}
 
 
 def timed_run(problem, ranks: int = 4):
     """A run of four GPUs as the summary makes it: the milliseconds of a call, of its computing, and of its sending."""
-    steps = [one_gpu(problem, "sm_90", "forward"), get_step("ring"), get_step("two_buffers")]
+    steps = [one_gpu(problem, "sm_90", "forward"), get_step("ring"), get_step("double_buffering")]
     contenders = [_Contender(step, status="measured", reason=None, runs=True) for step in steps]
     for contender in contenders[1:]:
         contender.sent_bytes = 3 * 10**9
@@ -209,7 +212,7 @@ def timed_run(problem, ranks: int = 4):
 
 def test_a_run_over_several_gpus_tells_the_share_of_ideal_and_what_of_the_sending_is_hidden(tmp_path):
     run = timed_run(LONG)
-    assert run.ranks == 4 and [m.name for m in run.steps] == ["ring", "two_buffers"]
+    assert run.ranks == 4 and [m.name for m in run.steps] == ["ring", "double_buffering"]
     ring = run.steps[0]
     assert ring.speedup_vs_baseline.median == pytest.approx(10 / 8) and ring.percent_of_ideal == pytest.approx(
         100 / 3.2
@@ -219,7 +222,7 @@ def test_a_run_over_several_gpus_tells_the_share_of_ideal_and_what_of_the_sendin
     assert ring.tflops == pytest.approx(alone.tflops * 10 / 8 / 4)
     told = [(m.exchange.hidden_ms.median, m.exchange.open_ms.median) for m in run.steps]
     assert told == [pytest.approx((1.005, 2.01)), pytest.approx((2.814, 0.201))]
-    assert run.rounds[0].sending_ms == {"ring": 3.0, "two_buffers": 3.0}
+    assert run.rounds[0].sending_ms == {"ring": 3.0, "double_buffering": 3.0}
     found = read_run(write_run(run, tmp_path / "a-gpu-x4" / "problem"))
     assert as_json(found) == as_json(run)
     assert recorded_runs(tmp_path) == [] and recorded_runs(tmp_path, several=True) == [found]

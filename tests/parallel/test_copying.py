@@ -266,7 +266,7 @@ def test_a_place_is_the_next_ranks_place_and_its_numbers(monkeypatch, count):
     for own, place in enumerate(places):
         after, before = places[(own + 1) % count], places[own - 1]
         assert [x.data_ptr() for x in place.theirs] == [x.data_ptr() for x in after.mine]
-        assert place.their_filled == after.filled and place.their_free == before.free
+        assert place.their_filled == after.filled and place.their_empty == before.free
         assert [x.shape for x in place.mine] == [x.shape for x in tensors]
         assert {x.dtype for x in place.mine} == {torch.float32}
         spans = [(at, at + 4) for at in (place.filled, place.free)]

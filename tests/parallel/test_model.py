@@ -20,7 +20,7 @@ def total(found) -> list[float]:
     return [sum(turn.end - turn.begin for turn in found if turn.rank == rank) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("name", ["ring", "two_buffers", "zigzag"])
+@pytest.mark.parametrize("name", ["ring", "double_buffering", "zigzag"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_all_operations_are_counted_once(name, causal):
     problem = dataclasses.replace(LONG, causal=causal)
@@ -29,13 +29,19 @@ def test_all_operations_are_counted_once(name, causal):
 
 def test_without_a_mask_or_in_a_zigzag_nobody_waits_where_sending_is_free():
     full = dataclasses.replace(LONG, causal=False)
-    for name, problem in (("ring", full), ("two_buffers", full), ("zigzag", LONG), ("ulysses", LONG), ("gather", full)):
+    for name, problem in (
+        ("ring", full),
+        ("double_buffering", full),
+        ("zigzag", LONG),
+        ("ulysses", LONG),
+        ("gather", full),
+    ):
         assert share_of_ideal(name, problem, 8, RATE, FREE) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_in_order_the_last_rank_has_nearly_twice_its_share(ranks):
-    for name in ("ring", "two_buffers", "gather"):
+    for name in ("ring", "double_buffering", "gather"):
         assert share_of_ideal(name, LONG, ranks, RATE, FREE) == pytest.approx(ranks / (2 * ranks - 1))
 
 
@@ -78,5 +84,5 @@ def test_a_rank_waits_for_the_slower_of_its_own_work_and_its_neighbours_part():
     link = Link("made up", key_bytes(problem, 2) / 0.5, "made up")
     found = {(t.rank, t.number): (t.begin, t.end) for t in turns("ring", problem, 2, part, link)}
     assert found == {(0, 0): (0.5, 1.0), (1, 0): (0.5, 1.0), (0, 1): (1.0, 1.0), (1, 1): (1.0, 2.0)}
-    found = {(t.rank, t.number): (t.begin, t.end) for t in turns("two_buffers", problem, 2, part, link)}
+    found = {(t.rank, t.number): (t.begin, t.end) for t in turns("double_buffering", problem, 2, part, link)}
     assert found == {(0, 0): (0.0, 0.5), (1, 0): (0.0, 0.5), (0, 1): (0.5, 0.5), (1, 1): (0.5, 1.5)}

@@ -82,10 +82,10 @@ def test_right_against_float64(ranks, step, in_pairs):
 # cuTile's kernels in the interpreter, Gluon's on the simulator.
 KERNELS = [
     ("zigzag", "mma"),
-    ("zigzag", "linked"),
+    ("zigzag", "epilogue_overlap"),
     ("zigzag_gradients", "two_kernels"),
     ("gather", "stages"),
-    ("tiles_taken", "linked"),
+    ("parallel_dynamic_scheduler", "epilogue_overlap"),
 ]
 
 
@@ -141,7 +141,7 @@ def sent(rank, name: str, whole: Problem) -> int:
 def test_keys_and_values_travel_with_their_own_heads(ranks):
     whole = problem(batch=1, heads=8, kv_heads=4)
     queries, keys = 8 * 64 * 32 * 2 // RANKS, 4 * 64 * 32 * 2 // RANKS  # bytes of a rank's q, and of its k
-    for name in ("gather", "ring", "two_buffers", "zigzag"):
+    for name in ("gather", "ring", "double_buffering", "zigzag"):
         assert ranks.run(sent, name, whole) == [2 * (RANKS - 1) * keys] * RANKS
         assert sent_bytes(name, whole, RANKS) == 2 * (RANKS - 1) * keys
     assert (
@@ -150,7 +150,7 @@ def test_keys_and_values_travel_with_their_own_heads(ranks):
     )
     assert ranks.run(sent, "ulysses", whole) == [sent_bytes("ulysses", whole, RANKS)] * RANKS
     around = 2 * (RANKS - 1) * keys * (1 + 2)  # and the sums behind them, of twice the bytes
-    for name in ("ring_gradients", "two_buffers_gradients", "zigzag_gradients"):
+    for name in ("ring_gradients", "double_buffering_gradients", "zigzag_gradients"):
         assert ranks.run(sent, name, whole) == [around] * RANKS
 
 
@@ -333,7 +333,7 @@ def failing_in(rank, part: str) -> list:
             except RuntimeError as error:
                 told.append(str(error))
             failing = False
-        bench.prepare(get_step("two_buffers"))
+        bench.prepare(get_step("double_buffering"))
     assert {"plan_sample", part} <= set(asked)
     return [*told, bench.check(get_step("ring")).correct, bench.sent(get_step("ring"))]
 
@@ -388,7 +388,7 @@ def counted_ways(rank) -> tuple:
 
     bench = ParallelBench(problem(), "forward", "cpu", 1, False)
     made = []
-    step = get_step("two_buffers")
+    step = get_step("double_buffering")
     bench.kind.call(
         step.on(ranks=lambda group: made.append(Counting(group)) or made[-1]),
         bench.problem,
@@ -442,7 +442,7 @@ def test_a_step_meets_the_ranks_of_every_group_anew(tmp_path):
             assert "computes on several GPUs at once" in without
 
 
-def in_turn(rank) -> bool:
+def deterministic(rank) -> bool:
     """On a rank: whether all have gone on asking while rank 0 did not have its turn yet."""
     asked, enough = [], threading.Event()
     everybody = Ranks.everybody
@@ -467,7 +467,7 @@ def in_turn(rank) -> bool:
 
 
 def test_nobody_waits_in_one_long_call_for_the_gpus(ranks):
-    assert ranks.run(in_turn) == [True] * RANKS
+    assert ranks.run(deterministic) == [True] * RANKS
 
 
 def lost(rank):

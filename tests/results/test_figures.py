@@ -62,7 +62,7 @@ def test_a_part_longer_than_a_row_is_broken_evenly():
     [
         ("101 swizzle", "101\nswizzle"),
         ("7 approx_division", "7 approx\ndivision"),
-        ("205 three_groups", "205 three\ngroups"),
+        ("205 three_warpgroups", "205 three\ngroups"),
     ],
 )
 def test_a_label_is_broken_once(label, expected):
@@ -106,7 +106,7 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     steps = {label for labels in panels.values() for label in labels[2:]}
     forks = {m.label for m in LENGTHS[0].steps if m.fork}
     assert forks and not any(forks & set(labels[:-1]) for labels in panels.values())  # one at most, behind the path
-    assert {"1 naive", "10 mask_loop", "100 explicit", "104 wide_block", "200 wgmma", "206 at_maxima"} <= steps
+    assert {"1 naive", "10 mask_loop", "100 explicit", "104 wide_block", "200 wgmma", "206 pv_wait_after_max"} <= steps
 
 
 def test_over_the_length_gradients_stand_beside_pytorchs_and_the_fastest_peer():
@@ -173,7 +173,7 @@ def test_a_picture_of_rounds_leaves_out_who_was_timed_in_others():
 def test_nothing_is_drawn_outside_of_the_axes():
     """Also where a later panel's lines rise above those of the first."""
     run = LENGTHS[0]
-    steps = [m.model_copy(update={"tflops": 10 * m.tflops}) if m.name == "at_maxima" else m for m in run.steps]
+    steps = [m.model_copy(update={"tflops": 10 * m.tflops}) if m.name == "pv_wait_after_max" else m for m in run.steps]
     figure = plots.tflops_by_length([run.model_copy(update={"steps": steps})])
     for axes in figure.axes:
         low, high = axes.get_ylim()
@@ -182,8 +182,10 @@ def test_nothing_is_drawn_outside_of_the_axes():
 
 def test_the_step_that_is_meant_stands_out_in_grey_too():
     run = recorded()
-    shown = run.model_copy(update={"steps": [run.measurement(name) for name in ("sdpa", "dealt", "linked")]})
-    [axes] = plots.tflops_by_step(shown, highlight="linked").axes
+    shown = run.model_copy(
+        update={"steps": [run.measurement(name) for name in ("sdpa", "lpt_scheduler", "epilogue_overlap")]}
+    )
+    [axes] = plots.tflops_by_step(shown, highlight="epilogue_overlap").axes
     light = [0.3 * r + 0.59 * g + 0.11 * b for r, g, b, _ in (bar.get_facecolor() for bar in axes.patches[:3])]
     assert light[0] == light[1] > light[2] + 0.3
 

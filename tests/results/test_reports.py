@@ -29,9 +29,9 @@ KINDS = ("steps", "inside", "peers")
 
 def small(problem=HEADLINE, **fields):
     """A run with the best of two parts, and a rival."""
-    times = {"sdpa": 1.0, "exp2": 0.9, "mask_loop": 0.9005, "linked": 0.5, "flash_attn_4": 0.8}
+    times = {"sdpa": 1.0, "exp2": 0.9, "mask_loop": 0.9005, "epilogue_overlap": 0.5, "flash_attn_4": 0.8}
     run = run_of(times, problem=problem, peers=("flash_attn_4",), **fields)
-    parts = {"exp2": "cutile", "mask_loop": "cutile", "linked": "hopper"}
+    parts = {"exp2": "cutile", "mask_loop": "cutile", "epilogue_overlap": "hopper"}
     steps = [m.model_copy(update={"part": parts.get(m.name), "file": f"steps/{m.name}.py"}) for m in run.steps]
     return run.model_copy(update={"steps": steps})
 
@@ -110,7 +110,13 @@ def test_a_report_names_no_step_of_its_own():
     """What knows the ladder is steps/report.py."""
     for path in ("report", "tables", "plots", "results"):
         text = (ROOT / "tutorial_lib" / f"{path}.py").read_text(encoding="utf-8")
-        known = {step.name for step in (*STEPS, *INSIDE)} - {"sdpa", "latency", "occupancy", "registers", "found"}
+        known = {step.name for step in (*STEPS, *INSIDE)} - {
+            "sdpa",
+            "latency",
+            "occupancy",
+            "register_reallocation",
+            "autotuned",
+        }
         assert not known & set(re.findall(r'"(\w+)"', text)), path
         assert "import steps" not in text and "from steps" not in text
 
@@ -228,7 +234,7 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
     no_part = without_hopper(run, 5000.0)  # it does not say either that its own best is the best of the others
     no_cutile = run.model_copy(update={"steps": [m for m in run.steps if m.part != "cutile"]})
     assert len(best_by_problem([run, no_part, no_cutile], "flash_attn_4")[1]) == 2
-    wrong = [m.model_copy(update={"correct": m.name != "linked"}) for m in run.steps]
+    wrong = [m.model_copy(update={"correct": m.name != "epilogue_overlap"}) for m in run.steps]
     table, factors = best_by_problem([run.model_copy(update={"steps": wrong})], "flash_attn_4")
     assert len(factors) == 1 and "1 exp2: 1111" in table
     assert best_by_problem([no_rival], "flash_attn_4") == ("", [])
@@ -243,7 +249,7 @@ def test_the_mean_is_of_plain_attention_and_who_is_best_elsewhere_leaves_nothing
     run = small()
 
     def of(part="everyday", **changes):
-        elsewhere = [m.model_copy(update={"part": part}) if m.name == "linked" else m for m in run.steps]
+        elsewhere = [m.model_copy(update={"part": part}) if m.name == "epilogue_overlap" else m for m in run.steps]
         return run.model_copy(update={"steps": elsewhere, "problem": run.problem | changes})
 
     window, decoding = of(window=256), of(seq_len_q=1, seq_len_kv=32768)

@@ -95,14 +95,14 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_what_is_inside_a_step_is_found_and_ranked_with_the_steps():
-    run = run_of({"sdpa": 1.0, "eight_warps": 0.5, "large_tile": 0.4})
+    run = run_of({"sdpa": 1.0, "larger_tile": 0.5, "larger_tile_four_warps": 0.4})
     *steps, part = run.steps
-    part = part.model_copy(update={"number": None, "inside": "eight_warps"})
+    part = part.model_copy(update={"number": None, "inside": "larger_tile"})
     run = run.model_copy(update={"steps": steps, "inside": [part]})
-    assert run.measurement("large_tile") is part and run.everybody == [*steps, part]
-    assert [m.name for m in run.by_speed()] == ["large_tile", "eight_warps"]
-    assert best_of(run, run.by_speed()).name == "large_tile"  # by the verdict
-    assert part.label == "large_tile" and part.verdict == "faster than eight_warps"
+    assert run.measurement("larger_tile_four_warps") is part and run.everybody == [*steps, part]
+    assert [m.name for m in run.by_speed()] == ["larger_tile_four_warps", "larger_tile"]
+    assert best_of(run, run.by_speed()).name == "larger_tile_four_warps"  # by the verdict
+    assert part.label == "larger_tile_four_warps" and part.verdict == "faster than larger_tile"
 
 
 @pytest.mark.parametrize("ratio", [timing.Spread(1.2, 1.1, 1.3), timing.Spread(0.8, 0.7, 0.9)])
@@ -202,9 +202,9 @@ def test_who_else_used_the_gpu_is_known_by_the_clocks_of_the_matrix_product(cloc
 
 def test_a_record_that_is_completed_holds_steps_in_the_order_of_the_ladder():
     """The new run and its record each hold a step that the other lacks. Both steps stand behind the same one."""
-    old = run_of({"sdpa": 2.0, "chains_in_pairs": 1.0, "deferred_sum": 1.5, "gone": 3.0})
-    new = run_of({"sdpa": 2.0, "chains_in_pairs": 1.0, "no_meetings": 0.9})
-    names = ["sdpa", "deferred_sum", "chains_in_pairs", "no_meetings", "gone"]
+    old = run_of({"sdpa": 2.0, "row_max_ilp_multicast": 1.0, "deferred_sum": 1.5, "gone": 3.0})
+    new = run_of({"sdpa": 2.0, "row_max_ilp_multicast": 1.0, "no_redundant_barriers": 0.9})
+    names = ["sdpa", "deferred_sum", "row_max_ilp_multicast", "no_redundant_barriers", "gone"]
     assert [m.name for m in completed_run(new, old).steps] == names
 
 
@@ -369,8 +369,8 @@ def test_what_the_readme_speaks_of_is_recorded():
 def test_identical_machine_code_is_called_the_same():
     """Where two steps compile to the same instructions, a verdict other than "same" would be noise taken for news."""
     found = [(r.problem["head_dim"], m) for r in RECORDED for m in (*r.steps, *r.inside) if m.speedup_vs_previous]
-    pairs = [m for d, m in found if m.name == "load_order" or (m.name == "three_groups" and d == 128)]
-    assert {m.name for m in pairs} == {"load_order", "three_groups"}
+    pairs = [m for d, m in found if m.name == "load_order" or (m.name == "three_warpgroups" and d == 128)]
+    assert {m.name for m in pairs} == {"load_order", "three_warpgroups"}
     assert {m.speedup_vs_previous.verdict for m in pairs} == {"same"}
 
 
@@ -395,7 +395,7 @@ def test_a_record_of_the_schema_before_says_nothing_of_the_ladder(tmp_path):
             "key_changes": ["?"],
             "fork": True,
         }
-    text = json.dumps({**data, "schema": 2, "inside": []}).replace('"three_groups"', '"turns"')
+    text = json.dumps({**data, "schema": 2, "inside": []}).replace('"three_warpgroups"', '"turns"')
     path.write_text(text, encoding="utf-8")
     assert_the_same(read_run(path), run)
 
@@ -421,7 +421,7 @@ def test_a_ratio_is_that_to_todays_predecessor():
     """What was compared with a step that no longer comes before is looked up in the rounds, or left out."""
     run = recorded()
     m = next(m for m in run.steps if m.speedup_vs_previous and not (m.earlier or m.speedup_vs_previous.earlier))
-    bare = m.model_copy(update={"title": "", "previous": "relaxed"})  # of the backward pass
+    bare = m.model_copy(update={"title": "", "previous": "relaxed_atomics"})  # of the backward pass
     steps = [bare if s is m else s for s in run.steps]
     assert in_the_ladder(run.model_copy(update={"steps": steps})).measurement(m.name) == m
     alone = run.model_copy(update={"steps": steps, "rounds": [], "earlier_rounds": []})

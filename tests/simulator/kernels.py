@@ -15,7 +15,7 @@ from steps.backward_hopper.lib import AWAIT, async_reduce_shared_to_global
 
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 OF_EIGHT_WARPS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
-PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 16]))  # of eight warps: two warp groups
+PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 16]))  # of eight warps: two warpgroups
 OTHER = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
@@ -141,7 +141,7 @@ def two_roles(target, parity: gl.constexpr):
 
 @gluon.jit
 def place_filled_again(left, right, target, early: gl.constexpr, late: gl.constexpr, stores: gl.constexpr):
-    """Two warp groups multiply by a tile; then another tile comes into its place, and they multiply by that.
+    """Two warpgroups multiply by a tile; then another tile comes into its place, and they multiply by that.
 
     early, late: barriers behind the product's begin, and behind the wait for it. stores: ordinary ones write the other
     tile, which is all ones; else TMA brings it.
@@ -205,7 +205,7 @@ def refill(left, right, a, b, ready, free):
 
 @gluon.jit
 def given_back(left, right, target, early: gl.constexpr):
-    """A role of two warp groups multiplies by a tile and gives its place back; another role lets TMA fill it again.
+    """A role of two warpgroups multiplies by a tile and gives its place back; another role lets TMA fill it again.
 
     early: a barrier behind the product's begin.
     """

@@ -101,14 +101,14 @@ def skips_none(variant) -> bool:
 
 COPIES, STORES = "async_copy.wait_group(0)", "tma.store_wait(0)"
 TURNS = [f"mbarrier.wait(barriers.turns.index(part), {n} & 1 ^ FIRST)" for n in ("n", "turn", "(turn - query_turn)")]
-KEY_READY = "await_tile(barriers.key_ready, turn, STAGES)"
-KEY_FREE = "release(barriers.key_free, turn, STAGES)"
-VALUE_READY = "await_tile(barriers.value_ready, turn, STAGES)"
-VALUE_FREE = "release(barriers.value_free, turn, STAGES)"
+KEY_READY = "await_tile(barriers.key_full, turn, STAGES)"
+KEY_FREE = "release(barriers.key_empty, turn, STAGES)"
+VALUE_READY = "await_tile(barriers.value_full, turn, STAGES)"
+VALUE_FREE = "release(barriers.value_empty, turn, STAGES)"
 OF_THE_ONLY_QUERIES = (
     "mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)",
-    "release(barriers.query_free, query_turn, QUERY_STAGES)",
-    "release(barriers.value_free, last_turn, STAGES)",
+    "release(barriers.query_empty, query_turn, QUERY_STAGES)",
+    "release(barriers.value_empty, last_turn, STAGES)",
 )
 HARMLESS = [
     Harmless(BY_ITSELF, "gl.barrier()"),
@@ -145,33 +145,33 @@ HARMLESS = [
 
 # Where a step has a kernel that the steps before it do not have: (head_dim, causal). Else at head_dim 128, causal.
 ELSEWHERE = {
-    "fine_grained": [(256, True)],
-    "dealt": [(128, True), (256, True)],
-    "three_groups": [(64, True)],
-    "own_end": [(64, True), (128, True), (256, True)],
-    "room": [(256, True)],
-    "at_maxima": [(64, True), (128, True), (128, False), (256, True)],
+    "head_dim_tiling": [(256, True)],
+    "lpt_scheduler": [(128, True), (256, True)],
+    "three_warpgroups": [(64, True)],
+    "warpgroup_causal_bound": [(64, True), (128, True), (256, True)],
+    "split_epilogue": [(256, True)],
+    "pv_wait_after_max": [(64, True), (128, True), (128, False), (256, True)],
     "kv_multicast": [(64, True), (128, True)],
-    "four_chains": [],  # other maxima than at_maxima's, which need no synchronisation
-    "chains_in_pairs": [],  # and kv_multicast's, and diagonal_first's
-    "no_meetings": [],  # a group is one here, and never meets: see tests/gpu/test_meetings.py
-    "quarter_query": [],  # another way to read Q, which needs no synchronisation of its own
-    "lean_sum": [(64, True), (128, True)],
-    "hopper_window": [],  # without a window its kernel is that of at_maxima
-    "even_end": [],  # its kernel is that of pieces: only the lists differ
-    "computed_tiles": [],  # only which tile comes next differs from at_maxima, which needs no synchronisation
+    "row_max_ilp": [],  # other maxima than pv_wait_after_max's, which need no synchronisation
+    "row_max_ilp_multicast": [],  # and kv_multicast's, and reverse_kv_order's
+    "no_redundant_barriers": [],  # a group is one here, and never meets: see tests/gpu/test_meetings.py
+    "quarter_q_registers": [],  # another way to read Q, which needs no synchronisation of its own
+    "hopper_deferred_sum": [(64, True), (128, True)],
+    "hopper_window": [],  # without a window its kernel is that of pv_wait_after_max
+    "balanced_tail": [],  # its kernel is that of pieces: only the lists differ
+    "hopper_static_scheduler": [],  # as pv_wait_after_max, but for which tile comes next
     "hopper_varlen": [],  # see PACKED
     "hopper_soft_cap": [],  # a soft cap synchronises nothing
-    "diagonal_first": [(256, True)],
+    "reverse_kv_order": [(256, True)],
     "tensor_memory": [(64, True)],
     "warp_roles": [(64, True)],
-    "correction": [(64, True)],
-    "threshold": [],
-    "polynomial": [],
-    "lasting_blocks": [(64, True)],
-    "pair": [(64, True)],
+    "correction_warpgroup": [(64, True)],
+    "lazy_rescaling": [],
+    "exp2_emulation": [],
+    "blackwell_persistent": [(64, True)],
+    "two_cta_mma": [(64, True)],
     "multicast": [(64, True)],
-    "taken": [(64, True)],
+    "dynamic_scheduler": [(64, True)],
 }
 KERNELS = [
     pytest.param(step, head_dim, causal, id=f"{step.name}-{head_dim}-{'causal' if causal else 'full'}")
@@ -185,7 +185,7 @@ LENGTHS = {
     "hopper": [(900, 600), (900, 100)],
     # So many that by the launch rules three groups compute under a mask, and that the softmax runs ahead:
     "hopper, 64": [(1300, 600), (1300, 100)],
-    "softmax_ahead, 128": [(2100, 600), (2100, 100)],
+    "next_softmax_first, 128": [(2100, 600), (2100, 100)],
     "blackwell": [(300, 600), (300, 100)],
 }
 
@@ -244,7 +244,7 @@ def expected(there: Counter, variant) -> Counter:
 
 
 @pytest.mark.parametrize(
-    ("name", "head_dim"), [("stages", 128), ("shared_kv", 128), ("q_registers", 128), ("fine_grained", 256)]
+    ("name", "head_dim"), [("stages", 128), ("shared_kv_buffer", 128), ("q_registers", 128), ("head_dim_tiling", 256)]
 )
 def test_the_compiler_sets_these_barriers_by_itself(name, head_dim):
     """Without ``gl.barrier()`` the machine code synchronises as often. Other Gluon steps have the same text there."""
@@ -275,11 +275,11 @@ def test_the_compiler_sets_another_barrier_in_front_of_a_copy():
 
 def test_one_synchronisation_is_named_by_a_piece_of_it_or_by_its_line():
     whole = write_step(get_step("producer"), problem())
-    text = without(whole.text, "wait( barriers.value_free")
+    text = without(whole.text, "wait( barriers.value_empty")
     assert text.count("mbarrier.wait") == whole.text.count("mbarrier.wait") - 1 and "pass" in text
-    line = next(way.line for way in broken(whole.text) if "value_free" in way.what)
+    line = next(way.line for way in broken(whole.text) if "value_empty" in way.what)
     assert without(whole.text, str(line)) == text
     with pytest.raises(ValueError, match=r"no such synchronisation; there are: .*fence_async_shared"):
         without(whole.text, "wait(nothing")
-    with pytest.raises(ValueError, match=r"several: .*key_free.*value_free"):
+    with pytest.raises(ValueError, match=r"several: .*key_empty.*value_empty"):
         without(whole.text, "mbarrier.wait")

@@ -15,7 +15,7 @@ from tutorial_lib.simulator.machine import B200
 from tutorial_lib.simulator.run import launch
 
 SEEDS = (None, *range(6))
-STEPS = ("tensor_memory", "pair", "multicast")
+STEPS = ("tensor_memory", "two_cta_mma", "multicast")
 
 
 def run(kernel, *arguments, seed=None):
@@ -129,7 +129,7 @@ def test_what_synchronises_ctas_is_broken_in_ways_of_its_own():
     assert {
         ("relaxed", "hopper.cluster.barrier()"),
         ("without", "hopper.cluster.barrier()"),
-    } <= ways["pair"]
+    } <= ways["two_cta_mma"]
     assert sum(how == "for itself" for how, _ in ways["multicast"]) == 2
     assert not any(how in ("relaxed", "for itself") for how, _ in ways["tensor_memory"])
 

@@ -1,4 +1,4 @@
-"""Step computed_tiles: blocks of short sequences compute which tiles of queries are theirs."""
+"""Step hopper_static_scheduler: blocks of short sequences compute which tiles of queries are theirs."""
 
 import dataclasses
 
@@ -35,10 +35,10 @@ def own_numbers(times, whose, when, lines, tiles, variant: gl.constexpr):
 @pytest.mark.parametrize("places", [132, 114, 131])
 def test_each_tile_is_computed_once_and_blocks_have_about_as_much(places, batch, heads, seq_len, causal):
     shape = problem(batch=batch, heads=heads, seq_len_q=seq_len, seq_len_kv=seq_len, head_dim=128, causal=causal)
-    variant = get_step("computed_tiles").variant(shape)
+    variant = get_step("hopper_static_scheduler").variant(shape)
     assert variant.schedule is COMPUTED
     a_head, lines = tiles_a_head(shape, variant.tile), batch * heads
-    blocks = min(get_step("computed_tiles").order.places(shape, variant.tile, places), lines * a_head)
+    blocks = min(get_step("hopper_static_scheduler").order.places(shape, variant.tile, places), lines * a_head)
     times, whose, when = (torch.zeros(lines * a_head, dtype=torch.int32) for _ in range(3))
     launch(own_numbers, (blocks,), (times, whose, when, lines, a_head, variant), 4)
     assert times.eq(1).all()
@@ -51,7 +51,7 @@ def test_each_tile_is_computed_once_and_blocks_have_about_as_much(places, batch,
 
 
 def test_longer_sequences_and_packed_ones_are_as_before():
-    step, before = get_step("computed_tiles"), get_step("at_maxima")
+    step, before = get_step("hopper_static_scheduler"), get_step("pv_wait_after_max")
     long = problem(batch=1, heads=2, seq_len_q=600, seq_len_kv=600, head_dim=128)
     assert step.variant(long) == before.variant(long)
     packed = Problem.packed((100, 30), heads=2, kv_heads=2, head_dim=128, causal=True)

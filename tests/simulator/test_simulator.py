@@ -119,7 +119,7 @@ def test_a_barrier_that_one_of_two_copies_completes_orders_that_one_alone():
     [(False, False, False), (True, False, False), (True, True, False), (False, False, True)],
 )
 def test_warp_groups_of_a_role_are_ordered_as_the_compiler_orders_them(early, late, stores):
-    """Each warp group waits for its own part of a product. Then all must meet before the factor is overwritten.
+    """Each warpgroup waits for its own part of a product. Then all must meet before the factor is overwritten.
 
     The compiler sees to it: here and in the machine code. Before Triton 3.9 it did not where they had met between the
     product's begin and its end.
@@ -180,7 +180,7 @@ def test_the_same_seed_gives_the_same_schedule():
     inputs, clocks = FORWARD.inputs(shape, 0), []
     for seed in (3, 3, 4, None):
         with watched(seed) as watch:
-            get_step("linked").attention(*inputs, True)
+            get_step("epilogue_overlap").attention(*inputs, True)
         clocks.append(watch.runs[0].clocks)
     assert clocks[0] == clocks[1] != clocks[2] != clocks[3]
 
@@ -241,7 +241,7 @@ def test_attention_on_the_cpu_raises_for_a_race():
 
     shape = problem(seq_len_q=384, seq_len_kv=384)
     whole = write_step(get_step("producer"), shape)
-    racy = replace(whole, text=without(whole.text, "wait(barriers.value_free"))
+    racy = replace(whole, text=without(whole.text, "wait(barriers.value_empty"))
     with pytest.raises(KernelError, match=r"race on tiles\.value"):
         racy.attention(*FORWARD.inputs(shape, 0), True)
 
@@ -254,11 +254,11 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
     """With a GPU that is made up."""
 
     def made_up(step, inputs, causal):
-        return step.attention(*inputs, causal) + (wrong_by if step.name == "linked" else 0.0)
+        return step.attention(*inputs, causal) + (wrong_by if step.name == "epilogue_overlap" else 0.0)
 
     measure = partial(agreement.measure, on_gpu=made_up)
     (tmp_path / "README.md").write_text(agreement.README.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: [get_step("linked"), get_step("stages")])
+    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: [get_step("epilogue_overlap"), get_step("stages")])
     monkeypatch.setattr(agreement, "PROBLEMS", [p for p in agreement.PROBLEMS if p.head_dim == 128])
     monkeypatch.setattr(agreement, "measure", measure)
     monkeypatch.setattr(agreement, "update_readme", partial(agreement.update_readme, path=tmp_path / "README.md"))
@@ -269,7 +269,7 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
     monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
     assert main(["--against-gpu"]) == (1 if wrong_by else 0)
     [record] = recorded_agreements(tmp_path)
-    assert [(d.step, d.problems) for d in record.steps] == [("linked", 4), ("stages", 4)]
+    assert [(d.step, d.problems) for d in record.steps] == [("epilogue_overlap", 4), ("stages", 4)]
     assert [d.largest for d in record.steps] == pytest.approx([wrong_by, 0.0], abs=0.01)  # what is added is rounded
     told = agreement.sentence([record])
     assert (
@@ -286,25 +286,28 @@ def test_the_page_says_what_is_recorded():
 
 
 def test_the_command_says_what_it_found(capsys, tmp_path):
-    assert main(["overlap", "--seq-len", "200", "--schedules", "3", "--timeline", str(tmp_path / "t.png")]) == 0
+    assert (
+        main(["intra_warpgroup_overlap", "--seq-len", "200", "--schedules", "3", "--timeline", str(tmp_path / "t.png")])
+        == 0
+    )
     out = capsys.readouterr().out
     assert "No race, no missing fence, no deadlock under 3 schedules" in out and "simulated clocks" in out
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["producer", "--without", "release(barriers.value_free"]) == 1
+    assert main(["producer", "--without", "release(barriers.value_empty"]) == 1
     out = capsys.readouterr().out
-    assert "deadlock: block" in out and "produce 2 waits for barriers.value_free[0] with parity 0" in out
+    assert "deadlock: block" in out and "produce 2 waits for barriers.value_empty[0] with parity 0" in out
     assert main(["producer", "--sites"]) == 0
-    assert "mbarrier.wait(barriers.value_free.index(stage), used)" in capsys.readouterr().out
+    assert "mbarrier.wait(barriers.value_empty.index(stage), used)" in capsys.readouterr().out
 
 
 def test_a_measured_timeline_stands_below_the_simulated_one(capsys, tmp_path):
-    paths = [tmp_path / f"{name}.png" for name in ("overlap", "wgmma")]
+    paths = [tmp_path / f"{name}.png" for name in ("intra_warpgroup_overlap", "wgmma")]
     for path in paths:
         assert main([path.stem, "--seq-len", "200", "--timeline", str(path)]) == 0
         out = capsys.readouterr().out
-        recorded = path.stem == "overlap"
-        measured_on = recorded_traces(RESULTS, "overlap")[0].machine["name"]
-        assert (f"Below it the measured one: {measured_on}" in out) == recorded == ("wait for key_ready" in out)
+        recorded = path.stem == "intra_warpgroup_overlap"
+        measured_on = recorded_traces(RESULTS, "intra_warpgroup_overlap")[0].machine["name"]
+        assert (f"Below it the measured one: {measured_on}" in out) == recorded == ("wait for key_full" in out)
     heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in paths]
     assert heights[0] > 1.3 * heights[1]  # two panels, and one
 
@@ -313,7 +316,7 @@ def test_a_file_is_simulated_as_it_was_edited(capsys, tmp_path):
     from steps.show import main as show
 
     path = tmp_path / "mine.py"
-    assert show(["overlap", "--output", str(path)]) == 0
+    assert show(["intra_warpgroup_overlap", "--output", str(path)]) == 0
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
     path.write_text(
@@ -327,7 +330,7 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
     from steps.show import main as show
 
     path = tmp_path / "mine.py"
-    assert show(["overlap", "--output", str(path)]) == 0
+    assert show(["intra_warpgroup_overlap", "--output", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("kv_head = head //", "kv_head = haed //"), encoding="utf-8")
     assert main([str(path)]) == 1
@@ -344,15 +347,15 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
     ("arguments", "told"),
     [
         ([], "expected either a step, or --against-gpu"),
-        (["linked", "--against-gpu"], "expected either a step, or --against-gpu"),
+        (["epilogue_overlap", "--against-gpu"], "expected either a step, or --against-gpu"),
         (["--against-gpu"], "--against-gpu needs a GPU"),
-        (["nothing"], "no step nothing; did you mean no_meetings?"),
+        (["nothing"], "no step nothing; did you mean no_redundant_barriers?"),
         (["mma"], "simulated are Gluon's kernels"),
-        (["linked", "--head-dim", "512"], "head_dim must be a multiple of 8"),
-        (["linked", "--seq-len", "99999"], "ask for a smaller --seq-len"),
-        (["linked", "--without", "nothing"], "no such synchronisation"),
+        (["epilogue_overlap", "--head-dim", "512"], "head_dim must be a multiple of 8"),
+        (["epilogue_overlap", "--seq-len", "99999"], "ask for a smaller --seq-len"),
+        (["epilogue_overlap", "--without", "nothing"], "no such synchronisation"),
         (["/nothing.py"], "cannot read /nothing.py"),
-        (["linked", "--timeline", "/"], "argument --timeline: must be a file, got the folder /"),
+        (["epilogue_overlap", "--timeline", "/"], "argument --timeline: must be a file, got the folder /"),
     ],
 )
 def test_bad_input_is_told_in_one_line(arguments, told, capsys):
@@ -361,8 +364,10 @@ def test_bad_input_is_told_in_one_line(arguments, told, capsys):
     assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err
 
 
-@sampled(core=lambda name: name == "linked")
-@pytest.mark.parametrize("name", ["wide_block", "wgmma", "producer", "overlap", "linked"])
+@sampled(core=lambda name: name == "epilogue_overlap")
+@pytest.mark.parametrize(
+    "name", ["gluon_larger_tile", "wgmma", "producer", "intra_warpgroup_overlap", "epilogue_overlap"]
+)
 def test_simulated_cycles_are_near_those_that_were_measured(name):
     """Within a fifth of the record on an H200, though nothing in the simulator was fitted to it.
 
@@ -375,7 +380,7 @@ def test_simulated_cycles_are_near_those_that_were_measured(name):
     run = recorded(machine="nvidia-h200")
     measured = run.measurement(name).cycles
     simulated = summary.simulated_cycles(get_step(name), HEADLINE, run.machine["multiprocessors"])
-    assert (0.75 if name == "wide_block" else 0.8) < simulated / measured < 1.2
+    assert (0.75 if name == "gluon_larger_tile" else 0.8) < simulated / measured < 1.2
 
 
 def test_blocks_that_wait_for_later_ones_need_room_for_both():

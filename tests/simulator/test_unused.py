@@ -17,53 +17,53 @@ from tutorial_lib.simulator import hopper, state
 FORWARD_KERNELS = [
     ("wgmma", 64),
     ("producer", 64),
-    ("registers", 128),
-    ("overlap", 64),
-    ("dealt", 128),
-    ("linked", 64),
-    ("three_groups", 64),
-    ("own_end", 64),
-    ("room", 256),
-    ("at_maxima", 64),
-    ("at_maxima", 128),
-    ("at_maxima", 256),
+    ("register_reallocation", 128),
+    ("intra_warpgroup_overlap", 64),
+    ("lpt_scheduler", 128),
+    ("epilogue_overlap", 64),
+    ("three_warpgroups", 64),
+    ("warpgroup_causal_bound", 64),
+    ("split_epilogue", 256),
+    ("pv_wait_after_max", 64),
+    ("pv_wait_after_max", 128),
+    ("pv_wait_after_max", 256),
     ("kv_multicast", 64),
     ("kv_multicast", 128),
-    ("four_chains", 64),
-    ("four_chains", 256),
-    ("chains_in_pairs", 256),
-    ("no_meetings", 128),
-    ("quarter_query", 128),
-    ("softmax_ahead", 128),
-    ("pieces", 160),
-    ("computed_tiles", 128),
+    ("row_max_ilp", 64),
+    ("row_max_ilp", 256),
+    ("row_max_ilp_multicast", 256),
+    ("no_redundant_barriers", 128),
+    ("quarter_q_registers", 128),
+    ("next_softmax_first", 128),
+    ("split_head_dim", 160),
+    ("hopper_static_scheduler", 128),
     ("ping_pong", 128),
-    ("diagonal_first", 256),
+    ("reverse_kv_order", 256),
 ]
-LONG = ("quarter_query", "softmax_ahead")
+LONG = ("quarter_q_registers", "next_softmax_first")
 BACKWARD_KERNELS = [
-    ("on_its_side", 64),
-    ("under_way", 128),
-    ("groups_apart", 64),
-    ("groups_apart", 256),
-    ("in_turn", 64),
-    ("alternate", 128),
-    ("adder", 64),
-    ("adder", 256),
-    ("two_adders", 64),
-    ("two_adders", 128),
-    ("two_adders", 256),
-    ("spare_warps", 64),
-    ("spare_warps", 128),
-    ("spare_warps", 256),
-    ("heads_apart", 64),
-    ("heads_apart", 128),
-    ("freed_together", 64),
-    ("keys_kept", 128),
-    ("zeros_ahead", 64),
-    ("whole_lines", 256),
-    ("no_turns", 128),
-    ("short_turns", 128),
+    ("transposed_scores", 64),
+    ("async_products", 128),
+    ("decoupled_warpgroups", 64),
+    ("decoupled_warpgroups", 256),
+    ("deterministic", 64),
+    ("backward_ping_pong", 128),
+    ("dq_writer_warp", 64),
+    ("dq_writer_warp", 256),
+    ("two_dq_writers", 64),
+    ("two_dq_writers", 128),
+    ("two_dq_writers", 256),
+    ("fused_pre_post", 64),
+    ("fused_pre_post", 128),
+    ("fused_pre_post", 256),
+    ("cta_per_query_head", 64),
+    ("cta_per_query_head", 128),
+    ("joint_release", 64),
+    ("k_registers", 128),
+    ("tma_zero_fill", 64),
+    ("coalesced_atomics", 256),
+    ("unordered_softmax", 128),
+    ("fast_deterministic", 128),
 ]
 
 
@@ -106,12 +106,12 @@ def test_packed_sequences_use_every_barrier(barriers):
 
 @pytest.mark.parametrize(("name", "head_dim"), BACKWARD_KERNELS)
 def test_the_backward_pass_uses_every_barrier(name, head_dim, barriers, monkeypatch):
-    (zeros_alone if name == "zeros_ahead" else few_at_once)(monkeypatch)
-    kv_heads = 1 if name == "heads_apart" else 3
+    (zeros_alone if name == "tma_zero_fill" else few_at_once)(monkeypatch)
+    kv_heads = 1 if name == "cta_per_query_head" else 3
     shape = problem(  # more turns than places
         batch=1, heads=3, kv_heads=kv_heads, seq_len_q=300, seq_len_kv=200, head_dim=head_dim
     )
-    assert name != "heads_apart" or get_step(name).variant(shape).sharing == 3
+    assert name != "cta_per_query_head" or get_step(name).variant(shape).sharing == 3
     inputs = BACKWARD.inputs(shape, 0)
     BACKWARD.call(get_step(name), shape, inputs, BACKWARD.poisoned(inputs))
     made, used = barriers()

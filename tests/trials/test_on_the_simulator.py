@@ -77,7 +77,7 @@ def test_a_warp_rescales_where_a_maximum_grew_by_more_than_the_threshold():
 
 def test_of_four_registers_that_a_lane_has_two_are_of_one_row_and_two_of_another():
     """What the vote's text asks: its factors are those of these two rows."""
-    variant = get_step("at_maxima").variant(SHAPES[0])
+    variant = get_step("pv_wait_after_max").variant(SHAPES[0])
     registers, lanes, _ = layouts._bases(variant.output, [variant.rows, variant.head_dim])
     assert registers[:2] == [[0, 1], [8, 0]] and not any(row for row, _ in registers[2:])
     assert sorted(row for row, _ in lanes if row) == [1, 2, 4]  # with the other row, 16 of a warp
@@ -91,7 +91,7 @@ def test_blocks_that_run_at_once_take_every_tile_once(shape):
     """The counter is back where it began when the last block has ended, so that the next launch can count on it."""
     _, step = get_trial("taken").steps(shape)
     q, k, v = FORWARD.inputs(shape, secrets.randbits(32))
-    expected = get_step("at_maxima").attention(q, k, v, shape.causal)
+    expected = get_step("pv_wait_after_max").attention(q, k, v, shape.causal)
     for seed in range(2):
         launch = step.make_ready(shape, q, k, v, torch.empty_like(q))
         for _ in range(2):

@@ -1,7 +1,7 @@
 """Blackwell's operations: tensor memory, and ``tcgen05``, the matrix products that accumulate in it.
 
 Source: PTX ISA, "TensorCore 5th Generation Family Instructions". Tensor memory has 512 columns of 128 lanes of 32 bits,
-and a warp reaches the 32 lanes of its place in its warp group. One thread begins a product, and all of them are
+and a warp reaches the 32 lanes of its place in its warpgroup. One thread begins a product, and all of them are
 asynchronous. Two that one thread began are promised to run in this order only where accumulator, shape and kind are
 the same ("tcgen05 Memory Consistency Model", pipelined instructions). ``tcgen05.commit`` arrives at an mbarrier when
 all that its thread began before has ended.

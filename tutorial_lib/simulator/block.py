@@ -94,7 +94,7 @@ class Pipe:
         self.factors: list[tuple[int, set[Buffer]]] = []  # that products read which nobody has waited for, by number
 
     def of_group(self, number: int):
-        """The agent that stands for a warp group's part in these operations."""
+        """The agent that stands for a warpgroup's part in these operations."""
         return self.agent if number == 0 else (*self.agent, number)
 
 
@@ -110,7 +110,7 @@ class Role:
         self.fenced: Clock = dict(parent.fenced) if parent else {}  # what the async proxy may know of
         self.known[self] = 1
         self.initialised: Clock = {}  # what other CTAs may know of: that barriers were initialised, and nothing else
-        # A product of several warp groups is over when each of them is done, and each waits for its own part alone.
+        # A product of several warpgroups is over when each of them is done, and each waits for its own part alone.
         # What a role knows is what its first group knows, which asks TMA, too; of the others' parts it learns when all
         # warps meet.
         self.apart = block.machine.waves_apart and warps > 1

@@ -388,7 +388,7 @@ def warpgroup_mma(
     pipe.factors.append((pipe.begun, {factor.buffer for factor in in_memory}))
     for factor in in_memory:
         for group in range(me.groups):
-            what = f"read by wgmma of {me}" + (f", warp group {group}" if me.groups > 1 else "")
+            what = f"read by wgmma of {me}" + (f", warpgroup {group}" if me.groups > 1 else "")
             block.touch(factor, False, pipe.of_group(group), pipe.begun, "async", what, in_order=True)
     held = None
     if isinstance(a, Tensor):

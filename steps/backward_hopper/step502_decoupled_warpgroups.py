@@ -1,0 +1,18 @@
+"""Step 502: decoupled warpgroups. Each of two warpgroups computes for itself.
+
+So far the warpgroups went through a turn together, and where one took exponentials so did the other. Now each is a
+part with 64 keys of its own and half of dQ, and waits for the other only where they exchange dS. It computes dQ a turn
+later than dK, so that parts may be a turn apart: while one takes exponentials, the other's products keep the tensor
+cores busy. At head_dim 64 there is room for tiles of 128 queries. At head_dim 256 a block has 64 keys, and the parts
+have roles: one computes the scores and dV, the other the scores' gradients and dK (``roles``).
+"""
+
+from steps.backward_hopper import apart, step501_tma_reduce_add
+
+STEP = step501_tma_reduce_add.STEP.evolve(
+    number=502,
+    name="decoupled_warpgroups",
+    title="Decoupled warpgroups",
+    change="Each warpgroup has 64 keys and half of dQ, computed a turn later, and waits for the other's dS alone.",
+    generation=apart.fmha_backward,
+)

@@ -1,0 +1,163 @@
+"""The seam between two tiles of queries: the next QK product is begun behind the last PV product, and runs on."""
+
+from steps.exercises.in_kernel import InKernel
+from steps.exercises.overlap import calls_in_order, first_of
+from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.simulator.under_way import share_under_products
+
+
+def stored_under_a_product(run, problem) -> str | None:
+    if share_under_products(run, "smem") == 0.0:
+        return (
+            "the numbers are right and everything is in order, but the seam is not closed: when a group stores its "
+            "output, none of its products is under way. Begin the next QK product before you wait for the last PV "
+            "product, and leave one under way."
+        )
+    return None
+
+
+class BegunBehind(InKernel):
+    """Also refuses what is right, but waits for the old product before the new one is begun."""
+
+    def judge(self, function, chance):
+        wrong = super().judge(function, chance)
+        if wrong is None:
+            calls = calls_in_order(source_of(function))
+            if first_of(calls, "issue_scores(") > first_of(calls, "warpgroup_mma_wait("):
+                return (
+                    "The numbers are right and everything is in order, but you wait for the last PV product before you "
+                    "begin the next QK product. The tensor cores then have nothing to do until your group has woken "
+                    "up. Begin it first, and wait for the PV product alone."
+                )
+        return wrong
+
+
+# The rings of Q and of K and V both have two places in this step. With three for K and V, for
+# which there is room at head_dim 64, mixing them up is seen.
+EXERCISE = BegunBehind(
+    name="epilogue_overlap",
+    step="epilogue_overlap",
+    function="link",
+    replaces="link",
+    functions={"say_free": "def say_free(barriers, query_turn):\n    pass\n"},  # the answer says so
+    constants={"STAGES": 3},
+    kinds=({"head_dim": 64, "causal": True}, {"head_dim": 64, "dtype": "bfloat16", "causal": True, "heads": 1}),
+    lengths=(512, 640),  # several tiles of queries for each of the simulator's three blocks
+    multiple=128,
+    watch=stored_under_a_product,
+    lacking=(
+        ("release(barriers.query_empty", "Nothing gives the place of the queries back, and the producer waits for it."),
+        ("release(barriers.value_empty", "Nothing gives the last place of V back, and the producer waits for it."),
+    ),
+    typical=(
+        (
+            r"place 2 of 2, at ",
+            "The ring of the queries has QUERY_STAGES places, those of keys and values have STAGES. The judge gives "
+            "keys and values three places.",
+        ),
+    ),
+    hints=(
+        "All QK products of these queries have ended, so their place can be given back at once. The next product needs "
+        "two things that TMA brings: tile query_turn + 1 of the queries and tile turn + 1 of the keys.",
+        "Behind a block's last tile nothing more comes. Who waits for it waits forever, so both waits stand under "
+        "`if more`. The product itself is begun in any case.",
+        "Two products are under way then: the last PV product, which is older, and the next QK product. "
+        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the place of V, turn, is free.",
+    ),
+    solution="""
+def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):
+    release(barriers.query_empty, query_turn, QUERY_STAGES)
+    if more:
+        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
+        await_tile(barriers.key_full, turn + 1, STAGES)
+    following = part_of(tiles.query, query_turn + 1, part)
+    scores = issue_scores(following, tiles.key, turn + 1)
+    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+    return scores, accumulator
+""",
+    wrong=(
+        Wrong("the new product is waited for, too", "the seam is not closed", old="wait(1", new="wait(0"),
+        Wrong(
+            "the old product is waited for first",
+            "does not wait for this product",
+            old="    following = ",
+            new="    accumulator = warpgroup_mma_wait(1, deps=[accumulator])\n    following = ",
+        ),
+        Wrong(
+            "the old product is waited for before the new one is begun",
+            "before you begin the next QK product",
+            source="""
+def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):
+    release(barriers.query_empty, query_turn, QUERY_STAGES)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+    if more:
+        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
+        await_tile(barriers.key_full, turn + 1, STAGES)
+    following = part_of(tiles.query, query_turn + 1, part)
+    scores = issue_scores(following, tiles.key, turn + 1)
+    return scores, accumulator
+""",
+        ),
+        Wrong(
+            "the next queries are awaited in a ring of STAGES",
+            "has QUERY_STAGES places",
+            old="query_turn + 1, QUERY_STAGES",
+            new="query_turn + 1, STAGES",
+        ),
+        Wrong(
+            "these queries are given back in a ring of STAGES",
+            "has QUERY_STAGES places",
+            old="query_turn, QUERY_STAGES",
+            new="query_turn, STAGES",
+        ),
+        Wrong(
+            "waits behind the last tile, too",
+            "a deadlock",
+            old="""    if more:
+        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
+        await_tile(barriers.key_full, turn + 1, STAGES)
+""",
+            new="""    await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
+    await_tile(barriers.key_full, turn + 1, STAGES)
+""",
+        ),
+        Wrong(
+            "these queries once more",
+            "race on tiles.query",
+            old="part_of(tiles.query, query_turn + 1",
+            new="part_of(tiles.query, query_turn",
+        ),
+        Wrong(
+            "nobody waits for the next queries",
+            "race on tiles.query",
+            old="        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)\n",
+            new="",
+        ),
+        Wrong(
+            "nobody waits for the next keys",
+            "race on tiles.key",
+            old="        await_tile(barriers.key_full, turn + 1, STAGES)\n",
+            new="",
+        ),
+        Wrong(
+            "V is given back while it is read",
+            "race on tiles.value",
+            old="""    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+""",
+            new="""    release(barriers.value_empty, turn, STAGES)
+    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
+""",
+        ),
+        Wrong(
+            "the place of the queries is not given back",
+            "gives the place of the queries back",
+            old="    release(barriers.query_empty, query_turn, QUERY_STAGES)\n",
+            new="",
+        ),
+    ),
+    debrief="The counters of a persistent block go on from one tile of queries to the next, so a product can be begun "
+    "for tiles that belong to later work. What it costs is a second place for Q.",
+)

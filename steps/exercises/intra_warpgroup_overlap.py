@@ -1,0 +1,232 @@
+"""A turn of the loop in which the softmax runs under a product: what is begun, waited for and given back, and when."""
+
+import ast
+
+from steps.exercises.in_kernel import InKernel
+from steps.exercises.produce import TWO_TILES_A_BLOCK
+from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.simulator.under_way import share_under_products
+
+BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column of corrections
+
+
+def exponentials_run_under_products(run, problem) -> str | None:
+    if share_under_products(run, "mufu", BIG) == 0.0:
+        return (
+            "the numbers are right and everything is in order, but nothing overlaps: whenever your group takes "
+            "exponentials, no product of its own is under way. Begin both products first, then wait for the scores "
+            "alone: `warpgroup_mma_wait(1, ...)` leaves the younger one running."
+        )
+    return None
+
+
+def calls_in_order(source: str) -> list[str]:
+    """The calls of a function as they stand in its text: "name(first argument" for each."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda node: (node.lineno, node.col_offset))
+    return [f"{ast.unparse(call.func)}({ast.unparse(call.args[0]) if call.args else ''}" for call in calls]
+
+
+def first_of(calls: list[str], name: str) -> int:
+    """The number of the first call that begins so; where there is none, one behind them all."""
+    return next((n for n, call in enumerate(calls) if call.startswith(name)), len(calls))
+
+
+class BegunTogether(InKernel):
+    """Also refuses what is right, but leaves the tensor cores without a second product, or gives K back late."""
+
+    def judge(self, function, chance):
+        wrong = super().judge(function, chance)
+        if wrong is None:
+            calls = calls_in_order(source_of(function))
+            if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
+                return (
+                    "The numbers are right and everything is in order, but the products are not begun together: you "
+                    "wait for the scores before you begin the PV product. The tensor cores then have nothing to do "
+                    "until your group has woken up."
+                )
+            if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
+                return (
+                    "Everything is in order, but the place of K is given back later than it could be. The keys have "
+                    "been read when the scores are there, before the softmax begins."
+                )
+        return wrong
+
+
+ATTEND_TO_REST = """
+def attend_to_rest(first, accumulator, query, tiles, barriers, end, turn, scale):
+    weights, row_max, row_sum = first
+    for j in range(1, end):
+        weights, row_max, row_sum, accumulator = turn_of_loop(
+            query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale
+        )
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        turn += 1
+    return accumulator, row_sum, turn, weights
+"""
+
+EXERCISE = BegunTogether(
+    name="intra_warpgroup_overlap",
+    step="intra_warpgroup_overlap",
+    function="turn_of_loop",
+    replaces="",
+    # A place that is given back for another tile is missed by the second tile of queries.
+    functions={"attend_to_rest": ATTEND_TO_REST, "one_tile": TWO_TILES_A_BLOCK},
+    # Once an even number of tiles of keys: with an odd one, giving back the places in another order comes out even.
+    kinds=(
+        {"head_dim": 128, "heads": 1, "seq_len_kv": 512},
+        {"head_dim": 128, "dtype": "bfloat16", "kv_heads": 1},
+    ),
+    lengths=(512, 640),  # four tiles of keys: a place that is not given back is missed with the fourth
+    multiple=128,
+    watch=exponentials_run_under_products,
+    lacking=(
+        ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
+        ("release(barriers.key_empty", "Nothing gives the place of K back, and the producer waits for it."),
+        ("release(barriers.value_empty", "Nothing gives the place of V back, and the producer waits for it."),
+    ),
+    typical=(
+        (
+            r"# source.*release\(barriers.value_empty, turn \+ 1",
+            "The place of V that is given back must be that of tile `turn`: its product is the one that has ended.",
+        ),
+    ),
+    hints=(
+        "Number `turn` is the tile before: its weights are there, and its place of V is still held. Number `turn + 1` "
+        "is this tile. Both products can be begun at once, because neither needs the other's result.",
+        "Begin the scores first, then the output. `warpgroup_mma_wait(1, deps=[scores])` waits until at most one "
+        "product is under way; products end in the order in which they were begun, so the scores are there. Then the "
+        "place of K is free.",
+        "Before anything touches `accumulator`, and before the place of V is given back, the second product must have "
+        "ended: `accumulator = warpgroup_mma_wait(0, deps=[accumulator])`, behind the weights. Only then rescale.",
+    ),
+    solution="""
+def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+    # --- issue: scores of this tile, output of the tile before ---
+    await_tile(barriers.key_full, turn + 1, STAGES)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    release(barriers.key_empty, turn + 1, STAGES)
+
+    # --- online softmax, while the output is computed ---
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = row_sum * correction + gl.sum(weights, 1)
+
+    # --- the output of the tile before ---
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+    wrong=(
+        Wrong("both products are waited for", "nothing overlaps", old="wait(1, deps", new="wait(0, deps"),
+        Wrong(
+            "the output is begun first",
+            "wait(1) does not wait for this product",
+            source="""
+def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    await_tile(barriers.key_full, turn + 1, STAGES)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    release(barriers.key_empty, turn + 1, STAGES)
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = row_sum * correction + gl.sum(weights, 1)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "V is given back before its product has ended",
+            "race on tiles.value",
+            old="""
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+""",
+            new="""
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+""",
+        ),
+        Wrong(
+            "rescaled while a product adds to it",
+            "used before it is waited for",
+            old="""
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+""",
+            new="""
+    accumulator = accumulator * by_row(correction)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+""",
+        ),
+        Wrong(
+            "the place of the next tile of V is given back",
+            "must be that of tile `turn`",
+            old="release(barriers.value_empty, turn,",
+            new="release(barriers.value_empty, turn + 1,",
+        ),
+        Wrong(
+            "the PV product is begun behind the wait for the scores",
+            "not begun together",
+            old="""    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+""",
+            new="""    scores = warpgroup_mma_wait(0, deps=[scores])
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+""",
+        ),
+        Wrong(
+            "K is given back at the end of the turn",
+            "later than it could be",
+            source="""
+def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+    await_tile(barriers.key_full, turn + 1, STAGES)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = row_sum * correction + gl.sum(weights, 1)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    release(barriers.value_empty, turn, STAGES)
+    release(barriers.key_empty, turn + 1, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "K is not given back",
+            "gives the place of K back",
+            old="    release(barriers.key_empty, turn + 1, STAGES)\n",
+            new="",
+        ),
+        Wrong(
+            "the keys of the tile before are given back",
+            ".key",
+            old="release(barriers.key_empty, turn + 1",
+            new="release(barriers.key_empty, turn",
+        ),
+        Wrong(
+            "the output is not rescaled",
+            "never multiplied by the correction",
+            old="    accumulator = accumulator * by_row(correction)\n",
+            new="",
+        ),
+    ),
+    debrief="`wait(n)` counts products, from the youngest: it leaves n of them running. What a running product reads "
+    "or adds to, V and the accumulator, is not yours until it has ended.",
+)

@@ -1,0 +1,175 @@
+"""Where the wait for the PV product stands: in the text, and in the machine code that becomes of it."""
+
+from steps.core.problems import HEADLINE
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong, source_of
+
+ARCH = "sm_90"
+
+
+class HeldWait(InKernel):
+    """Numbers and order on the simulator, and then what a warp does in a turn of the compiled loop."""
+
+    def judge(self, function, chance):
+        if wrong := super().judge(function, chance):
+            return wrong
+        source = source_of(function)
+        return placed(self.kernel(HEADLINE, source).compile(HEADLINE, ARCH).hot_order, "await_tile" in source)
+
+
+def placed(order, asks: bool) -> str | None:
+    """None if the second wait of a turn stands behind the maxima, and before most exponentials. asks: for V again."""
+    told = " → ".join(name if (name, count) == ("wait", 1) else f"{count} {name}" for name, count in order)
+    seen = f"The numbers are right, and the simulator finds nothing. But the machine code of a turn is `{told}`, "
+    waits = [n for n, (name, _) in enumerate(order) if name == "wait"]
+    if len(waits) < 2:
+        return f"{seen}with {len(waits)} wait. Two belong in a turn: for the scores, and for the output."
+
+    def share(name: str) -> float:
+        """Of the instructions of this name, how many stand in front of the second wait."""
+        counts = [(n, count) for n, (what, count) in enumerate(order) if what == name]
+        return sum(count for n, count in counts if n < waits[1]) / max(1, sum(count for _, count in counts))
+
+    if share("FMNMX") < 0.5:
+        why = (
+            "Your text asks for V, but not between the maxima and the wait."
+            if asks
+            else "Nothing in your text keeps the wait where you wrote it, so ptxas may move it up. It moves nothing "
+            "over a loop, and a wait for an mbarrier is one."
+        )
+        return f"{seen}so the wait for the output stands in front of nearly all maxima (FMNMX). {why}"
+    if share("EX2") > 0.5:
+        return (
+            f"{seen}so the wait for the output stands behind the exponentials (EX2) of the weights. Then the rescaling "
+            "of the output comes at the very end of the turn, with nothing left to mix with it. Put the wait in front "
+            "of the weights."
+        )
+    return None
+
+
+# The kernel's name for it would tell less than the answer needs.
+ADD_UP = """
+def add_up(row_sum, correction, weights):
+    return add_own(row_sum, correction, weights)
+"""
+
+EXERCISE = HeldWait(
+    name="pv_wait_after_max",
+    step="pv_wait_after_max",
+    function="softmax_around_wait",
+    replaces="softmax_under_product",
+    beside=ADD_UP,
+    kinds=({"head_dim": 128, "causal": True, "heads": 1},),
+    lengths=(384, 512),
+    multiple=128,
+    lacking=(
+        ("release(barriers.value_empty", "Nothing gives the place of V back, and the producer waits for it."),
+        ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
+    ),
+    hints=(
+        "Three things need the end of the PV product: giving back the place of V, rescaling the accumulator, and "
+        "whatever comes after. The maxima and the correction do not. In which order do you write the seven lines?",
+        "Maxima and correction first, then the wait, then weights, sums, release and rescaling. That is the text; "
+        "ptxas may still move the wait up. Over which kind of statement does it move nothing?",
+        "await_tile(barriers.value_full, turn, STAGES), right in front of the wait: the tile of V has long arrived, "
+        "so this costs one question. The question is a loop, and nothing is moved over a loop.",
+    ),
+    solution="""
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+    weights = weigh(scores, new_max, scale)
+    row_sum = add_up(row_sum, correction, weights)
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+    wrong=(
+        Wrong(
+            "nothing holds the wait",
+            "ptxas may move it up",
+            old="    await_tile(barriers.value_full, turn, STAGES)\n",
+            new="",
+        ),
+        Wrong(
+            "waits before the maxima",
+            "in front of nearly all maxima",
+            source="""
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = add_up(row_sum, correction, weights)
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "waits behind the whole softmax",
+            "behind the exponentials",
+            source="""
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    weights = weigh(scores, new_max, scale)
+    row_sum = add_up(row_sum, correction, weights)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
+    release(barriers.value_empty, turn, STAGES)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "rescales before the wait",
+            "used before it is waited for",
+            source="""
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    accumulator = accumulator * by_row(correction)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+    weights = weigh(scores, new_max, scale)
+    row_sum = add_up(row_sum, correction, weights)
+    release(barriers.value_empty, turn, STAGES)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "V is given back before its product has ended",
+            "race on tiles.value",
+            old="    new_max = raise_maxima",
+            new="    release(barriers.value_empty, turn, STAGES)\n    new_max = raise_maxima",
+        ),
+        Wrong(
+            "V is given back where it is asked for",
+            "race on tiles.value",
+            source="""
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+    new_max = raise_maxima(scores, row_max, scale)
+    correction = exp2(row_max - new_max)
+    await_tile(barriers.value_full, turn, STAGES)
+    release(barriers.value_empty, turn, STAGES)
+    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+    weights = weigh(scores, new_max, scale)
+    row_sum = add_up(row_sum, correction, weights)
+    accumulator = accumulator * by_row(correction)
+    return weights, new_max, row_sum, accumulator
+""",
+        ),
+        Wrong(
+            "the maximum of before",
+            "wrong number",
+            old="weigh(scores, new_max, scale)",
+            new="weigh(scores, row_max, scale)",
+        ),
+    ),
+    debrief="A wait promises that the product has ended before what follows. It does not promise that what stands in "
+    "front of it also happens in front of it: the compiler may move that down. Only the machine code tells.",
+)

@@ -1,0 +1,97 @@
+"""Three groups that issue their products in turn: an mbarrier for each, on which the group before says "yours"."""
+
+from steps.exercises.in_kernel import InKernel
+from tutorial_lib.exercises import Wrong
+from tutorial_lib.simulator.under_way import products
+
+KEYS = 128  # of a tile
+
+
+def issued_in_turn(run, problem) -> str | None:
+    """Whether the groups begin the two products of a turn one group after the other, 0, 1, 2, 0 and so on."""
+    a_tile = 2 * -(-problem.seq_len_kv // KEYS)  # products of a group for a tile of queries
+    for roles in products(run).values():
+        seen: dict[str, int] = {}
+        ordered = []
+        for role in roles:
+            number = seen[role] = seen.get(role, -1) + 1
+            if 0 < number % a_tile < a_tile - 1:  # neither the first QK product nor the last PV product
+                ordered.append(int(role.split()[-1]))
+        for n, (group, right) in enumerate(zip(ordered, (n // 2 % 3 for n in range(len(ordered))), strict=True)):
+            if group != right:
+                so_far = ", ".join(map(str, ordered[: n + 1]))
+                return (
+                    "the numbers are right, but the groups do not keep the order. Of the products inside the loop, "
+                    f"these groups begin one after the other: {so_far}; the last must be group {right}. A group may "
+                    "hand its turn on only when it has begun both of its products."
+                )
+    return None
+
+
+ISSUE_BOTH = """
+def issue_both(query, weights, accumulator, tiles, barriers, turn, query_turn, part: gl.constexpr):
+    n = turn - query_turn  # all tiles but the first of every tile of queries
+    return issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part)
+"""
+
+EXERCISE = InKernel(
+    name="three_warpgroups",
+    step="three_warpgroups",
+    function="issue_in_turn",
+    replaces="",
+    functions={"issue_both": ISSUE_BOTH},
+    kinds=({"heads": 2, "kv_heads": 1},),
+    lengths=(384, 768),
+    multiple=384,
+    watch=issued_in_turn,
+    lacking=(("mbarrier.arrive(", "Nobody hands the turn on: an arrival on the next group's barrier is missing."),),
+    hints=(
+        "Every group has a barrier of its own, barriers.turns.index(part), and one arrival completes a phase of it. "
+        "Who arrives on the barrier of a group says to it: yours. Which group does that, and when?",
+        "For its n-th turn group 1 waits for phase n of its barrier, so the parity is n & 1. A fresh barrier lets a "
+        "wait for parity 1 pass. Group 0 has the first turn with nobody before it: it waits for the other parity.",
+        "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST) before the first product, where FIRST is 1 for group "
+        "0 and else 0. Behind both products: mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1).",
+    ),
+    solution="""
+def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: gl.constexpr):
+    FIRST: gl.constexpr = 1 if part == 0 else 0
+    await_tile(barriers.key_full, turn + 1, STAGES)
+    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
+    return scores, accumulator
+""",
+    wrong=(
+        Wrong("nobody has the first turn", "a deadlock", old="1 if part == 0 else 0", new="0"),
+        Wrong("everybody has the first turn", "a deadlock", old="1 if part == 0 else 0", new="1"),
+        Wrong("handed to oneself", "a deadlock", old="(part + 1) % PARTS", new="part"),
+        Wrong("no way round", "place 3 of 3", old="(part + 1) % PARTS", new="part + 1"),
+        Wrong(
+            "the turn is not handed on",
+            "Nobody hands the turn on",
+            old="    mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)\n",
+            new="",
+        ),
+        Wrong("the parity never changes", "a deadlock", old="n & 1 ^ FIRST", new="FIRST"),
+        Wrong(
+            "handed on behind the first product",
+            "both of its products",
+            source="""
+def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: gl.constexpr):
+    FIRST: gl.constexpr = 1 if part == 0 else 0
+    await_tile(barriers.key_full, turn + 1, STAGES)
+    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+    scores = issue_scores(query, tiles.key, turn + 1)
+    mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
+    await_tile(barriers.value_full, turn, STAGES)
+    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    return scores, accumulator
+""",
+        ),
+    ),
+    debrief="A turn is an mbarrier with one arrival. The parity of the n-th wait is the parity of n, and the group "
+    "that begins waits for the other one, which a fresh barrier lets pass.",
+)
