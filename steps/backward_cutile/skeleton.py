@@ -28,8 +28,8 @@ ROWS = Tile(64, 64)  # of the small kernels, whose blocks take as many queries
 SMALL = BlockShape(ROWS)
 OWN_KERNEL = "a kernel of its own"
 ORDERS = {
-    "atomics": ct.MemoryOrder.ACQ_REL,
-    "relaxed_atomics ordered_atomics": ct.MemoryOrder.RELAXED,
+    "ordered atomics": ct.MemoryOrder.ACQ_REL,
+    "relaxed atomics": ct.MemoryOrder.RELAXED,
     OWN_KERNEL: None,
 }
 
@@ -39,8 +39,8 @@ class CuTileGradients(GradientStep, FusedStep):
     """Kernels of ``steps.backward_cutile.kernel`` with these holes filled.
 
     weigh(scores, lse, scale) -> weights: what the softmax gave, from unscaled scores and the rows' log-sum-exp, which
-    is in base 2 where it is ``preprocess_kernel``.
-    d_query: who computes dQ. The blocks that own keys add their parts, by "ordered_atomics" as they are or by "relaxed
+    is in base 2 where it is ``prepared``.
+    d_query: who computes dQ. The blocks that own keys add their parts, by "ordered atomics" as they are or by "relaxed
     atomics", which order no other access to memory; or "a kernel of its own" does.
     mask_loops: tiles that the mask cuts are computed in loops of their own.
     longest_first: of the blocks that own queries, those begin first that see most keys.
@@ -51,9 +51,7 @@ class CuTileGradients(GradientStep, FusedStep):
     """
 
     weigh: Callable = hole()
-    d_query: Literal["ordered_atomics", "relaxed_atomics ordered_atomics", "a kernel of its own"] = hole(
-        default="ordered_atomics"
-    )
+    d_query: Literal["ordered atomics", "relaxed atomics", "a kernel of its own"] = hole(default="ordered atomics")
     mask_loops: bool = hole(default=False)
     longest_first: bool = hole(default=False)
     prepared: bool = hole(default=False)
@@ -120,7 +118,7 @@ class CuTileGradients(GradientStep, FusedStep):
             mask_loops=self.mask_loops,
             longest_first=self.longest_first and problem.causal,
             prepared=self.prepared,
-            leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "ordered_atomics",
+            leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "ordered atomics",
         )
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:

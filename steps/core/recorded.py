@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 from steps.core.grids import GRIDS
 from steps.core.ladder import (
-    OLD_NAMES,
     get_step,
     is_variant,
     line,
@@ -43,7 +42,7 @@ def in_the_ladder(run: Run) -> Run:
 
     Steps that are called otherwise now are found under their new names, those that are no more among the peers.
     """
-    run = _renamed(run)
+    run = renamed(run)
     order = {step.name: n for n, step in enumerate(whole_ladder())}
     measured = [*run.steps, *run.inside]
     gone = [m for m in measured if not m.title and m.name not in order]
@@ -92,18 +91,18 @@ def _said(name: str) -> dict:
     }
 
 
-def _renamed(run: Run) -> Run:
-    """A run that knows steps by today's names."""
-    if not {m.name for m in run.steps} & set(OLD_NAMES):
+def renamed(run: Run, now: Callable[[str | None], str | None] = today) -> Run:
+    """A run that knows steps by today's names, or by those that ``now`` gives."""
+    if all(now(m.name) == m.name for m in run.steps):
         return run
 
-    def renamed(r: Round) -> Round:
+    def of_round(r: Round) -> Round:
         by_name = {field: value for field, value in r if isinstance(value, dict)}
-        return r.model_copy(update={field: {today(k): x for k, x in value.items()} for field, value in by_name.items()})
+        return r.model_copy(update={field: {now(k): x for k, x in value.items()} for field, value in by_name.items()})
 
-    steps = [m.model_copy(update={"name": today(m.name), "previous": today(m.previous)}) for m in run.steps]
-    earlier = [e.model_copy(update={"rounds": [renamed(r) for r in e.rounds]}) for e in run.earlier_rounds]
-    rounds = {kind: [renamed(r) for r in getattr(run, kind)] for kind in ("rounds", "sustained")}
+    steps = [m.model_copy(update={"name": now(m.name), "previous": now(m.previous)}) for m in run.steps]
+    earlier = [e.model_copy(update={"rounds": [of_round(r) for r in e.rounds]}) for e in run.earlier_rounds]
+    rounds = {kind: [of_round(r) for r in getattr(run, kind)] for kind in ("rounds", "sustained")}
     return run.model_copy(update={"steps": steps, "earlier_rounds": earlier, **rounds})
 
 

@@ -1,7 +1,7 @@
 """The seam between two tiles of queries: the next QK product is begun behind the last PV product, and runs on."""
 
 from steps.exercises.in_kernel import InKernel
-from steps.exercises.overlap import calls_in_order, first_of
+from steps.exercises.intra_warpgroup_overlap import calls_in_order, first_of
 from tutorial_lib.exercises import Wrong, source_of
 from tutorial_lib.simulator.under_way import share_under_products
 

@@ -31,13 +31,19 @@ def get_trial(name: str):
 
 def recorded_trial(trial, results: Path):
     """What was recorded of a trial, in the order of its problems."""
-    from steps.core.recorded import read_run
+    from steps.core.ladder import today
+    from steps.core.recorded import read_run, renamed
     from tutorial_lib.results import ResultsError
+
+    def now(name: str | None) -> str | None:
+        """Versions that are named for steps have today's names."""
+        version = (name or "").removeprefix(f"{trial.name}_")
+        return name if version == name else f"{trial.name}_{' '.join(map(today, version.split(' ')))}"
 
     runs = []
     for path in sorted(results.glob(f"*/trials/{trial.name}/*.json")):
         try:
-            runs.append(read_run(path))
+            runs.append(renamed(read_run(path), now))
         except ResultsError:
             continue  # somebody else's file
     return sorted(runs, key=lambda run: run.the_problem().order)

@@ -24,7 +24,8 @@ ADDITION_IN_BULK = (
 
 @dataclass(frozen=True)
 class InBulk(Trial):
-    """Values: a step's name, and the same with " in bulk", in which atomics and relaxed are the same kernel."""
+    """Values: a step's name, and the same with " in bulk", in which ordered_atomics and relaxed_atomics are the same
+    kernel."""
 
     def version(self, value, problem, **named):
         step = write_step(get_step(value.removesuffix(IN_BULK)), problem, **named)
@@ -40,6 +41,6 @@ TRIAL = InBulk(
     name="bulk_added",
     question="Is dQ added faster by TMA, a tile at a time?",
     base="ordered_atomics",
-    values=("atomics", "relaxed", f"relaxed{IN_BULK}", "folded", f"folded{IN_BULK}"),
+    values=("ordered_atomics", "relaxed_atomics", f"relaxed_atomics{IN_BULK}", "folded_lse", f"folded_lse{IN_BULK}"),
     problems=(HEADLINE, FULL),
 )

@@ -38,7 +38,9 @@ TRIAL = NotAdded(
     question="How fast would the backward kernels be if adding dQ took no time?",
     base="decoupled_warpgroups",
     values=tuple(
-        f"{no}{name}" for name in ("under_way", "fours", "reduction", "decoupled_warpgroups") for no in ("", "no ")
+        f"{no}{name}"
+        for name in ("async_products", "vectorized_atomics", "tma_reduce_add", "decoupled_warpgroups")
+        for no in ("", "no ")
     ),
     problems=(HEADLINE, FULL),
     right=False,

@@ -242,7 +242,9 @@ def test_an_edited_kernel_is_shown_and_judged():
 
 def test_the_survey_is_a_table_of_one_screen_and_the_rest_is_folded():
     _, table, alone, rest = summary.architectures().parts
-    assert table.count("\n") < 25 and "104 wide_block" in table and "sm_80" in table and "93 diagonal" not in table
+    assert (
+        table.count("\n") < 25 and "104 gluon_larger_tile" in table and "sm_80" in table and "93 diagonal" not in table
+    )
     assert "Only for sm_90: 200 wgmma" in alone and "Only for sm_100 and sm_103: 600 tensor_memory" in alone
     assert "Only for gfx950: 702 direct" in alone
     assert rest.startswith("<details>") and "| reverse_kv_order |" in rest and "gfx942: AGPRs" in rest
@@ -316,7 +318,7 @@ def test_a_variation_that_cannot_be_is_refused_in_words():
 
 def test_an_order_of_work_is_told_or_refused_in_words():
     assert "8 HGMMA" in words(Lesson("persistent").order())
-    assert words(Lesson("persistent").order(tyle=3)).startswith("No hole tyle: step 9 stay has load_key,")
+    assert words(Lesson("persistent").order(tyle=3)).startswith("No hole tyle: step 9 persistent has load_key,")
     assert "HGMMA" in words(Lesson("epilogue_overlap").order(generation=overlapped.consume))
     assert words(Lesson("naive").order(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."
     assert words(Lesson("naive").vary(tile=3)) == "Step 1 naive has no holes: it is not a kernel of ours."

@@ -37,7 +37,10 @@ def test_without_a_gpu_and_a_record_one_line_says_so(tmp_path, capsys):
     assert physics.main(["--output-dir", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"steps.physics: this needs a GPU, and nothing is recorded under {tmp_path}\n"
     assert trace.main(["epilogue_overlap", "--output-dir", str(tmp_path)]) == 2
-    assert "no trace of step 204 linked at B=4 H=32 S=4096 D=128 fp16 causal is recorded" in capsys.readouterr().err
+    assert (
+        "no trace of step 204 epilogue_overlap at B=4 H=32 S=4096 D=128 fp16 causal is recorded"
+        in capsys.readouterr().err
+    )
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "physics.json").write_text("{}", encoding="utf-8")
     assert physics.main(["--output-dir", str(tmp_path)]) == 2

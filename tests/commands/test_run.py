@@ -289,7 +289,7 @@ def test_what_only_compiles_here_is_never_called_correct(inline, tmp_path, monke
     arguments = ["--batch", 1, "--heads", 1, "--seq-len", 64, "--head-dim", 64, "--steps", "7,20,24"]
     status, out, _ = call(*arguments, "--output-dir", tmp_path, "--device", "cpu")
     assert status == 0 and out.count("compiled, not run") == 2
-    assert "Note: 104 wide_block was compiled and not run: 1 tiles of keys, which is long" in out
+    assert "Note: 104 gluon_larger_tile was compiled and not run: 1 tiles of keys, which is long" in out
     [path] = tmp_path.glob("cpu-*/*/results.json")
     run = read_run(path)
     assert {m.name: m.status for m in run.steps} == {

@@ -26,7 +26,10 @@ def test_steps_are_numbered_named_and_found():
     for step in STEPS:
         assert get_step(step.number) is get_step(step.name) is get_step(str(step.number)) is step
         assert (ROOT / module_file(step)).stem == f"step{step.number:03}_{step.name}"
-    with pytest.raises(ValueError, match=r"^no step warp; did you mean larger_tile, fused_pre_post or warp_roles\?$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^no step warp; did you mean larger_tile_four_warps, three_warpgroups or three_warpgroups_unordered\?$",
+    ):
         get_step("warp")
 
 

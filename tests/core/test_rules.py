@@ -109,8 +109,8 @@ def test_gradients_with_fewer_queries_spill_no_more_and_are_slower():
 def test_two_warp_groups_that_spill_nothing_are_slower_than_three_in_long_sequences():
     problem = standard(8192, head_dim=64, causal=True)
     assert (
-        get_step("linked").compile(problem).spilled_bytes == 0
-        and get_step("three_warpgroups").previous.name == "linked"
+        get_step("epilogue_overlap").compile(problem).spilled_bytes == 0
+        and get_step("three_warpgroups").previous.name == "epilogue_overlap"
     )
     assert find_recorded(problem).measurement("three_warpgroups").speedup_vs_previous.verdict == "faster"
 

@@ -62,7 +62,7 @@ def test_a_part_longer_than_a_row_is_broken_evenly():
     [
         ("101 swizzle", "101\nswizzle"),
         ("7 approx_division", "7 approx\ndivision"),
-        ("205 three_warpgroups", "205 three\ngroups"),
+        ("205 three_warpgroups", "205 three\nwarpgroups"),
     ],
 )
 def test_a_label_is_broken_once(label, expected):
@@ -106,7 +106,14 @@ def test_over_the_length_each_part_has_a_panel_of_lines_that_can_be_followed():
     steps = {label for labels in panels.values() for label in labels[2:]}
     forks = {m.label for m in LENGTHS[0].steps if m.fork}
     assert forks and not any(forks & set(labels[:-1]) for labels in panels.values())  # one at most, behind the path
-    assert {"1 naive", "10 mask_loop", "100 explicit", "104 wide_block", "200 wgmma", "206 pv_wait_after_max"} <= steps
+    assert {
+        "1 naive",
+        "10 mask_loop",
+        "100 explicit",
+        "104 gluon_larger_tile",
+        "200 wgmma",
+        "206 pv_wait_after_max",
+    } <= steps
 
 
 def test_over_the_length_gradients_stand_beside_pytorchs_and_the_fastest_peer():

@@ -183,7 +183,7 @@ def test_the_readme_table_holds_rivals_and_the_best_of_each_part():
     ]
     assert cells[0][2] == "1000 (1.00×)" and cells[3][2:] == ["–", "–"] and cells[5][0] == "full"
     assert cells[2][2] == "1111 (1.11×) [exp2](steps/exp2.py)"  # mask_loop is as fast, and comes later
-    assert cells[4][3] == "2000 (2.00×) [linked](steps/linked.py)" and cells[9][2] == "–"
+    assert cells[4][3] == "2000 (2.00×) [epilogue_overlap](steps/epilogue_overlap.py)" and cells[9][2] == "–"
     assert "over 3 recorded problems of plain attention, decoding left out" in told
     assert "the best step is 2.00 times as fast as SDPA and 1.60" in told
 
@@ -197,7 +197,7 @@ def without_hopper(run, tflops):
 
 
 def test_of_a_part_that_a_run_leaves_out_an_earlier_one_tells_the_best():
-    assert "500 (2.00×) [linked]" in report.readme_table([without_hopper(small(), 500.0)])
+    assert "500 (2.00×) [epilogue_overlap]" in report.readme_table([without_hopper(small(), 500.0)])
 
 
 def test_kernels_for_few_queries_do_not_count_where_there_are_many():
@@ -226,7 +226,7 @@ def test_the_mean_leaves_out_what_does_not_know_the_best():
     no_rival = run.model_copy(update={"peers": []})
     no_part = run.model_copy(update={"steps": [m for m in run.steps if m.part != "hopper"]})
     table, factors = best_by_problem([run, no_rival, no_part], "flash_attn_4")
-    assert factors == [pytest.approx((2.0, 1.6), rel=0.01)] and "3 linked: 2000 (2.00×, 1.60×)" in table
+    assert factors == [pytest.approx((2.0, 1.6), rel=0.01)] and "3 epilogue_overlap: 2000 (2.00×, 1.60×)" in table
     assert best_by_problem([run, without_hopper(run, 500.0)], "flash_attn_4")[1][1:] == [
         pytest.approx((1.11, 0.89), rel=0.01)
     ]
@@ -254,7 +254,7 @@ def test_the_mean_is_of_plain_attention_and_who_is_best_elsewhere_leaves_nothing
 
     window, decoding = of(window=256), of(seq_len_q=1, seq_len_kv=32768)
     table, factors = best_by_problem([run, window, decoding], "flash_attn_4")
-    assert table.count("3 linked: 2000") == 3 and "causal window=256" in table and len(factors) == 1
+    assert table.count("3 epilogue_overlap: 2000") == 3 and "causal window=256" in table and len(factors) == 1
     assert (
         best_by_problem([run, of("blackwell")], "flash_attn_4")[1] == []
     )  # of the same kind neither knows the best of both
