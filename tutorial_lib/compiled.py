@@ -185,9 +185,7 @@ class Compiled:
     texts: Texts | OnDemand = field(repr=False, compare=False)
     scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
     other_kernels: tuple[str, ...] = ()  # fingerprints of those that the step launches, too
-    lists: str | None = (
-        None  # what tells the order of blocks, a fingerprint or words, where that sets a step output_buffer
-    )
+    lists: str | None = None  # what tells the order of blocks, a fingerprint or words, where that sets a step apart
     blocks: int | None = None  # that a launch has, for the problem
     kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other

@@ -63,8 +63,8 @@ class Limit:
         Reading shared memory overlaps with either.
         """
         softmax = [time for unit, time in self.units.items() if unit in SOFTMAX]
-        deterministic = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
-        return max(deterministic, *self.units.values()) + self.beginnings
+        in_turn = 0.0 if self.overlapped else self.units["tensor cores"] + max(softmax, default=0.0)
+        return max(in_turn, *self.units.values()) + self.beginnings
 
     @property
     def advice(self) -> str:

@@ -43,22 +43,25 @@ class HopperGradients(GradientStep, FusedStep):
     """Kernels for sm_90 in Gluon, with these holes filled. Each piece is explained where it is defined.
 
     generation: the kernel, which reads from top to bottom in a module of its own. ``spare`` runs where there are
-    helpers for a problem; elsewhere ``output_buffer`` runs in its place. compute: of a turn, where warpgroups compute
-    together. Nothing that follows counts there but ``adding``. adding: how a block adds its part of dQ. wide_adding: at
-    head_dim 256, where shared memory has no room for dQ. adding_unmasked: at head_dim 64 without a mask, in place of
-    ``adding``. sequence: in which order blocks add to dQ; in turn, for the same bits every time. sections: under a
-    causal mask, blocks begin in sections of heads, and of a section the longest first; not where a block has several
-    query heads. Blocks in turn begin so without a mask, and of a section those with the first keys. turns: in which
-    order parts compute weights and dS, at head_dim 128. two_streams: a call that is large enough is launched in two
-    halves, on two streams (``intra_tile_overlap``). end: what a part does at its end; not with grouped heads. helpers:
-    warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps prepare and
-    scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but not with
-    grouped heads, unless these are apart; short_helpers: where they cannot keep pace. cta_per_query_head: with grouped
-    heads a block has one query head, and not all of a group, where it takes turns enough for it, and adds to dK and dV
-    of the kv head: these differ in their last bits from call to call, too. keys_64, keys_unmasked: where parts have K
-    at head_dim 64, and at head_dim 128 without a mask. gradient: at head_dim 128, how the product for the weights'
-    gradient begins. exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their
-    own. begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
+    helpers for a problem; elsewhere ``output_buffer`` runs in its place.
+    compute: of a turn, where warpgroups compute together. Nothing that follows counts there but ``adding``.
+    adding: how a block adds its part of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
+    adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
+    sequence: in which order blocks add to dQ; in turn, for the same bits every time.
+    sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
+    block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
+    turns: in which order parts compute weights and dS, at head_dim 128.
+    two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
+    end: what a part does at its end; not with grouped heads.
+    helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
+    prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
+    not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
+    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes turns
+    enough for it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
+    keys_64, keys_unmasked: where parts have K at head_dim 64, and at head_dim 128 without a mask.
+    gradient: at head_dim 128, how the product for the weights' gradient begins.
+    exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their own.
+    begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
     """

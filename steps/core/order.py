@@ -34,9 +34,10 @@ class Order:
 
     section_bytes: of K and V of a section, the heads that run together, in which the longest tiles come first; None:
     head after head. counted: where all tiles are as long as each other, persistent blocks need no list: of n blocks
-    each computes every n-th tile. taken: blocks have no lists, but take the next tile when they are ready for one.
-    balanced_tail: the last section has more heads, where blocks would else end at different times (``deal``). computed:
-    where a head has few tiles of queries, up to ``FEW``, blocks have no lists, but compute which tiles are theirs.
+    each computes every n-th tile.
+    taken: blocks have no lists, but take the next tile when they are ready for one. balanced_tail: the last section has
+    more heads, where blocks would else end at different times (``deal``). computed: where a head has few tiles of
+    queries, up to ``FEW``, blocks have no lists, but compute which tiles are theirs.
 
     Raises ValueError for values that do not go together.
     """

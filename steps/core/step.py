@@ -286,7 +286,7 @@ class Step:
         return 0
 
     def counted_kernels(self, problem: Problem) -> int:
-        """How many kernels of a call have names like ``static_scheduler``."""
+        """How many kernels of a call have names like ``counted``."""
         return 1
 
     def make_ready(

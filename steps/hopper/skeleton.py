@@ -11,7 +11,7 @@ from steps.core.order import NATURAL, TAKEN, Order
 from steps.core.rules import rule_for
 from steps.core.step import DEFAULT_ARCH
 from steps.core.tiles import Tile
-from steps.hopper import ahead, kernel, lib, linked, one_by_one, producer
+from steps.hopper import ahead, epilogue_overlap, kernel, lib, one_by_one, producer
 from steps.hopper import products as by_wgmma
 from steps.hopper import softmax as scores
 from steps.hopper.conditions import STAGES, launched, next_queries_fit
@@ -37,17 +37,21 @@ class HopperStep(TmaStep):
     generation: what the warpgroups that compute do, which reads from top to bottom in a module of its own; or a kernel
     without roles. ``epilogue_overlap`` and ``ahead`` need room in shared memory for the next queries. ``ahead`` takes
     lists of tiles, blocks that fetch for themselves alone, and no mask but the causal one; elsewhere
-    ``epilogue_overlap`` runs in its place. groups: warpgroups that compute. registers: of a thread of these, where they
-    are two. turns: in which order groups issue QK products. order: which block computes which tiles of queries
-    (``steps.core.order``). ends: where a part stops under a causal mask. walk: in which order a part that stops at its
-    own end visits the tiles of keys. output_to: from where in shared memory the output leaves. queries: where Q is for
-    its products; always in shared memory where tiles are taken one by one and the next queries fit. free: when the
-    place of Q is free. softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a
-    row. pairs: two blocks on neighbouring SMs share what TMA brings of keys and values. hold: whether the warps of a
-    group meet, and what holds the order of instructions where they do not. Where tiles are taken one by one, they meet.
-    in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``). takes: of
-    ``Problem.features`` what the kernel is asked to compute, too, where blocks stay and visit the tiles of keys from
-    the first; it is compiled in only where it is asked.
+    ``epilogue_overlap`` runs in its place.
+    groups: warpgroups that compute. registers: of a thread of these, where they are two. turns: in which order groups
+    issue QK products.
+    order: which block computes which tiles of queries (``steps.core.order``).
+    ends: where a part stops under a causal mask. walk: in which order a part that stops at its own end visits the tiles
+    of keys.
+    output_to: from where in shared memory the output leaves. queries: where Q is for its products; always in shared
+    memory where tiles are taken one by one and the next queries fit. free: when the place of Q is free.
+    softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a row.
+    pairs: two blocks on neighbouring SMs share what TMA brings of keys and values.
+    hold: whether the warps of a group meet, and what holds the order of instructions where they do not. Where tiles are
+    taken one by one, they meet.
+    in_pieces: products take a head_dim between powers of two as two pieces (``steps.hopper.pieces``).
+    takes: of ``Problem.features`` what the kernel is asked to compute, too, where blocks stay and visit the tiles of
+    keys from the first; it is compiled in only where it is asked.
 
     Raises ValueError for registers that setmaxnreg does not take, and for holes that do not go together.
     """
@@ -109,7 +113,11 @@ class HopperStep(TmaStep):
         step = self.for_problem(problem)
         as_they_are = not (problem.window or problem.softcap or step.in_pieces)
         alone = not (step.order_for(problem).taken or step.pairs)
-        return linked.consume if step.generation is ahead.consume and not (as_they_are and alone) else step.generation
+        return (
+            epilogue_overlap.consume
+            if step.generation is ahead.consume and not (as_they_are and alone)
+            else step.generation
+        )
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
@@ -131,7 +139,7 @@ class HopperStep(TmaStep):
             groups=step.groups,
             parts=step.groups if roles else 1,
             stages=STAGES,
-            query_stages=2 if generation in (linked.consume, ahead.consume) else 1,
+            query_stages=2 if generation in (epilogue_overlap.consume, ahead.consume) else 1,
             registers=THREE_GROUPS_REGISTERS if step.groups == 3 else step.registers,
             schedule=step.schedule(order, problem, tile),
             consume=generation if roles else None,

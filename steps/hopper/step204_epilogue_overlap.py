@@ -6,7 +6,7 @@ of this one: it runs while the output is normalised and stored. The shorter the 
 Where head_dim is 256, queries and output share their shared memory, and there is nothing to multiply yet.
 """
 
-from steps.hopper import linked, step203_lpt_scheduler
+from steps.hopper import epilogue_overlap, step203_lpt_scheduler
 from steps.hopper.conditions import next_queries_fit
 
 STEP = step203_lpt_scheduler.STEP.evolve(
@@ -15,5 +15,5 @@ STEP = step203_lpt_scheduler.STEP.evolve(
     name="epilogue_overlap",
     title="Epilogue overlap",
     change="The first QK product of the next tile of queries runs while the output of this one is stored.",
-    generation=linked.consume,
+    generation=epilogue_overlap.consume,
 )

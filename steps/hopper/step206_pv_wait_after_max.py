@@ -15,8 +15,9 @@ the loop needs the mask or the branch around it (``reverse_kv_order``, inside th
 ``hopper_static_scheduler``, inside this step: blocks of short sequences compute which tiles of queries are theirs.
 
 A block of step pv_wait_after_max loads where its list begins and ends, and then its first number, before it can ask TMA
-for anything: three loads, of which the last waits for the others. A head of a short sequence has few tiles of queries,
-and the block needs few turns for each. The loads are a part of its time that counts.
+for
+anything: three loads, of which the last waits for the others. A head of a short sequence has few tiles of queries, and
+the block needs few turns for each. The loads are a part of its time that counts.
 
 Here the n-th of b blocks computes the tiles n, n + b, n + 2 b and so on, of an order that a formula gives: head after
 head. So blocks that need the same keys and values run at the same time, and L2 holds these. Under a causal mask tiles

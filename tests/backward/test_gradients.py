@@ -214,8 +214,8 @@ def test_a_step_compiles(step, arch):
     tiles = 4 * 32 * (4096 // tile.query) * (4096 // tile.key)
     assert compiled.kv_tiles == (tiles if step.adds else None)
     kinds = {
-        "ordered_atomics": {"ATOMG.E.ADD.F32"},
-        "relaxed_atomics ordered_atomics": {"REDG.E.ADD.F32"},
+        "ordered atomics": {"ATOMG.E.ADD.F32"},
+        "relaxed atomics": {"REDG.E.ADD.F32"},
         "a kernel of its own": set(),
     }
     found = {kind for kind in ("ATOMG.E.ADD.F32", "REDG.E.ADD.F32", "RED.E.ADD.F32") if kind in compiled.sass}

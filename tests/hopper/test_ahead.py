@@ -8,7 +8,7 @@ import torch
 
 from steps import get_step
 from steps.core.problems import standard
-from steps.hopper import ahead, linked
+from steps.hopper import ahead, epilogue_overlap
 from steps.hopper.products import QUARTER_HELD
 from steps.hopper.softmax import UPWARDS
 from tests.shapes import problem
@@ -75,10 +75,10 @@ def test_the_step_before_has_the_quarter_and_not_the_softmax():
 @pytest.mark.parametrize("changes", [{"pairs": True}, {"in_pieces": True}])
 def test_what_the_softmax_ahead_does_not_take(changes):
     step = dataclasses.replace(STEP, walk=UPWARDS, **changes)
-    assert step.variant(standard(4096, 128, True)).consume is linked.consume
+    assert step.variant(standard(4096, 128, True)).consume is epilogue_overlap.consume
 
 
 @pytest.mark.parametrize("feature", [{"window": 100}, {"softcap": 5.0}])
 def test_it_sees_all_keys_as_they_are(feature):
     step = dataclasses.replace(STEP, takes=("window", "softcap"))
-    assert step.variant(dataclasses.replace(standard(4096, 128, True), **feature)).consume is linked.consume
+    assert step.variant(dataclasses.replace(standard(4096, 128, True), **feature)).consume is epilogue_overlap.consume

@@ -14,13 +14,13 @@ from steps import get_step
 from steps.core.ladder import kernels_of
 from steps.core.problems import HEADLINE
 from steps.gluon.functions import compiled_as
-from steps.hopper import ahead, kernel, lib, linked, one_by_one, overlapped, producer, softmax
+from steps.hopper import ahead, epilogue_overlap, kernel, lib, one_by_one, overlapped, producer, softmax
 from steps.hopper.skeleton import HopperStep
 from steps.hopper.variant import Variant
 from tutorial_lib import identity
 from tutorial_lib.simulator.run import launch
 
-GENERATIONS = [producer, overlapped, linked, ahead]
+GENERATIONS = [producer, overlapped, epilogue_overlap, ahead]
 OF_THE_PROBLEM = {"causal", "ragged", "lse", "packed"}
 
 
@@ -92,5 +92,5 @@ def test_the_simulator_runs_functions_that_are_constants():
 
 
 def test_a_function_is_the_same_in_another_process():
-    for piece in (linked.consume, lib.IN_TURN, softmax.SUM_AT_END):
+    for piece in (epilogue_overlap.consume, lib.IN_TURN, softmax.SUM_AT_END):
         assert pickle.loads(pickle.dumps(piece)) == piece
