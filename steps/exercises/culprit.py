@@ -32,7 +32,8 @@ LINE = re.compile(
     re.MULTILINE,
 )
 
-# Pieces of step producer's kernel.
+# Pieces of step producer's kernel. They are text, as in the chapter, which breaks one line of a kernel at a time and
+# shows it. A function in place of another would hold much more than the one mistake that the learner looks for.
 QUERIES = "TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8"
 KEYS = "TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8"
 FREE = "mbarrier.wait(barriers.{0}_free.index(stage), used)"

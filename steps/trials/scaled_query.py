@@ -31,6 +31,7 @@ def scale_in_place(query, scale):
 '''
 FIRST = "    scores = issue_scores(part_of(tiles.query, 0, part), tiles.key, 0)\n"
 NEXT = "            await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)\n"
+# Text, and no functions that are named: nothing that begins the first product for a tile of queries knows the scale.
 EDITS = (
     (CONSUMER, SCALE + CONSUMER),
     (FIRST, "    scale_in_place(part_of(tiles.query, 0, part), scale)\n" + FIRST),
