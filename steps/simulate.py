@@ -1,4 +1,4 @@
-"""A step on the simulator: ``python -m steps.simulate producer --without "wait(barriers.value_free"``.
+"""A step on the simulator: ``python -m steps.simulate producer --without "wait(barriers.value_empty"``.
 
 Runs a Gluon or Hopper kernel on the CPU, says whether its result is right, and looks for races, missing fences and
 deadlocks, under as many random latencies as ``--schedules`` asks for. ``--without`` takes one synchronisation out of

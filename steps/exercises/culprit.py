@@ -36,8 +36,8 @@ LINE = re.compile(
 # shows it. A function in place of another would hold much more than the one mistake that the learner looks for.
 QUERIES = "TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8"
 KEYS = "TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8"
-FREE = "mbarrier.wait(barriers.{0}_free.index(stage), used)"
-DONE = "release(barriers.{0}_free, turn, STAGES)"
+FREE = "mbarrier.wait(barriers.{0}_empty.index(stage), used)"
+DONE = "release(barriers.{0}_empty, turn, STAGES)"
 RINGS = ("STAGES, 1", "STAGES, PARTS", "STAGES, 1", "STAGES, PARTS")  # ready and free, of keys and of values
 
 
@@ -66,15 +66,15 @@ def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
     few = "Another number of bytes was announced than TMA brings."
     free = "The producer has not asked for the tile that the consumers wait for, because it waits itself. "
     waited, released = FREE.format(kind), DONE.format(kind)
-    fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_ready, kv_head, batch, key, stage)"
+    fetched = f"fetch(arrays.{kind}, tiles.{kind}, barriers.{kind}_full, kv_head, batch, key, stage)"
     never = "The producer has ended and is not in the list: it never asked for this tile."
     return [
         ("query_full", few, (QUERIES, QUERIES.replace("// 8", "// 4"))),
         ("key_full", few, (KEYS, KEYS.replace("// 8", "// 16"))),
-        (f"{kind}_free", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
-        (f"{kind}_free", free + "The place is never given back.", (released, "pass")),
-        (f"{kind}_free", free + "The barrier wants more arrivals than come.", (rings(RINGS), rings(tuple(made)))),
-        (f"{kind}_ready", never, (fetched, f"if j + 1 < end:\n                {fetched}")),
+        (f"{kind}_empty", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
+        (f"{kind}_empty", free + "The place is never given back.", (released, "pass")),
+        (f"{kind}_empty", free + "The barrier wants more arrivals than come.", (rings(RINGS), rings(tuple(made)))),
+        (f"{kind}_full", never, (fetched, f"if j + 1 < end:\n                {fetched}")),
     ]
 
 

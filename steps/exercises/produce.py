@@ -64,7 +64,7 @@ EXERCISE = InKernel(
             "for `query_empty` must pass at once.",
         ),
         (
-            r"key_full\[0\] with parity 0 \(0 .*produce 2 waits for barriers.(key|value)_free\[0\] with parity 0",
+            r"key_full\[0\] with parity 0 \(0 .*produce 2 waits for barriers.(key|value)_empty\[0\] with parity 0",
             "The producer waits for a place of the ring that nobody has used yet. In the first round the wait for "
             "`free` must pass at once: a fresh barrier lets a wait for parity 1 pass.",
         ),
@@ -110,12 +110,12 @@ EXERCISE = InKernel(
             "there a wait for `free` in front of every copy, with the place and the parity of this turn?",
         ),
         (
-            r"a deadlock.*consume \d waits for barriers.(key|value)_ready(?!.*produce 2)",
+            r"a deadlock.*consume \d waits for barriers.(key|value)_full(?!.*produce 2)",
             "The producer has ended, and a group still waits for a tile: are there as many tiles as `tiles_to_visit` "
             "says, and does each go into the place that its turn says?",
         ),
         (
-            r"a deadlock.*produce 2 waits for barriers.(key|value)_free",
+            r"a deadlock.*produce 2 waits for barriers.(key|value)_empty",
             "The producer waits for a phase that does not come. The remainder of `turn` says which place, its "
             "quotient how often that place was filled, over all tiles of queries of the block.",
         ),

@@ -88,7 +88,7 @@ def _judge(function, chance: random.Random):
 
 EXERCISE = Plain(
     name="two_blocks",
-    function="split_epilogue",
+    function="room",
     by=_judge,
     hints=(
         "All threads of all blocks share 65536 registers. Two more rules: registers come in units of 8 a thread, and "

@@ -79,7 +79,7 @@ EXERCISE = WgmmaLoop(
             "Everything is in order, but the wrong tile comes into this place: the next one has a place already.",
         ),
         (
-            r"a deadlock.*(key|value)_ready",
+            r"a deadlock.*(key|value)_full",
             "The warps wait for a tile that nobody has asked TMA for. A place that has been read must be filled "
             "again, for the turn that is STAGES later, as long as there are tiles.",
         ),

@@ -22,7 +22,7 @@ from steps.hopper.lib import (
     seen,
 )
 from steps.hopper.loop import attend_overlapped
-from steps.hopper.products import await_output, issue_scores, link, store_output
+from steps.hopper.products import await_output, issue_scores, link, store_normalised
 
 
 @gluon.jit
@@ -56,7 +56,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, varia
         variant.ends.pass_value(barriers, last_turn, turn, variant)
         turn += 1
 
-        store_output(accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part, variant)
+        store_normalised(accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part, variant)
         variant.free.store(barriers, query_turn, variant)
         query_turn += 1
     scores = warpgroup_mma_wait(0, deps=[scores])

@@ -237,7 +237,7 @@ def store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant:
 
 
 @gluon.jit
-def store_output(
+def store_normalised(
     accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
