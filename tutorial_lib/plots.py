@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette 
 PALE = "#c4c4c4"  # what stands beside the one that is meant
 MARKERS = "osD^vP*X<>hpd"
 STYLES = ("-", "--", "-.", ":")
+LABEL_WIDTH = 10  # letters of a line below a bar that do not reach into the next one's
 STEPS_A_ROW = 14  # bars whose names can be read on a page
 GAIN_SHOWN, LOSS_SHOWN = 60, -20  # percent: longer bars are cut off there, so that those of a few can be told apart
 LINES_A_PANEL = 6  # lines over the sequence length that can be followed
@@ -120,17 +122,13 @@ def _step_rows(steps: Sequence[Measurement], title: str, legend: float = 0, one_
     return figure, list(zip(grid[:, 0], rows))
 
 
-def two_lines(label: str) -> str:
-    """A step's label, broken where its longer line is the shortest."""
-    places = [n for n, letter in enumerate(label) if letter in " _"]
-    if not places:
-        return label
-    at = min(places, key=lambda n: max(n, len(label) - n))
-    return f"{label[:at]}\n{label[at + 1 :]}"
+def narrow(label: str) -> str:
+    """A step's label, its words on as few lines as hold ``LABEL_WIDTH`` letters each."""
+    return "\n".join(textwrap.wrap(label.replace("_", " "), LABEL_WIDTH, break_long_words=False))
 
 
 def _label_steps(axes, measurements: Sequence[Measurement]) -> None:
-    axes.set_xticks(range(len(measurements)), [two_lines(m.label) for m in measurements], fontsize=7.5)
+    axes.set_xticks(range(len(measurements)), [narrow(m.label) for m in measurements], fontsize=7.5)
 
 
 def tflops_by_step(run: Run, highlight: str | None = None):
@@ -197,7 +195,7 @@ def gain_by_step(run: Run):
             told = f"×{ratio.median:.2g}" if ratio.median >= 2 else f"{gain:+z.1f} %"
             told += "\nsame code" if ratio.same_code else f"\n{ratio.verdict}"
             if not m.follows and m.previous:
-                told += "\n" + two_lines(f"{'as' if ratio.verdict == 'same' else 'than'} {m.previous}")
+                told += "\n" + narrow(f"{'as' if ratio.verdict == 'same' else 'than'} {m.previous}")
             axes.annotate(told, (x, top), (0, 5), textcoords="offset points", ha="center", fontsize=7)
         axes.axhline(0, color="black", linewidth=0.8)
         _label_steps(axes, steps)

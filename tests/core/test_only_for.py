@@ -138,7 +138,7 @@ def test_a_step_is_decided_once_for_problems_of_a_kind_and_keeps_nothing_when_it
 
 # --- which step it is ---
 
-FOLDERS = {folder for part in PARTS for folder in part.folders} - {"reference"}
+FOLDERS = sorted({folder for part in PARTS for folder in part.folders} - {"reference"})
 MODULES = [path for folder in FOLDERS for path in sorted(ROOT.glob(f"steps/{folder}/*.py"))]
 SHARED_BY_STEPS = [path for path in MODULES if not re.match(r"step\d", path.name)]
 CORE = [ROOT / "steps" / "core" / f"{name}.py" for name in ("fused", "rules", "tiles")]

@@ -33,7 +33,7 @@ def test_a_row_holds_steps_of_one_part_in_their_order():
     for figure, expected in drawn.items():
         rows = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
         labels = [label for row in rows for label in row]
-        assert labels == [plots.two_lines(m.label) for m in expected] and len(expected) > plots.STEPS_A_ROW
+        assert labels == [plots.narrow(m.label) for m in expected] and len(expected) > plots.STEPS_A_ROW
         assert max(label.count("\n") for label in labels) == 1
         parts = {m.number: m.part for m in expected}
         for row in rows:
@@ -63,10 +63,11 @@ def test_a_part_longer_than_a_row_is_broken_evenly():
         ("101 swizzle", "101\nswizzle"),
         ("7 approx_division", "7 approx\ndivision"),
         ("205 three_warpgroups", "205 three\nwarpgroups"),
+        ("202 intra_warpgroup_overlap", "202 intra\nwarpgroup\noverlap"),
     ],
 )
-def test_a_label_is_broken_once(label, expected):
-    assert plots.two_lines(label) == expected and plots.two_lines("sdpa") == "sdpa"
+def test_a_label_is_as_narrow_as_its_bar(label, expected):
+    assert plots.narrow(label) == expected and plots.narrow("sdpa") == "sdpa"
 
 
 def test_gains_have_one_scale_and_the_long_ones_are_cut():
