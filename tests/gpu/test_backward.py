@@ -9,11 +9,11 @@ from steps import get_step
 from steps.backward_hopper import halves
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
-from tests.backward.test_gradients import CUTILE, accuracy_of
+from tests.backward.test_coalesced_atomics import SHAPES as ZEROS
 from tests.backward.test_cta_per_query_head import SHAPES as APART
+from tests.backward.test_gradients import CUTILE, accuracy_of
 from tests.backward.test_hopper import cut_calls
 from tests.backward.test_spare import SHAPES as SPARE
-from tests.backward.test_whole_lines import SHAPES as ZEROS
 from tests.shapes import SHAPES, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
 
