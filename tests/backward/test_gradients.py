@@ -332,7 +332,7 @@ def test_the_run_of_the_other_direction(capsys, tmp_path, monkeypatch):
     assert run.direction == "backward" and [m.correct for m in run.steps] == [True, True]
     assert not recorded_runs(tmp_path, "forward")
     assert main([*asked, "--steps", "epilogue_overlap"]) == 2
-    assert "must be steps of the backward pass, got 204 linked" in capsys.readouterr().err
+    assert "must be steps of the backward pass, got 204 epilogue_overlap" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_step_is_refused_by_name_where_it_is_not_for(capsys, arguments, messag
 def test_a_survey_of_amds_architectures_has_the_steps_that_are_for_them(capsys):
     assert inspect.main(["all", "--arch", "gfx950"]) == 0
     out = capsys.readouterr().out
-    assert "703 priorities" in out and "200 wgmma" not in out and "2 mma" not in out
+    assert "703 wave_priorities" in out and "200 wgmma" not in out and "2 mma" not in out
     assert "VGPRs, AGPRs, SGPRs, scratch bytes, LDS KiB, waves a SIMD" in " ".join(out.split())
     assert "spilled bytes a thread" not in out
 
@@ -68,14 +68,14 @@ def test_a_survey_of_all_tells_of_every_maker_what_belongs_to_it(monkeypatch, tm
     of_all, blackwell, amd = tables.readings(survey)
     assert of_all.steps == ["2 mma", "600 tensor_memory"] and of_all.architectures == ["sm_90", "sm_100"]
     assert blackwell.steps == ["600 tensor_memory"] and blackwell.architectures == ["sm_100"]
-    assert amd.steps == ["701 mfma", "702 direct"] and amd.architectures == ["gfx942", "gfx950"]
+    assert amd.steps == ["701 mfma", "702 direct_to_lds"] and amd.architectures == ["gfx942", "gfx950"]
     compiled = get_step("tensor_memory").compile(HEADLINE, "sm_100")
     assert blackwell.values(survey, "600 tensor_memory", "sm_100")[0] == compiled.tensor_columns
     found, compiled = amd.values(survey, "701 mfma", "gfx942"), get_step("mfma").compile(HEADLINE, "gfx942")
     kib = compiled.shared_bytes / 1024
     facts = compiled.amd
     assert found[:6] == [facts.vgprs, facts.agprs, facts.sgprs, facts.scratch_bytes, kib, facts.occupancy]
-    assert not any(amd.values(survey, "702 direct", "gfx942"))  # which cannot
+    assert not any(amd.values(survey, "702 direct_to_lds", "gfx942"))  # which cannot
     panels = [axes.get_title() for axes in plots.heat_table(survey).axes]
     assert panels == [*of_all.figures, blackwell.title, amd.title]
 

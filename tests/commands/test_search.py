@@ -195,7 +195,7 @@ def test_what_is_searched_says_of_which_step_and_when(monkeypatch):
     monkeypatch.setattr(PASSES["backward"], "poisoned", lambda *_: ())
     monkeypatch.setattr(ct.tune, "exhaustive_search", lambda *_, **__: tuned)
     searched = search.search(kernel, standard(head_dim=64), made, SimpleNamespace(print=lambda *_: None))
-    assert (searched.kernel, searched.step) == ("queries", "prepared")
+    assert (searched.kernel, searched.step) == ("queries", "preprocess_kernel")
     assert datetime.fromisoformat(searched.date) <= datetime.now(UTC)
 
 

@@ -71,7 +71,9 @@ def test_hints_bring_the_overlap_back_under_a_mask(shape):
     """Step mask_loop: with the loop for the mask, and the hints, and not without them."""
     shape = dataclasses.replace(EVEN, **({"head_dim": 128, "causal": True} | shape))
     overlapped = get_step("mask_loop")
-    without_hints = dataclasses.replace(overlapped, mask_loop=MaskLoop(overlapped.mask_loop.key, Latency()))
+    without_hints = dataclasses.replace(
+        overlapped, mask_loop=MaskLoop(overlapped.for_problem(shape).mask_loop.key, Latency())
+    )
 
     def products_before_exponentials(step):
         order = step.compile(shape).hot_order

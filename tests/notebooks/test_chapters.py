@@ -99,7 +99,7 @@ def test_the_list_has_the_path_numbered_and_the_rest_beside_it():
     numbered = [item for item in found.values() if item["mark"] != "-"]
     assert [item["mark"] for item in numbered] == [f"{n}." for n in range(1, len(numbered) + 1)]
     assert "from 7 approx_division)" in found["011_cluster"]["from"]
-    assert "from 104 wide_block of gluon)" in found["200_wgmma"]["from"]
+    assert "from 104 gluon_larger_tile of gluon)" in found["200_wgmma"]["from"]
 
 
 def test_the_path_is_short_and_nothing_on_it_needs_what_comes_later():
@@ -187,7 +187,7 @@ def test_a_word_of_the_glossary_is_linked_where_it_is_used_first(tmp_path):
     (source / "00_one.md").write_text(text + "\n```python\n'CTA'\n```\n", encoding="utf-8")
     made = "\n".join(cell.source for cell in notebooks.read_source(source / "00_one.md").cells)
     assert "# A warpgroup\n" in made and "'CTA'" in made and "See `CTA`, [CTA](x.md) and" in made
-    assert "[CTAs](glossary.ipynb#CTA), CTA. [Warpgroups](glossary.ipynb#warp-group)." in made
+    assert "[CTAs](glossary.ipynb#CTA), CTA. [Warpgroups](glossary.ipynb#warpgroup)." in made
     assert made.count("glossary.ipynb#") == 2
 
 

@@ -63,7 +63,9 @@ def test_every_command_is_there(page):
 
 
 def test_what_a_sanitizer_watches_is_there():
-    rules = subprocess.run(["make", "-n", "sanitize"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rules = subprocess.run(
+        ["make", "-n", "sanitize"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    ).stdout
     lists = re.findall(r"steps\.(?:once|races) (\S+) ", rules)
     assert len(lists) > 20
     for named in lists:

@@ -22,7 +22,7 @@ LENGTHS = of_every_part([r for r in of_one_machine(RECORDED) if r.the_problem().
 
 
 def test_a_row_holds_steps_of_one_part_in_their_order():
-    """No more bars side by side than a page shows, and none left out; labels of at most two lines."""
+    """No more bars side by side than a page shows, and none left out; labels of at most three lines."""
     run = recorded()
     drawn = {
         plots.tflops_by_step(run): [m for m in run.steps if m.tflops],
@@ -34,7 +34,7 @@ def test_a_row_holds_steps_of_one_part_in_their_order():
         rows = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
         labels = [label for row in rows for label in row]
         assert labels == [plots.narrow(m.label) for m in expected] and len(expected) > plots.STEPS_A_ROW
-        assert max(label.count("\n") for label in labels) == 1
+        assert max(label.count("\n") for label in labels) <= 2
         parts = {m.number: m.part for m in expected}
         for row in rows:
             assert len(row) <= plots.STEPS_A_ROW

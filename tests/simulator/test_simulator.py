@@ -275,7 +275,9 @@ def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkey
     assert (
         told in (tmp_path / "README.md").read_text(encoding="utf-8") and told.split(" (")[0] in capsys.readouterr().out
     )
-    assert f"for {1 if wrong_by else 2} of 2 steps" in told and ("Not so for linked." in told) == bool(wrong_by)
+    assert f"for {1 if wrong_by else 2} of 2 steps" in told and ("Not so for epilogue_overlap." in told) == bool(
+        wrong_by
+    )
 
 
 def test_the_page_says_what_is_recorded():
@@ -349,7 +351,7 @@ def test_a_mistake_in_a_files_python_is_told_with_its_line(capsys, tmp_path):
         ([], "expected either a step, or --against-gpu"),
         (["epilogue_overlap", "--against-gpu"], "expected either a step, or --against-gpu"),
         (["--against-gpu"], "--against-gpu needs a GPU"),
-        (["nothing"], "no step nothing; did you mean no_redundant_barriers?"),
+        (["nothing"], "no step nothing; `python -m steps.run --list`"),
         (["mma"], "simulated are Gluon's kernels"),
         (["epilogue_overlap", "--head-dim", "512"], "head_dim must be a multiple of 8"),
         (["epilogue_overlap", "--seq-len", "99999"], "ask for a smaller --seq-len"),
