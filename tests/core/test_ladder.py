@@ -80,6 +80,13 @@ def test_a_step_that_is_renamed_or_deleted_takes_its_old_number_along(monkeypatc
     assert "12" not in found
 
 
+def test_no_step_takes_the_old_name_of_another(monkeypatch):
+    """Whoever asks for it would get the other one."""
+    monkeypatch.setitem(ladder.OLD_NAMES, "exp2", "mma")
+    with pytest.raises(ValueError, match=r"^a step must not be called what another one was called before .*got exp2$"):
+        ladder._load.__wrapped__()
+
+
 def recorded_on_its_own_problem(step):
     """What the newest record of its own problem that compares a step with its predecessor holds of it, or None."""
     runs = RECORDED if step.direction == "forward" else recorded_runs(RESULTS, step.direction)
