@@ -58,14 +58,12 @@ def test_the_ptx_holds_the_coefficients_and_the_share(share):
     assert exponential.CONSTRAINTS.count("=&f") == exponential.PACK
 
 
-@sampled(
-    core=lambda trial: trial.name in ("alternating", "held_query", "pv_wait_after_softmax")
-)  # cuTile, Gluon, another base
+@sampled(core=lambda trial: trial.name in ("alternating", "held_query", "late_wait"))  # cuTile, Gluon, another base
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda t: t.name)
 def test_a_version_that_changes_nothing_is_the_step_and_the_others_are_not(trial):
     shape = trial.problems[0]
     base, versions = get_step(trial.base).compile(shape).code, [s.compile(shape).code for s in trial.steps(shape)]
-    unchanged = 0 if trial.name == "pv_wait_after_softmax" else 1  # both of its versions leave the wait of the step out
+    unchanged = 0 if trial.name == "late_wait" else 1  # both of its versions leave the wait of the step out
     assert versions.count(base) == unchanged and len(set(versions)) == len(versions)
 
 
