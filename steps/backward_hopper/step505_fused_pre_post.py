@@ -15,7 +15,8 @@ Blocks wait for each other by numbers in global memory, and only for blocks that
 
 Spare warps do nothing with few heads, with grouped heads, and where a tile of queries takes few turns, as they could
 not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. The kernel is then that of step
-conflict_free_layout."""
+conflict_free_layout.
+"""
 
 from steps.backward_hopper import spare, step504_backward_ping_pong
 from steps.core.problems import standard

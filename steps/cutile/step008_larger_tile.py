@@ -5,7 +5,8 @@ much for each. But four warps then keep twice the output and twice the scores in
 is spilled to memory: ``larger_tile_four_warps``, inside this step, is that trap. ``num_worker_warps`` is cuTile's word
 on how many warps share the arithmetic of a block. With eight, a thread holds as much of a tile of 128 queries as one of
 four holds of 64, and on sm_90 nothing is spilled. Such a block fills an SM alone, so the hints of steps latency and
-occupancy, autotuned for two smaller ones side by side, are taken back."""
+occupancy, autotuned for two smaller ones side by side, are taken back.
+"""
 
 from steps.core.problems import standard
 from steps.core.tiles import Tile

@@ -1,5 +1,6 @@
 """When the first blocks of a kernel that begins early can use what the kernel before has written: step
-dependent_launch."""
+dependent_launch.
+"""
 
 from tutorial_lib.exercises import Plain, Wrong
 

@@ -1,5 +1,6 @@
 """A row keeps its old maximum until a new one exceeds it by more than a threshold. In the kernel of step
-lazy_rescaling."""
+lazy_rescaling.
+"""
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong

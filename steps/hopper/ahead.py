@@ -3,7 +3,8 @@
 At the end of a tile of queries a group has two products left to begin: the last PV product for these queries, and the
 first QK product for the next. In ``steps.hopper.epilogue_overlap`` it begins the PV product first, and the QK product
 behind it. It waits for the PV product, stores the output, and turns to the scores after that. Here the QK product is
-begun first, and the maxima of its scores are taken under the PV product, as in the loop."""
+begun first, and the maxima of its scores are taken under the PV product, as in the loop.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 How these compute is ``variant.consume``: a generation, each in a module of its own (``steps.hopper.producer``,
 ``overlapped``, ``epilogue_overlap`` and ``ahead``). A block computes one tile of queries, or stays and computes one
 after the other, as its schedule says. If it stays, the producer fetches for the next tile of queries while the last is
-still computed."""
+still computed.
+"""
 
 from __future__ import annotations
 

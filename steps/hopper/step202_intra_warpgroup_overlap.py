@@ -4,7 +4,8 @@ Inside one warpgroup, too, products and softmax need not take turns. The QK prod
 product of tile j - 1: both are issued together, and the softmax of tile j is written before the wait for the second
 (FlashAttention-3, Shah et al. 2024, section 3.2). Weights and scores are then alive at once, which takes the registers
 that step register_reallocation made free. Where that wait stands in machine code is the compiler's choice, and the
-chapter shows what it chose."""
+chapter shows what it chose.
+"""
 
 from steps.core.problems import FULL
 from steps.hopper import overlapped, step201_producer

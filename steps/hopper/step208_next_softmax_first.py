@@ -74,7 +74,8 @@ no faster than with a quarter (a trial, which is not among the records). All que
 come in pairs under a causal mask, and below 2,048 queries: by the same trial the kernel was slower there, or no faster.
 
 A warp's own loads from shared memory need care where warps do not meet (step no_redundant_barriers):
-``tutorial_lib.meetings`` lets a meeting stay where a warp may still be loading."""
+``tutorial_lib.meetings`` lets a meeting stay where a warp may still be loading.
+"""
 
 from dataclasses import replace
 

@@ -15,7 +15,8 @@ The kernel of step copy_engines has dealt its tiles of queries to all SMs before
 SMs begin at once and are equally fast. A kernel over several GPUs begins while others still run on some SMs, and
 computes while copies use the same memory. Here a block takes the next tile from a counter when it is ready for one
 (``steps.hopper.lib.take_next``). Pairs of blocks, as in step kv_multicast, cannot share what each takes for itself. On
-two H200 this step was no faster than step copy_engines: see its record, and the chapter on step zigzag."""
+two H200 this step was no faster than step copy_engines: see its record, and the chapter on step zigzag.
+"""
 
 from steps.parallel import step803_zigzag
 from steps.parallel.copying import CopyEngines

@@ -2,4 +2,5 @@
 
 ``first_kernels`` belongs to chapter 099_layouts. ``steps.primers.show`` shows a kernel's text and its machine code.
 ``barriers`` and ``roles`` belong to chapters 199_barriers and 199_roles. ``steps.primers.simulated`` runs their
-kernels, as they are, broken, or with a learner's function."""
+kernels, as they are, broken, or with a learner's function.
+"""

@@ -1,7 +1,8 @@
 """Trial: the producer asks for the next keys before it waits for the place of these values.
 
 The stamps of step pv_wait_after_max (``python -m steps.trace``) show each consumer wait for keys in every turn, while
-the producer waits for a place of values, which consumers free last. The place of the next keys is free long before."""
+the producer waits for a place of values, which consumers free last. The place of the next keys is free long before.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 In Gluon a kernel may say which of a thread's exponentials are a polynomial (trials ``exp2_emulation``, ``published``).
 In cuTile it can only say of which columns: the weights of a tile come in pieces, as in step intra_tile_overlap, and
 those of the last piece are a polynomial. The compiler makes the multiply-adds and the additions to the exponent out of
-tile operations."""
+tile operations.
+"""
 
 from __future__ import annotations
 

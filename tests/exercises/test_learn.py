@@ -108,7 +108,7 @@ def test_a_wrong_answer_does_not_take_the_place_of_a_right_one(tmp_path):
 
 
 def test_answers_survive_new_names(tmp_path):
-    Answers(tmp_path).keep("old", "release(barriers.key_empty, turn)\n", True)
+    Answers(tmp_path).keep("old", "release(barriers.key_free, turn)\n", True)
     today = Answers(tmp_path, names={"old": "new"}, words=exercises.OLD_WORDS)
     assert today.answer("new") == "release(barriers.key_empty, turn)\n" and list(today.solved()) == ["new"]
     today.keep("new", "better\n", True)
