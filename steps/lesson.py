@@ -16,7 +16,7 @@ from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
 from steps.core.ladder import Part, line, module_file, owner_of, part_of
 from steps.core.problems import HEADLINE
-from steps.core.recorded import find_recorded, recorded_runs, recorded_survey
+from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.step import Step, Unsupported
 from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
@@ -118,14 +118,14 @@ class Lesson:
     # --- the change ---
 
     def change(self) -> Page:
-        """The step's whole kernel, with what differs from its predecessor's marked."""
+        """What differs between this kernel and the one before, three lines around it; of a part's first, all."""
         return Page(f"**{self.step.title}.** {self.step.change}", *self._kernels())
 
     def _kernels(self) -> list[str | Html]:
         if now := getattr(self.step, "function", None):  # made of PyTorch calls
             before = getattr(self.previous, "function", None)
             return [difference(*map(inspect.getsource, (before, now))) if before else code(inspect.getsource(now))]
-        where = f"`python -m steps.show {self.step.name}` prints it. It is made from `{module_file(self.step)}`"
+        where = f"`python -m steps.show {self.step.name}` prints all of it. It is made from `{module_file(self.step)}`"
         try:
             text = without_title(written_out(self.step, self.problem, self.arch))
         except Unsupported as error:
@@ -137,10 +137,12 @@ class Lesson:
         except Unsupported as error:
             return [f"{self.step.shown} ({error}). {where}.", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
-        told = f"{self.step.shown}, for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
+        changes = "\n".join(["What changes:", "", *holes])
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
-        return ["\n".join(["What changes:", "", *holes]), told + where + ".", difference(before, text)]
+            return [changes, told + where + "."]
+        told = f"Its kernel for {self.problem.describe()}; + is new, - is gone, against {self.previous.label}. "
+        return [changes, told + where + ".", difference(before, text, AROUND)]
 
     def inside(self) -> Page:
         """The variants inside this step, each against what it stands on: its pieces, the step, what else was tried.
@@ -194,9 +196,14 @@ class Lesson:
         """The least time of a step's kernel on the recorded GPU, or another of its architecture, or None."""
         resources = self.compiled(step)
         m = self.known(step)
-        gpu = limits.gpu_of(self.recorded.machine, m) if m else None
+        gpu = limits.gpu_of(self.recorded.machine, m, self._clock) if m else None
         gpu = gpu or REFERENCE_GPUS.get(self.arch)
         return limits.limit(self.problem, resources, gpu, pass_of(step)) if resources and gpu else None
+
+    @property
+    def _clock(self) -> Measurement | None:
+        """Whose clock the model takes for every step of a page: SDPA's, in the same run."""
+        return self.recorded.measurement(pass_of(self.step).baseline)
 
     def known(self, step: Step) -> Measurement | None:
         """What was recorded of a step on the architecture that this lesson compiles for."""
@@ -204,7 +211,21 @@ class Lesson:
             return None
         return self.recorded.measurement(step.name)
 
-    def lost(self) -> Page:
+    def stand(self) -> Page:
+        """The steps that this one stands on, on its problem, and where the last of them loses its time."""
+        if self.previous is None:
+            return self.traffic()
+        before = [m for name in line(self.previous) if get_step(name).number and (m := self.known(get_step(name)))]
+        timed = [m for m in reversed(before) if m.tflops]
+        sdpa = self.recorded and self.recorded.measurement(pass_of(self.step).baseline)
+        if not timed or not sdpa or not sdpa.tflops:
+            return self._lost()
+        last = timed[-1]
+        told = f"The path so far on {self.problem.describe()}, as recorded ({tables.origin(self.recorded)})."
+        told += f" Step {last.label} has {last.tflops / sdpa.tflops:.0%} of SDPA's speed."
+        return Page(told, plots.path(timed, sdpa), *self._lost().parts)
+
+    def _lost(self) -> Page:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
         before = self.known(self.previous)
         limit = self.limit(self.previous)
@@ -218,8 +239,8 @@ class Lesson:
         if taken:
             why = limits.explain(taken, limit.seconds, before.counters)
             parts.append(
-                f"At least {1000 * limit.seconds:.3g} ms by the model, {1000 * taken:.3g} ms measured "
-                f"({tables.origin(self.recorded)}): {why}."
+                f"At least {1000 * limit.seconds:.3g} ms by the model, at SDPA's clock, and {1000 * taken:.3g} ms "
+                f"measured: {why}."
             )
         return Page(*parts, f"What the model advises: {limit.advice}.")
 
@@ -393,7 +414,7 @@ class Lesson:
     # --- why ---
 
     def evidence(self) -> Page:
-        """Registers, spills, shared memory, the hot loop and the counters of this step and the one before."""
+        """What changed most of registers, shared memory, hot loop and counters, from the step before to this one."""
         compared = [(s, self.compiled(s)) for s in (self.previous, self.step) if s is not None]
         compared = [(s, resources) for s, resources in compared if resources]
         if self.step.backend == "torch":
@@ -406,15 +427,14 @@ class Lesson:
         counted = self._counted([s for s, _ in compared])
         rows += counted
         shown = _most_changed(rows) if len(compared) == 2 else rows[:SHOWN]
-        rest = [row for row in rows if row not in shown]
         made_by = " and ".join(dict.fromkeys(r["compiler"] for _, r in compared))
         same = ""
         if len(compared) == 2 and self.compile(self.step).same_code(self.compile(self.previous)):
             same = "**The two steps are the same code, instruction for instruction.**"
         headers = [f"{made_by}, {self.arch}", *(s.label for s, _ in compared)]
+        counted = [row for row in counted if row in shown]
         note = f"Rows with ncu were recorded: {tables.origin(self.recorded)}." if counted else ""
-        folded = _folded(f"{len(rest)} more rows", table(headers, rest)) if rest else ""
-        return Page(same, table(headers, shown) if shown else "No figure changed.", folded, note, self._remarks())
+        return Page(same, table(headers, shown) if shown else "No figure changed.", note)
 
     def machine_code(self, pattern: str, lines: int = 10) -> Page:
         """Instructions of the kernel around the first that matches ``pattern``, in the hot loop where it is there."""
@@ -527,44 +547,15 @@ class Lesson:
             return []
         return [[f"ncu: {name}", *(text(m) if m else None for m in measured)] for name, text in tables.COUNTED]
 
-    def _remarks(self) -> str:
-        remarks = self.compile(self.step).remarks
-        texts = list(dict.fromkeys(f"- `{r.file}:{r.line}` {r.text}" for r in remarks))
-        if not texts:
-            return ""
-        return _folded("the compiler's remarks", "\n".join(texts))
-
-    def why(self) -> Page:
-        """What the step brought in every recorded run, and what the compiler made of it on other architectures."""
+    def where(self) -> Page:
+        """Where the step matters: what it brought in every recorded run of this machine, against its predecessor."""
         runs = of_one_machine(recorded_runs(self.results, self.step.direction))
         found = [(run, now) for run in runs if (now := self._mine(run))]
         cells = [(run, tables.vs_previous_marked(now)) for run, now in found if now.speedup_vs_previous]
-        parts = []
-        if cells:
-            told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
-            parts += [told, tables.by_problem(cells)]
-        shown = [*parts, *self._architectures()]
-        return Page(*(shown or [f"Nothing is recorded of step {self.step.label} yet."]))
-
-    def _architectures(self) -> list[str]:
-        survey = recorded_survey(self.results)
-        if not survey or self.step.label not in survey.compiled:
-            return []
-        before = survey.compiled.get(self.previous.label, {})
-        rows: list[list[str]] = []
-        refused: dict[str, list[str]] = {}
-        for arch, now in survey.compiled[self.step.label].items():
-            was = before.get(arch)
-            if isinstance(now, dict):
-                pairs = [(was.get(key) if isinstance(was, dict) else None, now[key]) for key in SURVEYED.values()]
-                rows.append([arch, *(f"{tables.figure(old)} → {tables.figure(new)}" for old, new in pairs)])
-            else:
-                refused.setdefault(now.partition(": it must be")[0].replace(arch, "it"), []).append(arch)
-        made_by = {made["compiler"] for made in survey.compiled[self.step.label].values() if isinstance(made, dict)}
-        problem = Problem(**survey.problem).describe()
-        what = f"On every architecture ({', '.join(sorted(made_by))}, {problem}), before → now:"
-        why_not = [f"Not for {', '.join(archs)}: {reason}." for reason, archs in refused.items()]
-        return [what, table(["", *SURVEYED], rows), *why_not]
+        if not cells:
+            return Page(f"No record compares step {self.step.label} with step {self.previous.label}.")
+        told = f"Times as fast as step {self.previous.label}, as recorded (p10–p90, and our verdict):"
+        return Page(told, tables.by_problem(cells))
 
     # --- an exercise ---
 
@@ -614,7 +605,8 @@ FIGURES = [
     ("instructions", "instructions"),
     ("hot loop, a K/V tile", "hot_loop_instructions"),
 ]
-SHOWN = 5  # rows of evidence that are not folded
+SHOWN = 5  # rows of evidence
+AROUND = 3  # lines around what changed
 FINDINGS = 2  # of the simulator that are shown whole
 
 
@@ -650,17 +642,10 @@ def _number(cell: object) -> float | None:
         return None
 
 
-def _folded(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
 def _off(ratio: float) -> str:
     """How far a prediction was from what it predicted."""
     percent = round(100 * abs(ratio - 1))
     return f"{percent} % too {'high' if ratio > 1 else 'low'}" if percent else "which is right"
-
-
-SURVEYED = {"registers": "registers", "spilled, bytes": "spilled_bytes", "instructions": "instructions"}
 
 
 def _part(step: Step) -> Part:

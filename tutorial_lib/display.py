@@ -65,14 +65,34 @@ def marked_lines(before: str, after: str, written: Callable[[str], str] = str) -
             yield from (("+", line) for line in new[j:j_end])
 
 
-def difference(before: str, after: str) -> Html:
-    """A program with what is new in it, and what went, marked in front of the line, so that colour is not needed."""
+def difference(before: str, after: str, around: int | None = None) -> Html:
+    """A program with what is new in it, and what went, marked in front of the line, so that colour is not needed.
+
+    around: how many lines are shown before and after each that changed, None for all; what is left out is an ellipsis.
+    """
+    shown, lines = list(marked_lines(before, after, _highlighted)), list(marked_lines(before, after))
+    near = _near([mark != " " for mark, _ in lines], around)
     rows = [
         f"  {line}" if mark == " " else f'<span style="background:{MARKED[mark]}">{mark} {line}</span>'
-        for mark, line in marked_lines(before, after, _highlighted)
+        for mark, line in _cut(shown, near)
     ]
-    text = "\n".join(f"{mark} {line}".rstrip() for mark, line in marked_lines(before, after))
+    text = "\n".join(f"{mark} {line}".rstrip() for mark, line in _cut(lines, near))
     return Html(f'<pre style="{CODE}">{NEWLINE.join(rows)}</pre>', text)
+
+
+def _near(changed: Sequence[bool], around: int | None) -> list[bool]:
+    """Of each line whether it is at most ``around`` lines from one that changed."""
+    reach = len(changed) if around is None else around
+    return [any(changed[max(0, n - reach) : n + reach + 1]) or around is None for n in range(len(changed))]
+
+
+def _cut(lines: Sequence[tuple[str, str]], near: Sequence[bool]) -> Iterator[tuple[str, str]]:
+    """The lines that are near, with an ellipsis for every run of others."""
+    for n, line in enumerate(lines):
+        if near[n]:
+            yield line
+        elif n == 0 or near[n - 1]:
+            yield " ", "..."
 
 
 def code(text: str) -> Html:

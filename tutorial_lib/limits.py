@@ -136,26 +136,29 @@ def explain(measured: float, predicted: float, counters: dict | None, traced: bo
     """Why a measurement is not the prediction, as far as that is known. traced: where its roles wait was measured."""
     off = predicted / measured - 1
     if off > NOISE:
-        return "faster than the model allows: it is wrong here, and why is not known"
+        return "faster than the model allows: it is wrong here"
     if off >= -TOLERANCE:
         return "within 25 %"
     if not counters:
-        return "slower than throughput explains; no counters were recorded, so why is not known"
+        return "slower than throughput explains, and no counters were recorded"
     return (
         f"throughput explains {predicted / measured:.0%} of it; ncu saw the schedulers issue in "
         f"{counters['issue_active_pct']:.0f} % of the cycles and the tensor cores busy in "
         f"{counters['tensor_pct']:.0f} %; "
-        + ("where its roles wait is traced below" if traced else "what the rest waits for is not known")
+        + ("where its roles wait is traced below" if traced else "the rest is waiting")
     )
 
 
-def gpu_of(machine: dict, m: Measurement) -> Gpu | None:
+def gpu_of(machine: dict, m: Measurement, clock_of: Measurement | None = None) -> Gpu | None:
     """The GPU that a run was measured on, at the clock of a measurement; None where its rates are not known here.
+
+    clock_of: whose clock is taken instead, so that several measurements are counted at one.
 
     The clock is the SMs' own, or NVML's in a record that has none. The memory bandwidth is taken to be that of the
     reference GPU of the architecture.
     """
     reference = REFERENCE_GPUS.get(machine.get("arch"))
+    m = clock_of or m
     mhz = 1000 * m.clock_ghz if m.clock_ghz else m.sm_clock_mhz or machine.get("max_sm_clock_mhz")
     if reference is None or not mhz or not machine.get("multiprocessors"):
         return None

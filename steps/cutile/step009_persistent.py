@@ -5,7 +5,6 @@ As many blocks as SMs, each with a list of tiles of queries that was dealt to it
 """
 
 from steps.core.order import DEALT
-from steps.core.problems import FULL
 from steps.cutile import step008_larger_tile
 
 STEP = step008_larger_tile.STEP.evolve(
@@ -13,6 +12,5 @@ STEP = step008_larger_tile.STEP.evolve(
     name="persistent",
     title="Persistent blocks",
     change="One block an SM stays, and computes the tiles of queries that were dealt to it.",
-    default_problem=FULL,
     order=DEALT,
 )

@@ -8,7 +8,7 @@ the eight chunks then lie in eight different groups of banks, and one read serve
 
 from triton.experimental.gluon import language as gl
 
-from steps.core.problems import few_heads
+from steps.core.problems import HEADLINE
 from steps.gluon import step100_explicit
 
 
@@ -23,6 +23,6 @@ STEP = step100_explicit.STEP.evolve(
     name="swizzle",
     title="Swizzled SMEM",
     change="Chunks of 16 bytes are permuted within their row, so that ldmatrix meets every bank once.",
-    default_problem=few_heads(),
+    default_problem=HEADLINE,
     shared_layout=swizzle,
 )

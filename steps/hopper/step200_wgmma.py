@@ -6,7 +6,7 @@ asks less of the warps: four of them together multiply 64 rows by a whole tile, 
 shared memory, swizzled as TMA leaves them. One thread asks TMA for a tile, and an mbarrier tells when it has arrived.
 """
 
-from steps.core.problems import FULL
+from steps.core.problems import HEADLINE
 from steps.gluon import step104_gluon_larger_tile
 from steps.hopper.skeleton import HopperStep
 
@@ -16,5 +16,5 @@ STEP = HopperStep(
     title="TMA and wgmma",
     change="A new kernel in Gluon for sm_90: TMA fetches tiles, and two warpgroups multiply from shared memory.",
     previous=step104_gluon_larger_tile.STEP,
-    default_problem=FULL,
+    default_problem=HEADLINE,
 )

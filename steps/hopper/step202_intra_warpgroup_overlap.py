@@ -7,7 +7,7 @@ that step register_reallocation made free. Where that wait stands in machine cod
 chapter shows what it chose.
 """
 
-from steps.core.problems import FULL
+from steps.core.problems import HEADLINE
 from steps.hopper import overlapped, step201_producer
 
 STEP = step201_producer.REGISTER_REALLOCATION.evolve(
@@ -16,6 +16,6 @@ STEP = step201_producer.REGISTER_REALLOCATION.evolve(
     previous=step201_producer.STEP,
     title="Intra-warpgroup overlap",
     change="Both products of a turn are begun together; the producer gives registers up to those who compute.",
-    default_problem=FULL,
+    default_problem=HEADLINE,
     generation=overlapped.consume,
 )

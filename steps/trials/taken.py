@@ -5,7 +5,7 @@ know that one SM is slower than another, or is still busy with the kernel before
 costs an addition in global memory for every tile of queries (``steps.hopper.lib.take_next``).
 
 Found on an H100: under a causal mask it is slower, most on a short sequence; without a mask it gains less than what
-counts as noise. Chapter 603_blackwell_persistent shows the record.
+counts as noise. Chapter 604_two_cta_mma shows the record.
 """
 
 from __future__ import annotations
