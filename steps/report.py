@@ -18,7 +18,7 @@ from steps.core import ladder
 from steps.core.grids import GRIDS
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
-from steps.core.recorded import labelled, read_run
+from steps.core.recorded import read_run, read_survey
 from tutorial_lib import plots, tables
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
@@ -27,7 +27,6 @@ from tutorial_lib.results import (
     Measurement,
     ResultsError,
     Run,
-    Survey,
     best_of,
     of_every_part,
     of_one_machine,
@@ -71,7 +70,7 @@ def _write_one(folder: Path, run: Run) -> None:
 def write_survey(path: Path) -> list[Path]:
     """The figure of a survey, beside its file; raises ResultsError."""
     try:
-        survey = labelled(Survey.model_validate_json(path.read_bytes()))
+        survey = read_survey(path)
     except ValueError as error:
         raise ResultsError(f"{path} is not a survey: {str(error).splitlines()[0]}") from None
     return plots.save(plots.heat_table(survey), path.parent, "survey")

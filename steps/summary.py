@@ -14,7 +14,15 @@ from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE, standard
-from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_survey
+from steps.core.recorded import (
+    find_recorded,
+    recorded_grid,
+    recorded_opinions,
+    recorded_runs,
+    recorded_search,
+    recorded_survey,
+    recorded_trainings,
+)
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
@@ -31,9 +39,7 @@ from tutorial_lib.results import (
     best_of,
     of_every_part,
     of_one_machine,
-    recorded_opinions,
     recorded_physics,
-    recorded_trainings,
 )
 
 __all__ = ["machine"]  # every chapter begins with it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from steps.core.grids import GRIDS
@@ -17,6 +17,7 @@ from steps.core.ladder import (
     today,
     whole_ladder,
 )
+from tutorial_lib import results as of_files
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
@@ -30,6 +31,11 @@ from tutorial_lib.results import (
     read_bare_run,
     recorded_searches,
 )
+
+# These records know steps by the names of their day; they are read by today's.
+recorded_agreements = partial(of_files.recorded_agreements, today=today)
+recorded_opinions = partial(of_files.recorded_opinions, today=today)
+recorded_trainings = partial(of_files.recorded_trainings, today=today)
 
 
 def read_run(path: Path) -> Run:
@@ -161,20 +167,24 @@ def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
 @cache
 def recorded_search(arch: str, results: Path = RESULTS, direction: str = "forward") -> Search | None:
     """The newest recorded search of a pass on an architecture, or None."""
-    found = [search for search in recorded_searches(results, direction) if search.machine["arch"] == arch]
+    found = [search for search in recorded_searches(results, direction, today) if search.machine["arch"] == arch]
     return max(found, key=lambda search: search.date, default=None)
 
 
 def recorded_survey(results: Path = RESULTS) -> Survey | None:
     """The newest survey of every step on every architecture, or None."""
     paths = sorted(results.glob("compiled/*/survey.json"))
-    surveys = [labelled(Survey.model_validate_json(path.read_bytes())) for path in paths]
-    return max(surveys, key=lambda survey: survey.date, default=None)
+    return max(map(read_survey, paths), key=lambda survey: survey.date, default=None)
+
+
+def read_survey(path: Path) -> Survey:
+    """The survey in a file, by the steps' labels; raises OSError and ValueError."""
+    return labelled(Survey.model_validate_json(path.read_bytes(), context=today))
 
 
 def labelled(survey: Survey) -> Survey:
     """A survey by the steps' labels ("3 exp2"), as it is shown; its file knows their names."""
     known = {step.name: step.label for step in whole_ladder()}
-    labels = {name: known.get(today(name)) for name in survey.steps}
+    labels = {name: known.get(name) for name in survey.steps}
     found = {label: survey.compiled[name] for name, label in labels.items() if label}
     return survey.model_copy(update={"steps": list(found), "compiled": found})

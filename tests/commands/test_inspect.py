@@ -12,7 +12,7 @@ import pytest
 
 from steps import get_step
 from steps.core.problems import HEADLINE as EVEN
-from steps.core.recorded import labelled
+from steps.core.recorded import read_survey
 from steps.inspect import difference, main
 from tests.core.test_one_change import CUTILE
 from tests.expected import same_compilers
@@ -83,7 +83,7 @@ def test_inspect_records_a_survey(few_steps, tmp_path):
 @pytest.mark.parametrize("step", CUTILE, ids=lambda step: step.name)
 def test_the_recorded_survey_is_what_the_compiler_makes(step):
     path = ROOT / "results" / "compiled" / EVEN.slug / "survey.json"
-    survey = labelled(Survey.model_validate_json(path.read_text(encoding="utf-8")))
+    survey = read_survey(path)
     assert survey.architectures == [*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES]
     for arch in ("sm_90", "sm_121")[: 2 if step is CUTILE[0] else 1]:  # a kernel takes seconds
         refused = step.unsupported(EVEN, arch)
