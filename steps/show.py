@@ -1,9 +1,10 @@
 """A step's whole kernel to read: ``python -m steps.show epilogue_overlap --against lpt_scheduler --head-dim 256``.
 
 Prints the kernel that the step runs on this problem as one plain piece of Python, without any branch that it does not
-take, and marks what differs from the step that it stands on, or from ``--against``. ``--where`` lists the
-functions that run, with the file and line of each. Piped, or with ``--output FILE``, it is the Python alone:
-``python -m steps.inspect FILE --against epilogue_overlap`` compiles such a file, edited or not. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
+take, and marks what differs from the step that it stands on, or from ``--against``. ``--where`` lists the functions
+that run, with the file and line of each. Piped, or with ``--output FILE``, it is the Python alone: ``python -m
+steps.inspect FILE --against epilogue_overlap`` compiles such a file, edited or not. Needs no GPU. Exit status: 0 done;
+2 the request makes no sense.
 """
 
 from __future__ import annotations
