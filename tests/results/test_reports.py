@@ -65,7 +65,9 @@ def test_report_holds_every_step_and_how_it_was_measured(tmp_path, blank_figures
     assert run.machine["name"] in text and run.day in text and run.versions["torch"] in text
     assert f"{run.measurement('exp2').tflops:.0f}" in text
     figures = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert figures == {f"{name}.{kind}" for name in ("tflops", "gain", "hot_loop", "limits") for kind in ("png", "svg")}
+    assert figures == {
+        f"{name}.{kind}" for name in ("tflops", "gain", "path", "hot_loop", "limits") for kind in ("png", "svg")
+    }
     for name in LINKS.findall(text):
         assert (tmp_path / name).exists()
 
