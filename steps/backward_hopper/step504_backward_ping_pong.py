@@ -66,7 +66,7 @@ from steps.hopper.lib import IN_TURN
 L2_AWARE_LPT = step502_decoupled_warpgroups.STEP.evolve(
     name="l2_aware_lpt",
     title="L2-aware LPT scheduler",
-    change="Under a causal mask, the longest blocks of several heads begin before their shorter ones.",
+    change="Under a causal mask the longest blocks of several heads begin before their shorter ones.",
     inside="backward_ping_pong",
     sections=True,
 )
@@ -76,7 +76,7 @@ STEP = L2_AWARE_LPT.evolve(
     name="backward_ping_pong",
     previous=step502_decoupled_warpgroups.STEP,
     title="Ping-pong of the warpgroups",
-    change="Long blocks begin first, and a warpgroup computes weights and dS only when the other is done.",
+    change="Long blocks begin first, and the two warpgroups take turns at computing weights and dS.",
     turns=IN_TURN,
 )
 

@@ -26,7 +26,7 @@ STEP = step504_backward_ping_pong.CONFLICT_FREE_LAYOUT.evolve(
     name="fused_pre_post",
     previous=step504_backward_ping_pong.STEP,
     title="Fused pre- and postprocessing",
-    change="Idle warps prepare rows of later heads, and scale dQ of earlier ones; dQ is stored without conflicts.",
+    change="Idle warps prepare rows of later heads and scale dQ of earlier ones; no bank conflicts in dQ's stores.",
     default_problem=standard(causal=True, dtype="bfloat16"),
     generation=spare.fmha_backward,
     helpers=spare.SPARE,

@@ -11,6 +11,6 @@ STEP = step008_larger_tile.STEP.evolve(
     number=9,
     name="persistent",
     title="Persistent blocks",
-    change="One block an SM stays, and computes the tiles of queries that were dealt to it.",
+    change="As many blocks run as there are SMs, and each computes the tiles of queries on its list.",
     order=DEALT,
 )

@@ -293,7 +293,7 @@ def test_one_document_tells_the_whole_ladder():
     anchors = {report._anchor(line.lstrip("# ")) for line in lines if line.startswith("#")}
     contents = re.findall(r"\]\(#([^)]+)\)", text)
     parts = {part_of(step.number).name for step in STEPS}
-    assert len(contents) == len(STEPS) + len(parts) + 2 and set(contents) <= anchors
+    assert len(contents) == len(STEPS) + len(parts) + 3 and set(contents) <= anchors
     for name in LINKS.findall(text):
         assert (ROOT / "results" / name).exists(), name
 
