@@ -5,6 +5,7 @@ As many blocks as SMs, each with a list of tiles of queries that was dealt to it
 """
 
 from steps.core.order import DEALT
+from steps.core.problems import HEADLINE
 from steps.cutile import step008_larger_tile
 
 STEP = step008_larger_tile.STEP.evolve(
@@ -12,5 +13,6 @@ STEP = step008_larger_tile.STEP.evolve(
     name="persistent",
     title="Persistent blocks",
     change="As many blocks run as there are SMs, and each computes the tiles of queries on its list.",
+    default_problem=HEADLINE,
     order=DEALT,
 )

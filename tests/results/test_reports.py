@@ -152,7 +152,7 @@ def test_the_command_draws_all_of_it_and_again_the_same(place, capsys):
     assert {f"results/a-gpu/{slug}/results.csv", f"results/a-gpu/{slug}/figures/gain.png"} <= names
     assert f"results/a-gpu/by_length-{HEADLINE.family}.png" in names
     page = (place / "results" / "ladder.html").read_text(encoding="utf-8")
-    assert page.count('src="data:image/png') == 1 and not re.search(r'(src|href)="https?:', page)
+    assert page.count('src="data:image/png') == 2 and not re.search(r'(src|href)="https?:', page)
     unlinked = place / "results" / "a-gpu" / "b4_h32_s1024_d128_fp16_causal"
     assert (
         "![" not in (unlinked / "report.md").read_text(encoding="utf-8")
