@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import Part, line, module_file, owner_of, part_of
+from steps.core.ladder import DELETED, Part, line, module_file, owner_of, part_of
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.step import Step, Unsupported
@@ -149,12 +149,11 @@ class Lesson:
 
         Of a variant those beside it: that stand on it, or on what it stands on.
         """
-        on = self.step, self.step.previous
+        on, owner = (self.step, self.step.previous), self.step.inside or self.step.name
         pieces = [
             piece
             for piece in INSIDE
-            if piece.inside == (self.step.inside or self.step.name)
-            and (not self.step.inside or (piece is not self.step and piece.previous in on))
+            if piece.inside == owner and (not self.step.inside or (piece is not self.step and piece.previous in on))
         ]
         if not pieces:
             return Page(f"Step {self.step.label} is one piece.")
@@ -165,9 +164,19 @@ class Lesson:
             figures = [made.get("registers"), made.get("spilled_bytes")]
             timed = [tables.tflops(m), tables.vs_previous(m)] if m and m.tflops else [None, None]
             rows.append([piece.name, piece.change, piece.previous.name, *figures, *timed])
+        for name, gone in DELETED.items():
+            if gone.nearest == owner and (m := self._gone(name)):
+                rows.append(
+                    [f"{name} (deleted)", gone.change, m.previous, None, None, tables.tflops(m), tables.vs_previous(m)]
+                )
         headers = ["", "what it does", "stands on", "registers", "spilled, bytes", "TFLOPS", "vs what it stands on"]
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         return Page(table(headers, rows), where)
+
+    def _gone(self, name: str) -> Measurement | None:
+        """What was recorded of a step that is no more."""
+        found = self.recorded.peers if self.recorded else []
+        return next((m for m in found if m.name == name and m.tflops), None)
 
     # --- what to expect ---
 
