@@ -1,4 +1,4 @@
-"""What is recorded under results/: the run of a problem, the survey of all architectures, the search for tiles."""
+"""What is recorded under results/: the run of a problem, the search for tiles; and how a survey is shown."""
 
 from __future__ import annotations
 
@@ -163,13 +163,6 @@ def recorded_search(arch: str, results: Path = RESULTS, direction: str = "forwar
     """The newest recorded search of a pass on an architecture, or None."""
     found = [search for search in recorded_searches(results, direction) if search.machine["arch"] == arch]
     return max(found, key=lambda search: search.date, default=None)
-
-
-def recorded_survey(results: Path = RESULTS) -> Survey | None:
-    """The newest survey of every step on every architecture, or None."""
-    paths = sorted(results.glob("compiled/*/survey.json"))
-    surveys = [labelled(Survey.model_validate_json(path.read_bytes())) for path in paths]
-    return max(surveys, key=lambda survey: survey.date, default=None)
 
 
 def labelled(survey: Survey) -> Survey:
