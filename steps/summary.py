@@ -1,4 +1,4 @@
-"""What the first and the last chapter call: all steps at once, over problems, lengths and architectures.
+"""What the first chapters and the summary call: all steps at once, over problems, lengths and grids.
 
 As in ``steps.lesson``, what a machine without a GPU cannot measure is shown as recorded, and says so.
 """
