@@ -1,4 +1,4 @@
-"""What is recorded under results/: the run of a problem, the survey of all architectures, the search for tiles."""
+"""What is recorded under results/: the run of a problem, the search for tiles; and how a survey is shown."""
 
 from __future__ import annotations
 
@@ -169,12 +169,6 @@ def recorded_search(arch: str, results: Path = RESULTS, direction: str = "forwar
     """The newest recorded search of a pass on an architecture, or None."""
     found = [search for search in recorded_searches(results, direction, today) if search.machine["arch"] == arch]
     return max(found, key=lambda search: search.date, default=None)
-
-
-def recorded_survey(results: Path = RESULTS) -> Survey | None:
-    """The newest survey of every step on every architecture, or None."""
-    paths = sorted(results.glob("compiled/*/survey.json"))
-    return max(map(read_survey, paths), key=lambda survey: survey.date, default=None)
 
 
 def read_survey(path: Path) -> Survey:
