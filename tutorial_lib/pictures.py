@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tutorial_lib import layouts
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
@@ -278,19 +277,6 @@ def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
     axes.set(xlabel="head_dim", ylabel="TFLOPS")
     axes.set_title(f"{gpu.name} at {gpu.clock / 1e9:.2f} GHz", fontsize=9)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    return figure
-
-
-def lanes(layout, rows: int = 8, columns: int = 16):
-    """Which lane of a warp holds which score of the first rows and columns, from the register layout."""
-    owner = layouts.lanes_of(layout, (64, 64))[:rows, :columns]
-    figure, axes = figure_with_axes(6.4, 2.8)
-    axes.imshow(owner % 4, cmap="Blues", vmin=-1, vmax=5, aspect="auto", extent=(0, columns, rows, 0))
-    for row in range(rows):
-        for column in range(columns):
-            axes.text(column + 0.5, row + 0.5, str(owner[row, column]), ha="center", va="center", fontsize=7)
-    axes.set(xlabel="key", ylabel="query", xticks=range(0, columns + 1, 2), yticks=range(rows + 1))
-    axes.set_title("numbers: the lane that holds the score; a row lies in four lanes", fontsize=9)
     return figure
 
 
