@@ -21,7 +21,6 @@ from steps.core.step import Step, Unsupported
 from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
-from steps.trials import get_trial
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -524,17 +523,8 @@ class Lesson:
         order = " → ".join(
             name if (name, count) == ("wait", 1) else f"{count} {name}" for name, count in compiled.hot_order
         )
-        where = f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:"
+        where = f"{what}, an iteration of the hot loop, {compiled.compiler}, {self.arch}:"
         return Page(where, f"`{order}`" if order else "no loop over tiles of keys was found.")
-
-    def trial_order(self, name: str) -> Page:
-        """As ``order``, of the version of a trial on this step that is something else than the step."""
-        trial = get_trial(name)
-        version = trial.version(trial.values[-1], self.problem, name=name, previous=self.step)
-        made = self.compile(version)
-        order = " → ".join(f"{count} {what}" for what, count in made.hot_order)
-        where = f"a turn of the hot loop, {made.compiler}, {self.arch}:"
-        return Page(f"Trial {name}, of step {self.step.label}: {where}", f"`{order}`")
 
     def _varied(self, changes: dict) -> Step | Page:
         """This step with holes filled otherwise, or why there is none."""

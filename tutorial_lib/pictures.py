@@ -122,7 +122,7 @@ def ranks(panels: Mapping[str, Sequence[tuple[int, int, float, float]]], unit: s
         axes.set_title(f"{title}: {last:.3g} {unit}", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(left=0)
     grid[-1, 0].set_xlabel(
-        f"{unit}, by the model; numbers: the turn; no bar: nothing to compute, or waiting", fontsize=8
+        f"{unit}, by the model; numbers: the round; no bar: nothing to compute, or waiting", fontsize=8
     )
     return figure
 

@@ -183,7 +183,8 @@ def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[M
     for m, style, side in [(baseline, "--", "right"), *((other, ":", "left") for other in others)]:
         axes.axvline(m.tflops, color=ORANGE, linestyle=style)
         name = "SDPA" if m is baseline else m.title
-        axes.annotate(f" {name} {m.tflops:.0f} ", (m.tflops, -0.6), color=ORANGE, ha=side, fontsize=8)
+        told = f" {name} {m.tflops:.0f} "
+        axes.annotate(told, (m.tflops, -0.6), color=ORANGE, ha=side, fontsize=8, annotation_clip=False)
     axes.set_xlim(0, 1.2 * max(m.tflops for m in (*steps, baseline)))
     axes.set_xlabel("TFLOPS, and the share of SDPA's", fontsize=8)
     return figure
