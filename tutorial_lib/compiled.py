@@ -295,7 +295,7 @@ class Compiled:
 
     @property
     def _tiles_per_turn(self) -> int:
-        """One exponential is due for every score of a tile, so their number tells how many tiles an iteration handles."""
+        """One exponential is due for every score of a tile, so their number tells how many an iteration handles."""
         if not self.scores_per_tile:
             return 1
         return max(1, round(self.figures.exponentials * self.compute_threads / self.scores_per_tile))
