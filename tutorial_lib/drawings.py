@@ -1,4 +1,4 @@
-"""Pictures of what a kernel does: banks that a read meets, which warp holds what, an iteration of the loop over keys."""
+"""Pictures of what a kernel does: banks that a read meets, which warp holds what, one iteration of the loop on keys."""
 
 from __future__ import annotations
 
