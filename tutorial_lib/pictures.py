@@ -201,25 +201,6 @@ def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_b
     return figure
 
 
-def lines(curves: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, limits: Mapping[str, float]):
-    """Lines with markers over a logarithmic axis of powers of two, and horizontal limits."""
-    figure, axes = figure_with_axes(6.6, 3.3)
-    for n, (label, points) in enumerate(curves.items()):
-        axes.plot(*zip(*points), marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)], color=f"C{n}", label=label)
-    for label, value in limits.items():
-        axes.axhline(value, color=GREY, linestyle=":")
-        axes.annotate(
-            label, (1, value), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right"
-        )
-    ticks = sorted({x for points in curves.values() for x, _ in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    return figure
-
-
 def bars(values: Mapping[str, float], ylabel: str, log: bool = False, form: str = "{:.3g}"):
     """One bar a name."""
     figure, axes = figure_with_axes(max(4.2, 0.9 + 1.05 * len(values)), 2.8)
