@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from tutorial_lib.results import (
 recorded_agreements = partial(of_files.recorded_agreements, today=today)
 recorded_opinions = partial(of_files.recorded_opinions, today=today)
 recorded_trainings = partial(of_files.recorded_trainings, today=today)
+LABEL = re.compile(r"step \d+ (?P<name>\w+)")  # in a title: "one GPU alone, by step 207 kv_multicast"
 
 
 def read_run(path: Path) -> Run:
@@ -54,8 +56,14 @@ def in_the_ladder(run: Run) -> Run:
     gone = [m for m in measured if not m.title and m.name not in order]
     told = sorted((_told(m, run) for m in measured if m not in gone), key=lambda m: order.get(m.name, len(order)))
     steps, inside = [m for m in told if not m.inside], [m for m in told if m.inside]
-    peers = [*run.peers, *(m.model_copy(update={"title": m.name}) for m in gone)]
+    peers = [m.model_copy(update={"title": LABEL.sub(_label_of, m.title)}) for m in run.peers]
+    peers = [*peers, *(m.model_copy(update={"title": m.name}) for m in gone)]
     return run.model_copy(update={"steps": steps, "inside": inside, "peers": peers})
+
+
+def _label_of(found: re.Match) -> str:
+    """Today's label of a step that a peer's title names with a number and a name of its day."""
+    return f"step {get_step(today(found['name'])).label}"
 
 
 def _told(m: Measurement, run: Run) -> Measurement:

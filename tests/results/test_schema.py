@@ -453,5 +453,9 @@ def test_every_record_is_read_by_todays_names():
     agreeing = [one.step for r in records.recorded_agreements(RESULTS) for one in r.steps]
     [survey] = RESULTS.glob("compiled/*/survey.json")
     surveyed = [label.split(" ")[-1] for label in records.read_survey(survey).steps]
+    together = [
+        p.title for d in ("forward", "backward") for r in recorded_runs(RESULTS, d, several=True) for p in r.peers
+    ]
+    assert "one GPU alone, by step 207 kv_multicast" in together
     for names in (searched, trained, opinions, agreeing, surveyed):
         assert names and set(names) - {"flash_attn_4", "sdpa_cudnn"} <= ladder | {"one_loop"}
