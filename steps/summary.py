@@ -13,15 +13,9 @@ from pathlib import Path
 from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
-from steps.core.problems import HEADLINE, standard
-from steps.core.recorded import (
-    find_recorded,
-    recorded_grid,
-    recorded_opinions,
-    recorded_runs,
-    recorded_search,
-    recorded_trainings,
-)
+from steps.core.ladder import today
+from steps.core.problems import HEADLINE
+from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_trainings
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
@@ -302,13 +296,6 @@ def training(results: Path = RESULTS) -> Page:
     return Page(tables.about_training(found[0]), plots.training(found[0]), *tables_shown)
 
 
-def second_opinion(results: Path = RESULTS) -> Page:
-    """What another way of timing says of some steps, beside ours."""
-    if not (found := recorded_opinions(results)):
-        return Page("Nothing is recorded: `python -m steps.second_opinion` times some steps by both on a GPU.")
-    return Page(tables.about_opinion(found[0]), table(tables.OPINION_HEADERS, tables.opinion_rows(found[0])))
-
-
 # --- the clock and the power ---
 
 
@@ -353,66 +340,12 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
     return Page(told, tables.markdown(*tables.sustained(run, names)), "\n\n".join(run.notes))
 
 
-def rates() -> Page:
-    """What the units of an SM do in a clock, as recorded."""
-    return _of_the_machine(lambda physics: tables.markdown(tables.RATE_HEADERS, tables.rate_rows(physics)))
-
-
 def loads() -> Page:
     """What power does to the clock of a matrix product and of attention: with random numbers, and with zeros."""
-    return _of_the_machine(lambda physics: tables.markdown(tables.LOAD_HEADERS, tables.load_rows(physics)))
-
-
-def _of_the_machine(shown) -> Page:
     found = recorded_physics(RESULTS)
     if not found:
         return Page("Nothing is recorded: `python -m steps.physics` measures it on a GPU.")
+    named = [load.model_copy(update={"name": today(load.name)}) for load in found[0].loads]
+    rows = tables.load_rows(found[0].model_copy(update={"loads": named}))
     told = f"Recorded: {found[0].machine['name']}, {found[0].day}."
-    return Page(told, shown(found[0]), "\n\n".join(found[0].notes))
-
-
-def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
-    """Cycles of Gluon's steps, on the simulator and as recorded, under a causal mask at head_dim 128.
-
-    Simulated are as many heads on as few SMs as leave each SM the work that it has in the record. Left out are steps
-    whose blocks come in pairs: a pair takes two SMs, and what is simulated is one.
-    """
-    runs = {length: clocked(standard(length, causal=True)) for length in lengths}
-    runs = {length: run for length, run in runs.items() if run}
-    cells = []
-    for step in (s for s in STEPS if s.backend in ("gluon", "hopper")):
-        if any(getattr(step.variant(standard(n, causal=True)), "neighbours", 1) > 1 for n in runs):
-            continue
-        row = []
-        for length, run in runs.items():
-            measured = run.measurement(step.name)
-            if not (measured and measured.cycles):
-                row.append("not recorded")
-                continue
-            clocks = simulated_cycles(step, standard(length, causal=True), run.machine["multiprocessors"])
-            row.append(f"{clocks / 1e6:.3g} : {measured.cycles / 1e6:.3g} = **{clocks / measured.cycles:.2f}**")
-        if set(row) != {"not recorded"}:
-            cells.append([step.label, *row])
-    if not cells:
-        return Page("No run is recorded with the SMs' clock.")
-    told = f"Million cycles, simulated : measured. Measured: {tables.origin(runs[max(runs)])}, and at other lengths."
-    return Page(told, table(["step", *(f"S={length}" for length in runs)], cells))
-
-
-def simulated_cycles(step, shape: Problem, multiprocessors: int) -> float:
-    """Cycles that a GPU with so many SMs would take for a problem, by a simulated part of it.
-
-    Its SMs hold as many blocks as the compiled kernel lets them. The part: as many heads as the CPU stands for SMs,
-    with the same lengths.
-    """
-    import torch
-
-    from steps.core.order import processors
-    from tutorial_lib.passes import FORWARD
-    from tutorial_lib.simulator.run import watched
-
-    few = processors(torch.device("cpu"))
-    part = dataclasses.replace(shape, batch=1, heads=few, kv_heads=few)
-    with watched(at_once=step.compile(shape).occupancy[0]) as watch:
-        step.attention(*FORWARD.inputs(part, 0), part.causal)
-    return watch.runs[0].time * shape.batch * shape.heads / few / multiprocessors
+    return Page(told, tables.markdown(tables.LOAD_HEADERS, rows), "\n\n".join(found[0].notes))
