@@ -103,6 +103,21 @@ def fastest(rival: str = "flash_attn_4") -> Page:
     return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
 
 
+def over(name: str, before: str) -> Page:
+    """How many times as fast a step is as another, on every recorded problem whose rounds hold both."""
+    step, other = get_step(name), get_step(before)
+    cells = []
+    for run in recorded_runs(RESULTS, step.direction):
+        both = run.measurement(name), run.measurement(before)
+        if all(both) and (speedup := run.speedup(*both)):
+            told = tables.ratio(speedup)
+            cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
+    if not cells:
+        return Page(f"No record compares step {step.label} with step {other.label}.")
+    told = f"Step {step.label}, times as fast as step {other.label}, as recorded (p10–p90, and our verdict):"
+    return Page(told, tables.by_problem(cells))
+
+
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
     """Of each grid's records the best steps, and how many times as fast they are as others: the mean, and the lowest.
 
