@@ -104,12 +104,15 @@ def fastest(rival: str = "flash_attn_4") -> Page:
 
 
 def over(name: str, before: str) -> Page:
-    """How many times as fast a step is as another, on every recorded problem whose rounds hold both."""
+    """How many times as fast a step is as another, on every problem that was recorded with both in the same rounds."""
     step, other = get_step(name), get_step(before)
     cells = []
     for run in recorded_runs(RESULTS, step.direction):
-        both = run.measurement(name), run.measurement(before)
-        if all(both) and (speedup := run.speedup(*both)):
+        now, then = run.measurement(name), run.measurement(before)
+        speedup = now and then and run.speedup(now, then)
+        if now and not speedup and now.previous == before:
+            speedup = now.speedup_vs_previous  # of rounds that were not kept
+        if speedup:
             told = tables.ratio(speedup)
             cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
     if not cells:
