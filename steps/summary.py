@@ -13,6 +13,7 @@ from pathlib import Path
 from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
+from steps.core.ladder import today
 from steps.core.problems import HEADLINE, standard
 from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_survey
 from steps.core.step import DEFAULT_ARCH
@@ -28,6 +29,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
     Measurement,
     Run,
+    Speedup,
     best_of,
     of_every_part,
     of_one_machine,
@@ -106,19 +108,36 @@ def fastest(rival: str = "flash_attn_4") -> Page:
 def over(name: str, before: str) -> Page:
     """How many times as fast a step is as another, on every problem that was recorded with both in the same rounds."""
     step, other = get_step(name), get_step(before)
+    if not (found := _compared(name, before)):
+        return Page(f"No record compares step {step.label} with step {other.label}.")
     cells = []
-    for run in recorded_runs(RESULTS, step.direction):
+    for run, speedup in found:
+        told = tables.ratio(speedup)
+        cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
+    told = f"Step {step.label}, times as fast as step {other.label}, as recorded (p10–p90, and our verdict):"
+    return Page(told, tables.by_problem(cells))
+
+
+def verdicts(*names: str) -> Page:
+    """Of variants, each against what it stands on: on how many recorded problems it is faster, the same, or slower."""
+    rows = []
+    for name in names:
+        before = get_step(name).previous
+        found = [speedup.verdict for _, speedup in _compared(name, before.name)]
+        rows.append([name, before.label, len(found), *(found.count(one) for one in ("faster", "same", "slower"))])
+    return Page(table(["variant", "stands on", "recorded problems", "faster", "same", "slower"], rows))
+
+
+def _compared(name: str, before: str) -> list[tuple[Run, Speedup]]:
+    found = []
+    for run in recorded_runs(RESULTS, get_step(name).direction):
         now, then = run.measurement(name), run.measurement(before)
         speedup = now and then and run.speedup(now, then)
         if now and not speedup and now.previous == before:
             speedup = now.speedup_vs_previous  # of rounds that were not kept
         if speedup:
-            told = tables.ratio(speedup)
-            cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
-    if not cells:
-        return Page(f"No record compares step {step.label} with step {other.label}.")
-    told = f"Step {step.label}, times as fast as step {other.label}, as recorded (p10–p90, and our verdict):"
-    return Page(told, tables.by_problem(cells))
+            found.append((run, speedup))
+    return found
 
 
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
@@ -393,11 +412,14 @@ def training(results: Path = RESULTS) -> Page:
     """The loss of a small transformer that was trained with the steps and with SDPA, as recorded."""
     if not (found := recorded_trainings(results)):
         return Page("No training is recorded: `python -m steps.train` trains a small transformer on a GPU.")
+    timed = [one.model_copy(update={"steps": [today(name) for name in one.steps]}) for one in found[0].timed]
+    named = {"forward": today(found[0].forward), "backward": today(found[0].backward), "timed": timed}
+    record = found[0].model_copy(update=named)
     tables_shown = [
-        table(tables.LOSS_HEADERS, tables.loss_rows(found[0])),
-        table(tables.TRAINING_HEADERS, tables.training_rows(found[0])),
+        table(tables.LOSS_HEADERS, tables.loss_rows(record)),
+        table(tables.TRAINING_HEADERS, tables.training_rows(record)),
     ]
-    return Page(tables.about_training(found[0]), plots.training(found[0]), *tables_shown)
+    return Page(tables.about_training(record), plots.training(record), *tables_shown)
 
 
 def second_opinion(results: Path = RESULTS) -> Page:

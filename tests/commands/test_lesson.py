@@ -254,6 +254,7 @@ def test_any_two_steps_are_compared_where_rounds_hold_both():
     told = words(summary.over("deferred_reduce_add", "coalesced_atomics"))
     assert "NVIDIA H200" in told and "| 4 | 32 | 32 | 128 | bf16 | causal | **1.0" in told
     assert " same |" in told and "** same" not in told
+    assert "| unordered_softmax | deferred_fence | 12 | 0 | 12 | 0 |" in words(summary.verdicts("unordered_softmax"))
     assert "No record compares step 401 formulas with step 405 two_blocks" in words(
         summary.over("formulas", "two_blocks")
     )
