@@ -17,7 +17,7 @@ from tests.core.test_steps import accuracy_of
 from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib.files import RESULTS
-from tutorial_lib.passes import BACKWARD, PASSES
+from tutorial_lib.passes import PASSES
 
 TRIALS = list(all_trials().values())
 TRIED = [  # whole tiles without a mask, as their functions are for; a block of the interpreter has several
@@ -99,17 +99,6 @@ def test_the_polynomial_takes_the_units_of_the_exponentials_less():
     exponentials = loops[0]["MUFU"] - 2  # two are corrections
     assert [loop["MUFU"] for loop in loops] == [2 + exponentials * share for share in (1, 0.75, 0.5)]
     assert len({loop["conversion"] for loop in loops}) == 1
-
-
-@sampled(core=lambda value: value == "no under_way")
-@pytest.mark.parametrize("value", get_trial("not_added").values[1::2])
-def test_where_dq_is_not_added_all_else_is_as_it_was(value):
-    """dK and dV are the step's, and dQ is not."""
-    shape = problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=200, head_dim=64)
-    inputs = BACKWARD.inputs(shape, 0)
-    dq, dk, dv = BACKWARD.call(get_trial("not_added").version(value, shape, name="none"), shape, inputs)
-    _, right_dk, right_dv = BACKWARD.call(get_step(value.removeprefix("no ")), shape, inputs)
-    assert torch.equal(dk, right_dk) and torch.equal(dv, right_dv) and not dq.any()
 
 
 def test_a_version_of_a_trial_runs_by_its_name():
