@@ -13,7 +13,7 @@ from pathlib import Path
 from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
-from steps.core.ladder import today
+from steps.core.ladder import DELETED, today
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_trainings
 from steps.core.step import DEFAULT_ARCH
@@ -29,6 +29,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
     Measurement,
     Run,
+    Speedup,
     best_of,
     of_every_part,
     of_one_machine,
@@ -87,6 +88,41 @@ def ladder(problem: Problem) -> Page:
         plots.tflops_by_step(run),
         tables.markdown([header for header, _ in columns], cells),
     )
+
+
+def over(name: str, before: str) -> Page:
+    """How many times as fast a step, or one that is no more, is as another, on every problem recorded with both."""
+    label, other = name if name in DELETED else get_step(name).label, get_step(before)
+    if not (found := _compared(name, before)):
+        return Page(f"No record compares step {label} with step {other.label}.")
+    cells = []
+    for run, speedup in found:
+        told = tables.ratio(speedup)
+        cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
+    told = f"Step {label}, times as fast as step {other.label}, as recorded (p10–p90, and our verdict):"
+    return Page(told, tables.by_problem(cells))
+
+
+def verdicts(*names: str) -> Page:
+    """Of variants, each against what it stands on: on how many recorded problems it is faster, the same, or slower."""
+    rows = []
+    for name in names:
+        before = get_step(name).previous
+        found = [speedup.verdict for _, speedup in _compared(name, before.name)]
+        rows.append([name, before.label, len(found), *(found.count(one) for one in ("faster", "same", "slower"))])
+    return Page(table(["variant", "stands on", "recorded problems", "faster", "same", "slower"], rows))
+
+
+def _compared(name: str, before: str) -> list[tuple[Run, Speedup]]:
+    found = []
+    for run in recorded_runs(RESULTS, get_step(before).direction):
+        now, then = run.measurement(name), run.measurement(before)
+        speedup = now and then and run.speedup(now, then)
+        if now and not speedup and now.previous == before:
+            speedup = now.speedup_vs_previous  # of rounds that were not kept
+        if speedup:
+            found.append((run, speedup))
+    return found
 
 
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
