@@ -237,8 +237,8 @@ class Lesson:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
         before = self.known(self.previous)
         limit = self.limit(self.previous)
-        if not limit:  # no source states the rates, or it is made of PyTorch calls
-            return self.traffic(self.previous) if self.previous.scratch_bytes(self.problem) else Page()
+        if not limit:
+            return self.traffic(self.previous) if self.previous.backend == "torch" else Page()
         taken = before.latency_ms.median / 1000 if before and before.latency_ms else None
         parts = [
             f"What each unit needs at least for step {self.previous.label}, from the instructions of its hot loop:",
