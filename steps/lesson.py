@@ -229,7 +229,7 @@ class Lesson:
         if not timed or not sdpa or not sdpa.tflops:
             return self._lost()
         last = timed[-1]
-        told = f"The path so far on {self.problem.describe()}, as recorded ({tables.origin(self.recorded)})."
+        told = f"The path so far on {tables.origin(self.recorded)}, as recorded."
         told += f" Step {last.label} has {plots.share_of(last, sdpa):.0%} of SDPA's speed."
         return Page(told, plots.path(timed, sdpa), *self._lost().parts)
 

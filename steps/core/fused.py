@@ -220,8 +220,9 @@ def _show_change(before: object, now: object) -> str:
 
     Of what is for some problems alone: what is there, and where. Elsewhere it is what was.
     """
-    if isinstance(now, OnlyFor) and before == now.otherwise and not isinstance(before, OnlyFor):
-        return f"{_show_change(before, now.value)} where {function_name(now.takes)}"
+    if isinstance(now, OnlyFor) and before == now.otherwise:
+        told = _show(now.value) if isinstance(before, OnlyFor) else _show_change(before, now.value)
+        return f"{told} where {function_name(now.takes)}"
     if isinstance(now, Pieces) and type(before) is type(now):
         both = [(getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(now)]
         others = [[function_name(value) for value in pair] for pair in both if pair[0] is not pair[1]]
