@@ -69,7 +69,7 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
         wrapped = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
         constants = [(f"{name}: {wrapper}", its) for name, its in wrapped]
     _check(program, text, used)
-    yield _imports({name: line for name, line in program.imports.items() if used[name]})
+    yield import_lines({name: line for name, line in program.imports.items() if used[name]})
     yield "\n".join(f"{name} = {definition}" for name, definition in reversed(constants))
     yield from (source.strip() for source in classes)
     yield from (code(text.functions[name]) for name in functions)
@@ -110,7 +110,7 @@ def _ordered(text: Text, places: dict[str, types.FunctionType], main: str) -> li
     return ordered
 
 
-def _imports(lines: dict[str, str]) -> str:
+def import_lines(lines: dict[str, str]) -> str:
     """Import lines in two groups, the standard library's first, sorted; names of one module on one line."""
     plain, froms = set(), {}
     for line in lines.values():
