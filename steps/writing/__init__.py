@@ -4,4 +4,6 @@
 ``program`` writes that down with names for the constants, ``tidy`` takes away what has lost its purpose, ``inline``
 writes functions that are called once where they are called; ``values`` and ``trees`` are what they share. ``written``
 makes a step's text, and a step of a text.
+
+``standalone.standalone`` makes a program of a step: its kernels' texts, and host code that ``launches`` fills in.
 """

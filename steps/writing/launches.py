@@ -23,7 +23,7 @@ from steps.everyday import decoding
 from steps.everyday.decode_kernel import make_merge
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
-from steps.writing.tables import tables
+from steps.writing.tables import backward_tables, forward_tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem
 
@@ -133,7 +133,7 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
     kernels = {"kernel": step.entry(problem, arch)}
-    return Launch(hosts("tma", values), kernels, values, layouts, left_out, partial(tables, step, problem))
+    return Launch(hosts("tma", values), kernels, values, layouts, left_out, partial(forward_tables, step, problem))
 
 
 @launch_of.register
@@ -215,8 +215,9 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "small_warps": ROW_WARPS,
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
-    left_out = [HALVED] if step.counted_kernels(problem) > 1 else []
-    return Launch(("checks", "backward_hopper"), kernels, values, layouts, [*left_out, REWRITTEN])
+    left_out = [*([HALVED] if step.counted_kernels(problem) > 1 else []), REWRITTEN]
+    show = partial(backward_tables, step, problem)
+    return Launch(("checks", "backward_hopper"), kernels, values, layouts, left_out, show)
 
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:

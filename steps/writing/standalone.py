@@ -163,7 +163,10 @@ def filled_in(template: str, values: dict[str, object], written: dict[str, objec
     lines, hidden = [], None  # hidden: how far the line is indented below which nothing is kept
     for line in without_docstring(template).splitlines():
         indent = len(line) - len(line.lstrip())
-        if hidden is not None and (not line.strip() or indent > hidden):
+        if not line.strip():
+            lines.append("")
+            continue
+        if hidden is not None and indent > hidden:
             continue
         hidden = None
         line, _, condition = line.partition("  #? ")

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from steps.backward_hopper.last import scale_if_last
+from steps.backward_hopper.skeleton import HopperGradients
+from steps.backward_hopper.skeleton import arguments as of_backward
 from steps.gluon.tensors import shapes
 from steps.hopper.launching import TmaStep, arguments
 from tutorial_lib.problem import Problem
 
 TILES = 4  # of queries
-TOLD = "Roles are called by their functions, with a number. TMA arrives with bytes, tcgen05 with a complete product."
+TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
 
 
 @dataclass
@@ -79,24 +82,54 @@ def noted() -> Iterator[Notes]:
         MBarrier.arrive, MBarrier.fill, MBarrier.passed = arrive, fill, passed
 
 
-def tables(step: TmaStep, problem: Problem) -> list[str]:
+def forward_tables(step: TmaStep, problem: Problem) -> list[str]:
     """The table of barriers and that of shared memory, of the kernel that ``step`` runs for ``problem``."""
+    variant = step.variant(problem)
+    small, tensors = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
+    _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
+    passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)
+    return tables(step.kernel(problem), passed, variant.warps, step.made_for, variant.ctas)
+
+
+def backward_tables(step: HopperGradients, problem: Problem) -> list[str]:
+    """Likewise, of the kernel whose blocks own keys: the first of them, which waits for no other."""
     import torch
 
+    variant = step.variant(problem)
+    small, (q, k, v, do) = few_tiles(problem, TILES * variant.tile.query, variant.tile.key)
+    sums = torch.zeros(q.shape, dtype=torch.float32)
+    numbers, counts = sums.new_zeros(2 * small.heads, q.shape[2]), torch.zeros(2 * q.shape[2], dtype=torch.int32)
+    into = (sums.new_zeros(k.shape),) * 2 if variant.sharing > 1 else (k, v)
+    passed = (*of_backward(q, k, v, do, numbers, sums, *into, small, q.shape[2], variant), variant)
+    passed = (*passed, counts) if variant.counts else passed
+    if variant.spare:
+        strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
+        passed = (*passed, sums, q, numbers, q, do, sums, strides, (0, 0))
+    elif variant.end is scale_if_last:
+        passed = (*passed, sums, q)
+    return tables(step.kernel(problem), passed, variant.warps, step.made_for)
+
+
+def few_tiles(problem: Problem, queries: int, keys: int | None = None) -> tuple[Problem, list]:
+    """A problem like another with so few queries and keys, of the heads that share keys, and q, k, v and o for it."""
+    import torch
+
+    heads = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
+    small = replace(problem, **heads, seq_len_q=queries, seq_len_kv=keys or queries)
+    return small, [torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes(small)]
+
+
+def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1) -> list[str]:
+    """What the tables' block is seen to do."""
     from tutorial_lib.simulator.machine import MACHINES
     from tutorial_lib.simulator.run import launch
 
-    variant, order = step.variant(problem), step.order_for(problem)
-    length = TILES * max(variant.tile.query, variant.tile.key)
-    heads = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
-    small = replace(problem, **heads, seq_len_q=length, seq_len_kv=length)
-    tensors = [torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes(small)]
-    _, lists = order.blocks(small, variant.tile, tensors[0].device)
-    passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)
     with noted() as notes:
-        machine = MACHINES[step.made_for]
-        launch(step.kernel(problem), (1, 1, 1), passed, variant.warps, machine=machine, ctas=variant.ctas)
-    return [TOLD, aligned(barrier_rows(notes)), aligned(memory_rows(notes))]
+        launch(kernel, (1, 1, 1), passed, warps, machine=MACHINES[arch], ctas=ctas)
+    products = " tcgen05 arrives when a product is complete." * any(
+        "tcgen05" in row.arrive for row in notes.rows.values()
+    )
+    return [TOLD + products, aligned(barrier_rows(notes)), aligned(memory_rows(notes))]
 
 
 def barrier_rows(notes: Notes) -> list[tuple]:

@@ -251,7 +251,7 @@ def hinted(step, asked):
 
 
 MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 330}  # of a program; of others, behind the kernel's own:
-MOST_MORE = 210
+MOST_MORE = {"forward": 215, "backward": 335}
 
 
 @pytest.mark.parametrize("step", CHOSEN, ids=lambda step: step.name)
@@ -260,7 +260,7 @@ def test_a_program_is_short_and_names_nothing_of_the_project(step, tmp_path):
     text = standalone(step, asked)
     kernel = len(written_out(step, asked).splitlines())
     most = MOST_LINES.get(step.backend) if step.direction != "backward" else None
-    assert len(text.splitlines()) <= (most or kernel + (MOST_MORE if step.direction == "forward" else 320))
+    assert len(text.splitlines()) <= (most or kernel + MOST_MORE[step.direction])
     path = tmp_path / "fmha.py"
     path.write_text(text, encoding="utf-8")
     where = {**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
@@ -292,8 +292,8 @@ def test_a_program_tells_in_one_line_what_it_was_not_made_for(launches):
 def test_the_table_of_shared_memory_is_what_triton_allocates():
     """But for what it adds for roles: which function a warp runs, and registers that it hands over."""
     for step in CHOSEN:
-        if step.backend in ("hopper", "blackwell") and step.direction == "forward":
-            step = replace(step, pairs=None) if step.backend == "hopper" else step
+        if step.backend in ("hopper", "blackwell"):
+            step = replace(step, pairs=None) if getattr(step, "pairs", None) else step
             told = int(re.search(r"^together +(\d+)$", standalone(step, case(step)), re.MULTILINE)[1])
             assert 0 <= step.compile(case(step), step.made_for).shared_bytes - told < 1024
 

@@ -66,7 +66,7 @@ def milliseconds(step, problem) -> float:
     rounds = []
     for _ in range(20):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(4_000_000)  # clocks: the GPU waits while the CPU launches
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
         begin.record()
         for _ in range(10):
             way.call(step, problem, inputs)
