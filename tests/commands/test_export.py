@@ -117,8 +117,8 @@ def program_of(step, asked, launches):
 
 FUNCTION = {"forward": "attention", "backward": "gradients", "paged": "paged"}
 EXAMPLES = (
-    *("mask_loop", "pack_gqa", "window", "split_keys", "paged", "two_blocks", "wide_block", "at_maxima"),
-    *("softmax_ahead", "added_later", "lasting_blocks", "pair", "plain_triton", "heads_first"),
+    *("mask_loop", "pack_gqa", "window", "split_keys", "paged", "two_blocks", "explicit", "wide_block"),
+    *("at_maxima", "softmax_ahead", "added_later", "lasting_blocks", "pair", "plain_triton", "heads_first"),
 )
 CHOSEN = [get_step(name) for name in EXAMPLES]  # a kind of launch each
 STEPS = [step for step in whole_ladder() if isinstance(step, FusedStep)]
