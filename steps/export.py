@@ -36,14 +36,14 @@ def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from steps import get_step
-    from steps.writing.standalone import chosen, standalone
+    from steps.writing.standalone import chosen, file_of, standalone
     from tutorial_lib.files import write_whole
 
     if options.all == bool(options.step):
         raise BadRequest("name a step, or ask for --all")
     if options.all:
         for step in chosen():
-            path = KERNELS / f"{step.name}.py"
+            path = KERNELS / file_of(step)
             write_whole(path, standalone(step, step.default_problem))
             print(path)
         return 0

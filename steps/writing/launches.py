@@ -107,7 +107,7 @@ def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
         "tile_key": variant.tile.key,
         "ragged": variant.ragged,
         "warps": step.number_of_warps(variant),
-        "heads_first": getattr(variant, "heads_first", False),
+        "heads_first": getattr(variant, "xcd_swizzle", False),
     }
     return Launch(("checks", "pointers"), {"kernel": step.entry(problem, arch)}, values)
 

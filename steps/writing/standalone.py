@@ -12,25 +12,37 @@ import textwrap
 from pathlib import Path
 
 from steps.core.fused import FusedStep
-from steps.core.ladder import PARTS, whole_ladder
+from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
 from steps.writing.flat import formatted, import_lines
 from steps.writing.launches import Launch, Raw, launch_of
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.written import flat_text, module_in
+from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
 
 HOSTS = Path(__file__).parent / "hosts"
 VALUE = re.compile(r"\bHOST\.(\w+)")
 # What the kernels have of the project's own, and what Triton 3.9 has for it.
 STAND_INS = {"async_reduce_shared_to_global": "tma.async_atomic_add"}
-NAMES = {  # of the host code's own constants
-    "head_dim": ("D", "head_dim"),
-    "rows": ("TILE_Q", "queries of a tile"),
-    "tile_key": ("TILE_K", "keys of a tile"),
-    "group_size": ("GROUP", "query heads for each head of keys and values"),
+NAMES = {  # of the host code's constants, and what kernels call them
+    "head_dim": ("D", "HEAD_DIM", "head_dim"),
+    "rows": ("TILE_Q", "TILE_QUERY", "queries of a tile"),
+    "tile_key": ("TILE_K", "TILE_KEY", "keys of a tile"),
+    "group_size": ("GROUP", "GROUP_SIZE", "query heads for each head of keys and values"),
 }
-WHOLE = ("cutile", "gluon", "hopper")  # parts: see ``chosen``
+WORDS = {  # what kernels say of the project, and what stands for it in a program
+    " (``skeleton.heads_ahead``)": "",
+    " (see adding.py)": "",
+    " (see shared_fours)": "",
+    ": see shared_fours": "",
+}
+CHOSEN = (
+    "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
+    "explicit swizzle split_q stages gluon_larger_tile "
+    "wgmma producer intra_warpgroup_overlap lpt_scheduler epilogue_overlap pv_wait_after_max next_softmax_first "
+    "two_blocks deferred_reduce_add two_cta_mma xcd_swizzle paged pack_gqa hopper_soft_cap"
+)
 OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
 FUNCTIONS = {
     "forward": "attention(q, k, v, scale=None) -> o",
@@ -63,9 +75,11 @@ def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
     launch = launch_of(step.configured(problem, arch), problem, arch)
     texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     merged, names = joined({name: without_docstring(text) for name, text in texts.items()})
+    for said, instead in WORDS.items():
+        merged = merged.replace(said, instead)
     values = {**common(step, problem, arch), **launch.values, **names}
     values |= {name: _constant(merged, layout) for name, layout in launch.layouts.items()}
-    host = host_code((*launch.hosts, "main"), values)
+    host = host_code((*launch.hosts, "main"), values, merged)
     whole, _ = joined({"kernel": merged, "host": host})
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", whole, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
@@ -141,6 +155,10 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
         "other_gpu": Raw(other_gpu),
         "what": Raw(FUNCTIONS[step.direction].partition("(")[0]),
         "sm_90": arch == "sm_90",
+        "plain": not (problem.window or problem.softcap or problem.page_size),
+        "tag": Raw(step.name),
+        "theirs": Raw("PyTorch" if problem.softcap or problem.page_size else "SDPA"),
+        "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
         **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together"), None),
     }
 
@@ -148,14 +166,17 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
 # --- text ---
 
 
-def host_code(templates: tuple[str, ...], values: dict[str, object]) -> str:
-    """The templates filled in, with constants in front for what stands in them often."""
-    named = values | {field: Raw(name) for field, (name, _) in NAMES.items()}
+def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
+    """The templates filled in, with constants in front for what stands in them often, and the kernel has no int for."""
+    theirs = {field: f"{theirs} = {values.get(field)}" for field, (_, theirs, _) in NAMES.items()}
+    shared = {field for field, line in theirs.items() if re.search(f"^{line}$", kernel, re.MULTILINE)}
+    names = {field: theirs if field in shared else own for field, (own, theirs, _) in NAMES.items()}
+    named = values | {field: Raw(name) for field, name in names.items()}
     text = "\n\n".join(
         filled_in((HOSTS / f"{name}.txt").read_text(encoding="utf-8"), values, named) for name in templates
     )
-    used = [field for field, (name, _) in NAMES.items() if re.search(rf"\b{name}\b", text)]
-    return "".join(f"{NAMES[field][0]} = {values[field]!r}  # {NAMES[field][1]}\n" for field in used) + text
+    used = [field for field, (own, *_) in NAMES.items() if re.search(rf"\b{own}\b", text)]
+    return "".join(f"{NAMES[field][0]} = {values[field]!r}  # {NAMES[field][2]}\n" for field in used) + text
 
 
 def filled_in(template: str, values: dict[str, object], written: dict[str, object]) -> str:
@@ -267,11 +288,11 @@ def _constant(text: str, layout: object) -> Raw:
 def chosen() -> list[FusedStep]:
     """The steps of which ``steps/kernels/`` holds a program (``steps.export --all``), as the ladder has them.
 
-    Of the parts ``WHOLE`` the main path and the last numbered step; of every other part the last of its main path.
+    The path of cuTile, Gluon and Hopper as far as its steps can be exported, and of every other part the last or best.
     """
-    found = []
-    for part in PARTS:
-        steps = [step for step in whole_ladder() if step.number in part.numbers and isinstance(step, FusedStep)]
-        main = [step for step in steps if not step.fork]
-        found += main + steps[-1:] * steps[-1].fork if part.name in WHOLE else main[-1:]
-    return found
+    return [get_step(name) for name in CHOSEN.split()]
+
+
+def file_of(step: FusedStep) -> str:
+    """The name of a step's program there: as chapters are named."""
+    return f"{step.number:03}_{step.name}.py"

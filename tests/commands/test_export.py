@@ -203,15 +203,16 @@ def test_a_program_that_is_started_tells_what_is_right_and_what_is_wrong(step, l
     monkeypatch.setattr(module, "clock", lambda *functions: (1.0, 1.25))
     assert module.main() == 0
     outputs = ("dq", "dk", "dv") if step.direction == "backward" else ("o",)
-    lines = [rf"{name}: right, error \S+, at most \S+ is allowed\n" for name in outputs]
+    lines = [rf"{step.name}: {name} right, error \S+, at most \S+ is allowed\n" for name in outputs]
+    speed = pass_of(step).operations(case(step)) / 1e9
+    theirs = rf"(SDPA|PyTorch): 1.2500 ms, {speed / 1.25:.1f} TFLOPS; 1.25 times as fast\n"
+    lines += f"{step.name}: 1.0000 ms, {speed:.1f} TFLOPS; {theirs}"
+    assert re.fullmatch("".join(lines), capsys.readouterr().out)
     name = FUNCTION[step.direction]
-    assert re.fullmatch(
-        "".join(lines) + f"{name}: 1.0000 ms; PyTorch: 1.2500 ms; 1.25 times as fast\n", capsys.readouterr().out
-    )
     real = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *given: wrong(real(*given)))
     assert module.main() == 1
-    assert f"{outputs[-1]}: WRONG" in capsys.readouterr().out
+    assert f"{step.name}: {outputs[-1]} WRONG" in capsys.readouterr().out
 
 
 def wrong(made):
