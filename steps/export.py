@@ -14,13 +14,11 @@ from pathlib import Path
 
 from tutorial_lib.command import BadRequest, as_command, check_file, parser_of, whole_number
 
-KERNELS = Path(__file__).resolve().parent / "kernels"
-
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parser_of("steps.export", __doc__)
     parser.add_argument("step", nargs="?", help="number or name of a step")
-    parser.add_argument("--all", action="store_true", help=f"write the chosen ones to steps/{KERNELS.name}/")
+    parser.add_argument("--all", action="store_true", help="write the chosen ones to steps/kernels/")
     parser.add_argument("--head-dim", type=whole_number, metavar="N", help="(as the step's own problem, as all below)")
     parser.add_argument("--seq-len", type=whole_number, metavar="N", help="query length")
     parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="key and value length (as --seq-len)")
@@ -36,14 +34,15 @@ def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from steps import get_step
-    from steps.writing.standalone import chosen, file_of, standalone
+    from steps.core.ladder import program_file
+    from steps.writing.standalone import chosen, standalone
     from tutorial_lib.files import write_whole
 
     if options.all == bool(options.step):
         raise BadRequest("name a step, or ask for --all")
     if options.all:
         for step in chosen():
-            path = KERNELS / file_of(step)
+            path = program_file(step)
             write_whole(path, standalone(step, step.default_problem))
             print(path)
         return 0

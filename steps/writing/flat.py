@@ -144,6 +144,8 @@ def formatted(text: str) -> str:
 def _broken(line: str) -> str:
     """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
     margin = line[: len(line) - len(line.lstrip())]
+    if line == f"){SKIP}":  # of a call that was broken before
+        return line
     if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
         return line.removesuffix(SKIP)
     if len(line) <= LINE_LENGTH or not (line.endswith(SKIP) or line.startswith(f"{margin}# ")):

@@ -97,9 +97,8 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
         compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
     paragraphs = [
-        f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks in front "
-        "of the launch say; the launch is what was fastest for the problem that is checked and timed at the end of "
-        "this file, against attention in float64 and against PyTorch's. It needs PyTorch and "
+        f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
+        "launch is chosen for the problem at the end of this file. It needs PyTorch and "
         f"{'cuda-tile' if step.backend == 'cutile' else 'Triton 3.9'}.",
         *launch.left_out,
     ]
@@ -291,8 +290,3 @@ def chosen() -> list[FusedStep]:
     The path of cuTile, Gluon and Hopper as far as its steps can be exported, and of every other part the last or best.
     """
     return [get_step(name) for name in CHOSEN.split()]
-
-
-def file_of(step: FusedStep) -> str:
-    """The name of a step's program there: as chapters are named."""
-    return f"{step.number:03}_{step.name}.py"

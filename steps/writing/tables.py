@@ -7,6 +7,7 @@ arrives at a barrier and who waits there is noted meanwhile.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from steps.backward_hopper.skeleton import HopperGradients
 from steps.backward_hopper.skeleton import arguments as of_backward
 from steps.gluon.tensors import shapes
 from steps.hopper.launching import TmaStep, arguments
+from steps.writing.trees import LINE_LENGTH
 from tutorial_lib.problem import Problem
 
 TILES = 4  # of queries
@@ -83,7 +85,7 @@ def noted() -> Iterator[Notes]:
 
 
 def forward_tables(step: TmaStep, problem: Problem) -> list[str]:
-    """The table of barriers and that of shared memory, of the kernel that ``step`` runs for ``problem``."""
+    """The table of barriers and what shared memory holds, of the kernel that ``step`` runs for ``problem``."""
     variant = step.variant(problem)
     small, tensors = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
     _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
@@ -129,7 +131,7 @@ def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1) -> list[
     products = " tcgen05 arrives when a product is complete." * any(
         "tcgen05" in row.arrive for row in notes.rows.values()
     )
-    return [TOLD + products, aligned(barrier_rows(notes)), aligned(memory_rows(notes))]
+    return [TOLD + products, aligned(barrier_rows(notes)), memory(notes)]
 
 
 def barrier_rows(notes: Notes) -> list[tuple]:
@@ -146,13 +148,14 @@ def barrier_rows(notes: Notes) -> list[tuple]:
     return found
 
 
-def memory_rows(notes: Notes) -> list[tuple]:
-    """A row for each allocation of shared memory, and one for all barriers; of a cluster, those of a CTA."""
+def memory(notes: Notes) -> str:
+    """How much each allocation of shared memory takes, and all barriers; of a cluster, those of a CTA."""
     sizes = {called(notes, buffer): len(buffer.bytes) for buffer in notes.names}
     barriers = {called(notes, buffer) for buffer in notes.rows}
-    tiles = [(name, size) for name, size in sizes.items() if name not in barriers]
-    found = [*tiles, ("barriers", sum(sizes.get(name, 0) for name in barriers))]
-    return [("shared memory", "bytes"), *found, ("together", sum(size for _, size in found))]
+    tiles = {name: size for name, size in sizes.items() if name not in barriers}
+    found = tiles | {"barriers": sum(sizes.get(name, 0) for name in barriers)}
+    listed = ", ".join(f"{name} {size:,}" for name, size in found.items())
+    return textwrap.fill(f"Bytes of shared memory: {listed}; together {sum(found.values()):,}.", LINE_LENGTH)
 
 
 def called(notes: Notes, buffer) -> str:
