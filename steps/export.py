@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
     from steps import get_step
     from steps.core.ladder import program_file
-    from steps.writing.standalone import chosen, standalone
+    from steps.exporting.standalone import chosen, standalone
     from tutorial_lib.files import write_whole
 
     if options.all == bool(options.step):

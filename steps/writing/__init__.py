@@ -5,6 +5,4 @@
 takes away fields that nothing reads and what docstrings say of what is gone, ``inline`` writes functions that are
 called once where they are called; ``values`` and ``trees`` are what they share. ``written`` makes a step's text, and a
 step of a text; ``functions`` puts other functions in place of a kernel's.
-
-``standalone.standalone`` makes a program of a step: its kernels' texts, and host code that ``launches`` fills in.
 """

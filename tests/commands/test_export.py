@@ -23,7 +23,7 @@ from steps.core.ladder import KERNELS, program_file, whole_ladder
 from steps.core.launch import untold
 from steps.cutile.launching import compiled_when_launched
 from steps.export import main
-from steps.writing.standalone import chosen, standalone
+from steps.exporting.standalone import chosen, standalone
 from steps.writing.written import module_in
 from tests.selection import sampled
 from tests.shapes import few_at_once, problem
@@ -337,7 +337,7 @@ def test_all_writes_the_chosen_programs(tmp_path, monkeypatch):
     assert {path.name for path in KERNELS.glob("*.py")} == {program_file(step).name for step in KEPT}
     assert len(KEPT) <= 30
     monkeypatch.setattr("steps.core.ladder.KERNELS", tmp_path)
-    monkeypatch.setattr("steps.writing.standalone.chosen", lambda: KEPT[:2])
+    monkeypatch.setattr("steps.exporting.standalone.chosen", lambda: KEPT[:2])
     status, out, err = call("--all")
     assert (status, err) == (0, "") and out.splitlines() == [str(tmp_path / f"{n}.py") for n in ("002_mma", "003_exp2")]
     assert (tmp_path / "002_mma.py").read_text() == (KERNELS.parent / "kernels" / "002_mma.py").read_text()

@@ -12,7 +12,7 @@ import torch
 from steps import Unsupported
 from steps.core.fused import FusedStep
 from steps.core.ladder import whole_ladder
-from steps.writing.standalone import standalone
+from steps.exporting.standalone import standalone
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.passes import pass_of
 

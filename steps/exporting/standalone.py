@@ -1,6 +1,6 @@
 """Standalone programs: a step's kernel, the host code of its launch, a check and a benchmark, as one Python file.
 
-The kernel is what ``written.written_out`` makes. The host code is one of the templates in ``steps.writing.hosts``, one
+The kernel is what ``written.written_out`` makes. The host code is one of the templates in ``steps.exporting.hosts``, one
 for each way of launching, filled in with what the step's launch says (``launches``).
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from steps.core.fused import FusedStep
 from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
+from steps.exporting.launches import Launch, Raw, launch_of
 from steps.writing.flat import formatted, import_lines
-from steps.writing.launches import Launch, Raw, launch_of
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.written import flat_text, module_in
 from tutorial_lib.passes import pass_of

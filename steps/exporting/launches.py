@@ -21,9 +21,9 @@ from steps.core.tiles import Tile
 from steps.cutile.skeleton import CuTileStep
 from steps.everyday import decoding
 from steps.everyday.decode_kernel import make_merge
+from steps.exporting.tables import backward_tables, forward_tables
 from steps.gluon.launching import PointerStep
 from steps.hopper.launching import TmaStep
-from steps.writing.tables import backward_tables, forward_tables
 from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.problem import Problem
 
