@@ -47,9 +47,8 @@ WIDE := {"batch": 1, "heads": 1, "seq_len_q": 70, "seq_len_kv": 200, "head_dim":
 DECODING := {"batch": 2, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128}
 SPARE := {"batch": 1, "heads": 40, "seq_len_q": 200, "seq_len_kv": 800, "head_dim": 128, "causal": false}
 WHOLE := {"batch": 1, "heads": 2, "seq_len_q": 400, "seq_len_kv": 512, "head_dim": 64, "causal": false}
-HALVES := {"batch": 2, "heads": 1024, "seq_len_q": 100, "seq_len_kv": 100, "head_dim": 64}
 PAGES := {"batch": 3, "heads": 8, "kv_heads": 2, "seq_len_q": 3, "seq_len_kv": 1500, "head_dim": 128, "causal": true, "page_size": 16}
-HOPPER_BACKWARD := 500-508,last_block_scales,two_streams,cta_per_query_head,k_registers,tma_zero_fill,dependent_launch,$\
+HOPPER_BACKWARD := 500-508,cta_per_query_head,k_registers,tma_zero_fill,dependent_launch,$\
 newest_first,deferred_fence,unordered_softmax,delta_accumulator,dq_writer_warp,two_dq_writers
 BACKWARD := 402-405,ordered_atomics,folded_lse,mask_loops,preprocess_kernel,$(HOPPER_BACKWARD)
 SPARED := 505-507,cta_per_query_head,k_registers,tma_zero_fill,dependent_launch,newest_first,deferred_fence
@@ -71,7 +70,6 @@ sanitize: .venv/ready
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(BACKWARD) '$(RAGGED)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(BACKWARD) '$(NARROW)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(BACKWARD) '$(BROAD)'
-	$(SANITIZE) --tool memcheck $(PY) -m steps.once two_streams '$(HALVES)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once $(SPARED) '$(SPARE)'
 	$(PY) -m steps.races $(SPARED) '$(SPARE)'
 	$(SANITIZE) --tool memcheck $(PY) -m steps.once deferred_reduce_add '$(WHOLE)'

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import Part, line, module_file, owner_of, part_of, program_file
+from steps.core.ladder import DELETED, Part, line, module_file, owner_of, part_of, program_file
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.step import Step, Unsupported
 from steps.exercises import exercise
 from steps.measuring.measure import Settings, measure
 from steps.simulate import Examination
-from steps.trials import get_trial
 from steps.writing.written import WrittenStep, edited, plainly, without_title, write_step, written_out
 from tutorial_lib import limits, pictures, plots, tables
 from tutorial_lib.architectures import REFERENCE_GPUS
@@ -151,12 +150,11 @@ class Lesson:
 
         Of a variant those beside it: that stand on it, or on what it stands on.
         """
-        on = self.step, self.step.previous
+        on, owner = (self.step, self.step.previous), self.step.inside or self.step.name
         pieces = [
             piece
             for piece in INSIDE
-            if piece.inside == (self.step.inside or self.step.name)
-            and (not self.step.inside or (piece is not self.step and piece.previous in on))
+            if piece.inside == owner and (not self.step.inside or (piece is not self.step and piece.previous in on))
         ]
         if not pieces:
             return Page(f"Step {self.step.label} is one piece.")
@@ -167,9 +165,19 @@ class Lesson:
             figures = [made.get("registers"), made.get("spilled_bytes")]
             timed = [tables.tflops(m), tables.vs_previous(m)] if m and m.tflops else [None, None]
             rows.append([piece.name, piece.change, piece.previous.name, *figures, *timed])
+        for name, gone in DELETED.items():
+            if gone.nearest == owner and (m := self._gone(name)):
+                rows.append(
+                    [f"{name} (deleted)", gone.change, m.previous, None, None, tables.tflops(m), tables.vs_previous(m)]
+                )
         headers = ["", "what it does", "stands on", "registers", "spilled, bytes", "TFLOPS", "vs what it stands on"]
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         return Page(table(headers, rows), where)
+
+    def _gone(self, name: str) -> Measurement | None:
+        """What was recorded of a step that is no more."""
+        found = self.recorded.peers if self.recorded else []
+        return next((m for m in found if m.name == name and m.tflops), None)
 
     # --- what to expect ---
 
@@ -231,8 +239,8 @@ class Lesson:
         """Where the previous step lost its time: what each unit needed at least, what it took, what counters say."""
         before = self.known(self.previous)
         limit = self.limit(self.previous)
-        if not limit:
-            return self.traffic(self.previous)
+        if not limit:  # no source states the rates, or it is made of PyTorch calls
+            return self.traffic(self.previous) if self.previous.scratch_bytes(self.problem) else Page()
         taken = before.latency_ms.median / 1000 if before and before.latency_ms else None
         parts = [
             f"What each unit needs at least for step {self.previous.label}, from the instructions of its hot loop:",
@@ -517,17 +525,8 @@ class Lesson:
         order = " → ".join(
             name if (name, count) == ("wait", 1) else f"{count} {name}" for name, count in compiled.hot_order
         )
-        where = f"{what}, a turn of the hot loop, {compiled.compiler}, {self.arch}:"
+        where = f"{what}, an iteration of the hot loop, {compiled.compiler}, {self.arch}:"
         return Page(where, f"`{order}`" if order else "no loop over tiles of keys was found.")
-
-    def trial_order(self, name: str) -> Page:
-        """As ``order``, of the version of a trial on this step that is something else than the step."""
-        trial = get_trial(name)
-        version = trial.version(trial.values[-1], self.problem, name=name, previous=self.step)
-        made = self.compile(version)
-        order = " → ".join(f"{count} {what}" for what, count in made.hot_order)
-        where = f"a turn of the hot loop, {made.compiler}, {self.arch}:"
-        return Page(f"Trial {name}, of step {self.step.label}: {where}", f"`{order}`")
 
     def _varied(self, changes: dict) -> Step | Page:
         """This step with holes filled otherwise, or why there is none."""

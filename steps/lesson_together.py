@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from steps.core.ladder import PARALLEL
 from steps.core.recorded import read_run, recorded_runs
-from steps.lesson import Lesson
+from steps.lesson import AROUND, Lesson
 from steps.parallel import model
 from tutorial_lib import pictures, tables
 from tutorial_lib.display import Html, Page, code, difference, table
@@ -48,7 +48,7 @@ class LessonTogether(Lesson):
         if self.previous is None:
             return [where, code(self.step.source())]
         told = f"+ is new, - is gone, against {self.previous.label}. {where}"
-        return [told, difference(self.previous.source(), self.step.source())]
+        return [told, difference(self.previous.source(), self.step.source(), AROUND)]
 
     def predict(self, guess: float | None = None) -> Page:
         """Your prediction, and the model's answer; with a record the measurement comes below."""

@@ -18,7 +18,7 @@ from steps.core import ladder
 from steps.core.grids import GRIDS
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
-from steps.core.recorded import labelled, read_run
+from steps.core.recorded import read_run, read_survey
 from tutorial_lib import plots, tables
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
@@ -27,7 +27,6 @@ from tutorial_lib.results import (
     Measurement,
     ResultsError,
     Run,
-    Survey,
     best_of,
     of_every_part,
     of_one_machine,
@@ -71,7 +70,7 @@ def _write_one(folder: Path, run: Run) -> None:
 def write_survey(path: Path) -> list[Path]:
     """The figure of a survey, beside its file; raises ResultsError."""
     try:
-        survey = labelled(Survey.model_validate_json(path.read_bytes()))
+        survey = read_survey(path)
     except ValueError as error:
         raise ResultsError(f"{path} is not a survey: {str(error).splitlines()[0]}") from None
     return plots.save(plots.heat_table(survey), path.parent, "survey")
@@ -149,8 +148,8 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
     timed = sorted(of_one_machine([run for run in runs if run.timed]), key=lambda run: run.the_problem().order)
     if not timed:
         raise ResultsError("there is no run with timings to report")
-    where = " and ".join(sorted({f"{run.machine['name']}, {run.day}" for run in timed}))
-    parts = ["# Fused attention, step by step", "", f"Measured on {where}.", "", _contents(), ""]
+    where = f"{timed[0].machine['name']}, {tables.days(timed)}"
+    parts = ["# Fused attention, step by step", "", f"Measured on {where}.", "", *_path(timed, folder), _contents(), ""]
     parts += ["## How it is measured", "", HOW_TIMED, ""]
     parts += [
         "A cell holds TFLOPS, in brackets the speed relative to SDPA, and how many times as fast as its predecessor a "
@@ -184,8 +183,37 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def _path(timed: Sequence[Run], folder: Path) -> list[str]:
+    """The steps of the headline problem, one below the other: what each changes, and what that brought."""
+    run = next((run for run in timed if run.the_problem() == HEADLINE), None)
+    if run is None:
+        return []
+    rows = [
+        [
+            m.label,
+            m.change,
+            tables.tflops(m),
+            tables.vs_previous(m) or tables.NOTHING,
+            tables.factor(m.speedup_vs_baseline),
+        ]
+        for m in run.steps
+        if m.tflops
+    ]
+    headers = ["step", "what it changes", "TFLOPS", "times as fast as the one it stands on", "as SDPA"]
+    slug = run.machine["slug"]
+    return [
+        "## The path",
+        "",
+        f"Every step on {tables.origin(run)}.",
+        "",
+        *_pictures(folder, f"{slug}/{HEADLINE.slug}/figures/path.png", "TFLOPS of every step, beside SDPA's"),
+        tables.markdown(headers, rows),
+        "",
+    ]
+
+
 def _contents() -> str:
-    titles = ["How it is measured", "The best steps"]
+    titles = ["The path", "How it is measured", "The best steps"]
     lines = [f"- [{title}](#{_anchor(title)})" for title in titles]
     for part in filter(_steps, PARTS):
         steps = [f"[{step.label}](#{_anchor(_heading(step))})" for step in _steps(part)]

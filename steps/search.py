@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import ClassVar
 
+from steps.core.ladder import today
 from steps.core.problems import standard
 from steps.core.tiles import BlockShape, Tile
 from tutorial_lib.command import BadRequest, as_command, check_writable, make_console, parser_of, whole_number
@@ -284,7 +285,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _on_record(path: Path, versions: dict[str, str]) -> list[Searched]:
     """What was searched on this machine before, of the same steps and with the same compilers."""
-    record = read_search(path)
+    record = read_search(path, today)
     if record is None or any(record.versions.get(name) != versions.get(name) for name in COMPILERS):
         return []
     steps = {kernel.name: kernel.step for kernel in SEARCHED}

@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tutorial_lib.results import recorded_opinions
+    from steps.core.recorded import recorded_opinions
 
     folder = options.output_dir
     return measure_or_show(

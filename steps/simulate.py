@@ -131,10 +131,11 @@ def _problem(options: argparse.Namespace, step):
 def against_gpu(console) -> int:
     """Record how far the simulator's outputs are from this GPU's."""
     from steps.core.ladder import kernels_of
+    from steps.core.recorded import recorded_agreements
     from steps.measuring import agreement
     from tutorial_lib.files import RESULTS, write_whole
     from tutorial_lib.hardware import describe_machine, has_gpu
-    from tutorial_lib.results import as_json, recorded_agreements
+    from tutorial_lib.results import as_json
 
     if not has_gpu():
         raise BadRequest("--against-gpu needs a GPU")

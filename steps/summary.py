@@ -1,4 +1,4 @@
-"""What the first and the last chapter call: all steps at once, over problems, lengths and architectures.
+"""What the first chapters and the summary call: all steps at once, over problems, lengths and grids.
 
 As in ``steps.lesson``, what a machine without a GPU cannot measure is shown as recorded, and says so.
 """
@@ -14,7 +14,14 @@ from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
 from steps.core.problems import HEADLINE, standard
-from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_survey
+from steps.core.recorded import (
+    find_recorded,
+    recorded_grid,
+    recorded_opinions,
+    recorded_runs,
+    recorded_search,
+    recorded_trainings,
+)
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
@@ -31,13 +38,10 @@ from tutorial_lib.results import (
     best_of,
     of_every_part,
     of_one_machine,
-    recorded_opinions,
     recorded_physics,
-    recorded_trainings,
 )
 
 __all__ = ["machine"]  # every chapter begins with it
-GENERATIONS = {"sm_80": "Ampere", "sm_89": "Ada", "sm_90": "Hopper", "sm_100": "Blackwell", "sm_120": "Blackwell"}
 
 
 def recorded(problem: Problem = HEADLINE, results: Path = RESULTS) -> Run | None:
@@ -89,18 +93,6 @@ def ladder(problem: Problem) -> Page:
         plots.tflops_by_step(run),
         tables.markdown([header for header, _ in columns], cells),
     )
-
-
-def fastest(rival: str = "flash_attn_4") -> Page:
-    """The best step of every problem that is recorded with this peer."""
-    cells = []
-    for run in of_one_machine(recorded_runs(RESULTS)):
-        able, other = run.by_speed(), run.measurement(rival)
-        if able and other and other.tflops:
-            best = best_of(run, able)
-            ahead = f"{tables.factor(best.speedup_vs_baseline)}, {tables.factor(run.speedup(best, other))}"
-            cells.append((run, f"{_with_chapter(best)}: {tables.tflops(best)} ({ahead})"))
-    return Page(tables.by_problem(cells)) if cells else Page(f"No run with {rival} is recorded.")
 
 
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
@@ -175,60 +167,13 @@ def lengths(causal: bool = True) -> Page:
     return Page(plots.tflops_by_length(runs)) if runs else Page(f"Nothing is recorded of {family}.")
 
 
-def architectures() -> Page:
-    """Registers and spills of every step on an architecture of each generation, as recorded; the others folded."""
-    survey = recorded_survey()
-    if not survey:
-        return Page("No survey is recorded: `python -m steps.inspect all`.")
-    shown = [arch for arch in GENERATIONS if arch in survey.architectures]
-    steps = {label: get_step(label.split()[-1]) for label in survey.steps}
-    path = [label for label, step in steps.items() if not step.fork and not step.inside]
-    several = [label for label in path if sum(isinstance(survey.compiled[label][arch], dict) for arch in shown) > 1]
-    alone = [label for label in path if label not in several]
-    parts = [
-        f"Registers a thread, and in brackets spilled bytes: {Problem(**survey.problem).describe()}, "
-        f"{survey.compiler}, {survey.date[:10]}.",
-        table(["", *(f"{GENERATIONS[arch]} ({arch})" for arch in shown)], _surveyed(survey, several, shown)),
-    ]
-    made_for: dict[str, list[str]] = {}
-    for label in alone:
-        archs = [arch for arch in survey.architectures if isinstance(survey.compiled[label].get(arch), dict)]
-        made_for.setdefault(" and ".join(archs), []).append(label)
-    if made_for:
-        told = [f"Only for {archs}: {', '.join(labels)}." for archs, labels in made_for.items() if archs]
-        parts.append(f"Some steps are made of instructions that one generation has. {' '.join(told)}")
-    rest = []
-    for of in tables.readings(survey):
-        if of.several:
-            headers, rows = of.architectures, _surveyed(survey, of.steps, of.architectures)
-        else:
-            headers = [f"{arch}: {name}" for arch in of.architectures for name in of.figures]
-            values = [[of.values(survey, label, arch) for arch in of.architectures] for label in of.steps]
-            rows = [[label, *(n for each in of_arch for n in each)] for label, of_arch in zip(of.steps, values)]
-        rest.append(f"{of.title}:\n\n{table(['', *headers], rows)}")
-    folded = "\n\n".join(rest)
-    return Page(*parts, f"<details><summary>all steps, all architectures</summary>\n\n{folded}\n\n</details>")
-
-
-def _surveyed(survey, labels, archs) -> list[list[str]]:
-    """Rows of steps: registers and spilled bytes for each architecture, nothing where there is no kernel."""
-
-    def cell(made: dict | str) -> str | None:
-        if not isinstance(made, dict):
-            return None
-        spilled = made.get("spilled_bytes")
-        return tables.figure(made["registers"]) + (f" ({tables.figure(spilled)})" if spilled else "")
-
-    return [[label, *(cell(survey.compiled[label][arch]) for arch in archs)] for label in labels]
-
-
 def wall(arch: str = DEFAULT_ARCH) -> Page:
     """Tensor cores and exponentials as ceilings over head_dim, and the best recorded step and peer under them."""
     best: dict[str, dict[int, float]] = {"the best step": {}, "the best peer": {}}
     for run in recorded_runs(RESULTS):
         if run.machine["arch"] != arch:
             continue
-        for label, measured in (("the best step", run.steps[1:]), ("the best peer", run.peers)):
+        for label, measured in (("the best step", [*run.steps[1:], *run.inside]), ("the best peer", run.peers)):
             head_dim, reached = run.problem["head_dim"], max((m.tflops or 0 for m in measured), default=0)
             if head_dim <= 256:
                 best[label][head_dim] = max(reached, best[label].get(head_dim, 0))
@@ -315,31 +260,6 @@ def counters(problem: Problem, names: Sequence[str], gradients: bool = False, un
     ]
     where = f"Recorded: {tables.origin(run)}."
     return Page(where, table([header for header, _ in columns], [[show(m) for _, show in columns] for m in counted]))
-
-
-def shares(name: str) -> Page:
-    """A trial over shares, on many problems: speed against the first share, the error, and how busy units are."""
-    found = get_trial(name)
-    runs = recorded_trial(found, RESULTS)
-    if not runs:
-        return Page(f"No trial of it is recorded: `python -m steps.trials {name}`.")
-    none, *others = (f"{value:g} %" for value in found.values)
-    speeds, busy = [], []
-    for run in sorted(runs, key=lambda run: run.the_problem().order):
-        first, *rest = run.steps[-len(found.values) :]  # SDPA stands in front
-        problem, of_first = run.the_problem().describe(), [r.latency_ms[first.name] for r in run.rounds]
-        ratios = [timing.speedup(of_first, [r.latency_ms[m.name] for r in run.rounds]) for m in rest]
-        error = max(m.max_error / m.reference_error for m in (first, *rest))
-        speeds.append([problem, tables.tflops(first), *(f"{r.median:.3f}× ({r.low:.3f}–{r.high:.3f})" for r in ratios)])
-        speeds[-1].append(f"{error:.2f}")
-        for value, m in zip(found.values, (first, *rest), strict=True):
-            if c := m.counters:
-                units = [c[unit] for unit in ("xu_pct", "fma_pct", "issue_active_pct", "tensor_pct")]
-                busy.append([problem, f"{value:g} %", *(f"{unit:.0f} %" for unit in units)])
-    where = f"Recorded: step {get_step(found.base).label}, {runs[0].where}."
-    headers = ["problem", f"{none}, TFLOPS", *(f"{other} vs {none}" for other in others), "largest error over SDPA's"]
-    units = ["problem", "polynomials", "MUFU busy", "multiply-add units busy", "issue slots used", "tensor cores busy"]
-    return Page(f"*{found.question}*", where, table(headers, speeds), table(units, busy) if busy else "")
 
 
 def _switched(runs: list[Run], trial: str = "") -> str:

@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tutorial_lib.results import recorded_trainings
+    from steps.core.recorded import recorded_trainings
 
     folder = options.output_dir
     return measure_or_show(folder, "training.json", recorded_trainings, lambda console: measure(options, console), show)

@@ -103,7 +103,11 @@ COLUMNS: dict[str, Column] = {
         Column("regs", "regs", "registers of a thread", tables.resource("registers"), None),
         Column("spills", "spills", "instructions that spill them", tables.resource("spill_instructions"), None),
         Column(
-            "loop", "hot loop", "instructions of a turn of the hot loop", tables.resource("hot_loop_instructions"), None
+            "loop",
+            "hot loop",
+            "instructions of an iteration of the hot loop",
+            tables.resource("hot_loop_instructions"),
+            None,
         ),
         Column("shared", "shared\nbytes", "shared memory of a block", tables.resource("shared_bytes")),
         Column("blocks", "blocks\nan SM", "that fit on an SM at once", tables.resource("blocks_per_sm")),

@@ -277,7 +277,7 @@ class Compiled:
 
     @property
     def hot_order(self) -> list[tuple[str, int]]:
-        """Products begun, waits, maxima and exponentials in a turn of the hot loop: ``sass.order_of_work``."""
+        """Products begun, waits, maxima and exponentials in an iteration of the hot loop: ``sass.order_of_work``."""
         return list(self.figures.order)
 
     @property
@@ -295,7 +295,7 @@ class Compiled:
 
     @property
     def _tiles_per_turn(self) -> int:
-        """One exponential is due for every score of a tile, so their number tells how many tiles a turn handles."""
+        """One exponential is due for every score of a tile, so their number tells how many an iteration handles."""
         if not self.scores_per_tile:
             return 1
         return max(1, round(self.figures.exponentials * self.compute_threads / self.scores_per_tile))

@@ -70,29 +70,35 @@ def difference(before: str, after: str, around: int | None = None) -> Html:
 
     around: how many lines are shown before and after each that changed, None for all; what is left out is an ellipsis.
     """
-    shown, lines = list(marked_lines(before, after, _highlighted)), list(marked_lines(before, after))
-    near = _near([mark != " " for mark, _ in lines], around)
+    lines = list(marked_lines(before, after))
+    near = _near(lines, around)
     rows = [
         f"  {line}" if mark == " " else f'<span style="background:{MARKED[mark]}">{mark} {line}</span>'
-        for mark, line in _cut(shown, near)
+        for mark, line in _cut(list(marked_lines(before, after, _highlighted)), near)
     ]
     text = "\n".join(f"{mark} {line}".rstrip() for mark, line in _cut(lines, near))
     return Html(f'<pre style="{CODE}">{NEWLINE.join(rows)}</pre>', text)
 
 
-def _near(changed: Sequence[bool], around: int | None) -> list[bool]:
-    """Of each line whether it is at most ``around`` lines from one that changed."""
-    reach = len(changed) if around is None else around
-    return [any(changed[max(0, n - reach) : n + reach + 1]) or around is None for n in range(len(changed))]
+def _near(lines: Sequence[tuple[str, str]], around: int | None) -> list[int | str]:
+    """Which lines are at most ``around`` from one that changed; for those between, which function goes on."""
+    changed = [n for n, (mark, _) in enumerate(lines) if mark != " "]
+    near = (
+        {n for at in changed for n in range(at - around, at + around + 1)} if around is not None else range(len(lines))
+    )
+    found: list[int | str] = []
+    for n, (_, line) in enumerate(lines):
+        if n in near:
+            found.append(n)
+        else:
+            begun = line.partition("(")[0] + "(...)" if line.startswith(("def ", "class ")) else ""
+            before = found.pop() if found and isinstance(found[-1], str) else "..."
+            found.append(f"... {begun}" if begun else before)
+    return found
 
 
-def _cut(lines: Sequence[tuple[str, str]], near: Sequence[bool]) -> Iterator[tuple[str, str]]:
-    """The lines that are near, with an ellipsis for every run of others."""
-    for n, line in enumerate(lines):
-        if near[n]:
-            yield line
-        elif n == 0 or near[n - 1]:
-            yield " ", "..."
+def _cut(lines: Sequence[tuple[str, str]], near: Sequence[int | str]) -> Iterator[tuple[str, str]]:
+    yield from ((" ", n) if isinstance(n, str) else lines[n] for n in near)
 
 
 def code(text: str) -> Html:

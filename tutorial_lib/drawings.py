@@ -1,4 +1,4 @@
-"""Pictures of what a kernel does: banks that a read meets, which warp holds what, and a turn of the loop over keys."""
+"""Pictures of what a kernel does: banks that a read meets, which warp holds what, one iteration of the loop on keys."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ def crosses(scores, weights, shape: tuple[int, int]) -> str:
 
 # --- one turn of the loop over keys: the tiles in it, and when they are copied and used ---
 
-LOADED, KEPT, PASSING = "loaded in this turn", "kept from turn to turn", "forgotten after this turn"
+LOADED, KEPT, PASSING = "loaded in this iteration", "kept for the next", "forgotten after this iteration"
 LOOKS = {LOADED: ("white", "//"), KEPT: (SKY, ""), PASSING: ("#eeeeee", "")}
 
 
 def one_turn(query: int, key: int, head_dim: int):
-    """What a block multiplies, keeps and forgets in one turn of its loop; tiles are drawn to scale."""
+    """What a block multiplies, keeps and forgets in one iteration of its loop; tiles are drawn to scale."""
     from matplotlib.patches import Patch, Rectangle
 
     figure, axes = figure_with_axes(6.8, 3.9)

@@ -74,23 +74,6 @@ def held_by(layout, shape: Sequence[int]):
     return held
 
 
-def lanes_of(layout, shape: Sequence[int]):
-    """An integer array [*shape]: the lane that holds an element, in the warp that holds it (the first that does)."""
-    import numpy
-
-    registers, lanes, warps = _bases(layout, shape)
-    owner = numpy.full(shape, -1)
-    within = [((0,) * len(shape), 0)]
-    for n, base in enumerate(lanes):
-        within += [(tuple(i ^ b for i, b in zip(index, base)), lane | 1 << n) for index, lane in within]
-    for base in [*registers, *warps]:
-        within += [(tuple(i ^ b for i, b in zip(index, base)), lane) for index, lane in within]
-    for index, lane in within:
-        if owner[index] < 0:
-            owner[index] = lane
-    return owner
-
-
 def matrices(layout, shape: Sequence[int]) -> int:
     """8 x 8 matrices that every warp loads to hold a tile of this shape as a factor of a product."""
     registers, lanes, _ = _bases(layout, shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tutorial_lib import layouts
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
@@ -15,8 +14,8 @@ from tutorial_lib.tracing import WINDOW, Traced
 SKY = "#56B4E9"
 
 
-def tiles_of(problem: Problem, query: int, key: int, owner: str = "block"):
-    """Which tiles of the score matrix are computed whole, which with a mask, which never. owner: of a row of tiles."""
+def tiles_of(problem: Problem, query: int, key: int):
+    """Which tiles of the score matrix are computed whole, which with a mask, which never."""
     from matplotlib.patches import Patch, Rectangle
 
     rows, columns = -(-problem.seq_len_q // query), -(-problem.seq_len_kv // key)
@@ -37,7 +36,7 @@ def tiles_of(problem: Problem, query: int, key: int, owner: str = "block"):
     axes.set_yticks(range(0, rows * query + 1, query))
     handles = [Patch(facecolor=c, hatch=h, edgecolor=GREY, label=name) for name, (c, h) in looks.items()]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.set_title(f"{query} × {key} tiles; a {owner} owns a row of them", fontsize=9)
+    axes.set_title(f"{query} × {key} tiles; a block owns a row of them", fontsize=9)
     return figure
 
 
@@ -123,24 +122,22 @@ def ranks(panels: Mapping[str, Sequence[tuple[int, int, float, float]]], unit: s
         axes.set_title(f"{title}: {last:.3g} {unit}", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(left=0)
     grid[-1, 0].set_xlabel(
-        f"{unit}, by the model; numbers: the turn; no bar: nothing to compute, or waiting", fontsize=8
+        f"{unit}, by the model; numbers: the round; no bar: nothing to compute, or waiting", fontsize=8
     )
     return figure
 
 
-def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax: float = 2.0, tiles: int = 4):
-    """Who uses what when. panels: title -> (warpgroups, whether a softmax runs under the PV product before it).
+def turns(panels: Mapping[str, bool], product: float = 2.0, softmax: float = 4.0, tiles: int = 4):
+    """Who uses what when in one warpgroup. panels: title -> whether a softmax runs under the PV product before it.
 
-    A model of two units, each used by one at a time: tensor cores and everything that the softmax needs. The groups, at
-    most three, share a block's rows; times are an example's.
+    A model of two units: tensor cores, and everything that the softmax needs; times are an example's.
     """
     figure, grid = figure_with_axes(6.8, 1.35 * len(panels) + 0.4, len(panels), sharex=True, squeeze=False)
-    longest, most = 0.0, max(groups for groups, _ in panels.values())
-    for axes, (title, (groups, overlap)) in zip(grid[:, 0], panels.items()):
-        spans = _turns(groups, overlap, 2 * product / groups, 2 * softmax / groups, tiles)
-        for unit, group, label, begin, end in spans:
-            look = {"color": (SKY, "white", "#dddddd")[group], "hatch": ("", "//", "..")[group], "edgecolor": BLUE}
-            axes.barh(unit, end - begin, 0.8, left=begin, **look)
+    longest = 0.0
+    for axes, (title, overlap) in zip(grid[:, 0], panels.items()):
+        spans = _turns(overlap, product, softmax, tiles)
+        for unit, label, begin, end in spans:
+            axes.barh(unit, end - begin, 0.8, left=begin, color=SKY, edgecolor=BLUE)
             axes.text((begin + end) / 2, unit, label, ha="center", va="center", fontsize=7)
         last = max(end for *_, end in spans)
         longest = max(longest, last)
@@ -148,39 +145,25 @@ def turns(panels: Mapping[str, tuple[int, bool]], product: float = 1.0, softmax:
         axes.invert_yaxis()
         axes.set_title(f"{title}: {last:.3g} units of time", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(0, longest)
-    grid[-1, 0].set_xlabel(
-        "time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...; "
-        + ("hatched: second warpgroup" if most < 3 else "hatched, dotted: other warpgroups"),
-        fontsize=8,
-    )
+    grid[-1, 0].set_xlabel("time (an example)\nQ: QK product, S: softmax, P: PV product, of tile 0, 1, ...", fontsize=8)
     return figure
 
 
-def _turns(groups: int, overlap: bool, product: float, softmax: float, tiles: int) -> list[tuple]:
-    """(unit, group, label, begin, end) of every operation; a unit takes what is ready first, the first group before."""
-    free, waiting = [0.0, 0.0], []
-    for group in range(groups):
-        for n in range(tiles):  # name -> unit, how long, what it waits for
-            before = [] if n == 0 else [("S", n - 1)] if overlap else [("P", n - 1)]
-            waiting.append((group, ("Q", n), 0, product, before))
-            waiting.append((group, ("S", n), 1, softmax, [("Q", n)]))
-            waiting.append(
-                (group, ("P", n), 0, product, [("S", n), *([("Q", n + 1)] if overlap and n + 1 < tiles else [])])
-            )
-    done: dict[tuple, float] = {}
+def _turns(overlap: bool, product: float, softmax: float, tiles: int) -> list[tuple]:
+    """(unit, label, begin, end) of every operation of one warpgroup."""
     spans = []
-    while waiting:
 
-        def start(operation) -> float:
-            group, _, unit, _, needs = operation
-            return max([free[unit], *(done.get((group, need), math.inf) for need in needs)])
+    def run(unit: int, label: str, begin: float, length: float) -> float:
+        spans.append((unit, label, begin, begin + length))
+        return begin + length
 
-        chosen = min(waiting, key=lambda operation: (start(operation), operation[1][1], operation[0]))
-        waiting.remove(chosen)
-        group, (kind, n), unit, length, _ = chosen
-        begin = start(chosen)
-        free[unit] = done[group, (kind, n)] = begin + length
-        spans.append((unit, group, f"{kind}{n}", begin, begin + length))
+    now = 0.0
+    for n in range(tiles):
+        scores = run(0, f"Q{n}", now, product)
+        output = run(0, f"P{n - 1}", scores, product) if overlap and n else scores
+        now = max(output, run(1, f"S{n}", scores, softmax))
+        if not overlap or n == tiles - 1:
+            now = run(0, f"P{n}", now, product)
     return spans
 
 
@@ -215,25 +198,6 @@ def multiprocessor(kernels: Sequence[tuple[str, dict]], registers: int, shared_b
     grid[0].set_yticks(range(len(kernels)), [label for label, _ in kernels])
     grid[0].invert_yaxis()
     figure.suptitle("What fits on one SM (dashed: all there is)", fontsize=9)
-    return figure
-
-
-def lines(curves: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, limits: Mapping[str, float]):
-    """Lines with markers over a logarithmic axis of powers of two, and horizontal limits."""
-    figure, axes = figure_with_axes(6.6, 3.3)
-    for n, (label, points) in enumerate(curves.items()):
-        axes.plot(*zip(*points), marker=MARKERS[n], linestyle=STYLES[n % len(STYLES)], color=f"C{n}", label=label)
-    for label, value in limits.items():
-        axes.axhline(value, color=GREY, linestyle=":")
-        axes.annotate(
-            label, (1, value), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right"
-        )
-    ticks = sorted({x for points in curves.values() for x, _ in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     return figure
 
 
@@ -278,19 +242,6 @@ def exponential_wall(gpu, points: Mapping[str, Sequence[tuple[int, float]]]):
     axes.set(xlabel="head_dim", ylabel="TFLOPS")
     axes.set_title(f"{gpu.name} at {gpu.clock / 1e9:.2f} GHz", fontsize=9)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    return figure
-
-
-def lanes(layout, rows: int = 8, columns: int = 16):
-    """Which lane of a warp holds which score of the first rows and columns, from the register layout."""
-    owner = layouts.lanes_of(layout, (64, 64))[:rows, :columns]
-    figure, axes = figure_with_axes(6.4, 2.8)
-    axes.imshow(owner % 4, cmap="Blues", vmin=-1, vmax=5, aspect="auto", extent=(0, columns, rows, 0))
-    for row in range(rows):
-        for column in range(columns):
-            axes.text(column + 0.5, row + 0.5, str(owner[row, column]), ha="center", va="center", fontsize=7)
-    axes.set(xlabel="key", ylabel="query", xticks=range(0, columns + 1, 2), yticks=range(rows + 1))
-    axes.set_title("numbers: the lane that holds the score; a row lies in four lanes", fontsize=9)
     return figure
 
 

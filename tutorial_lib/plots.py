@@ -170,17 +170,21 @@ def tflops_by_step(run: Run, highlight: str | None = None):
     return figure
 
 
-def path(steps: Sequence[Measurement], baseline: Measurement):
-    """A bar a step, from the first to the last of a path; SDPA as a line. Returns a matplotlib Figure."""
+def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[Measurement] = ()):
+    """A bar a step, from the first to the last of a path; SDPA and other libraries as lines. Returns a Figure."""
     figure, axes = figure_with_axes(6.4, 0.7 + 0.26 * len(steps))
     axes.barh(range(len(steps)), [m.tflops for m in steps], 0.7, color=[PALE] * (len(steps) - 1) + [BLUE])
     for y, m in enumerate(steps):
         told = f"{m.tflops:.0f} ({m.tflops / baseline.tflops:.0%})"
-        axes.annotate(told, (m.tflops, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
+        axes.annotate(told, (m.tflops, y), (3, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
     axes.set_yticks(range(len(steps)), [m.label for m in steps], fontsize=8)
     axes.invert_yaxis()
-    axes.axvline(baseline.tflops, color=ORANGE, linestyle="--")
-    axes.annotate(f"SDPA {baseline.tflops:.0f} ", (baseline.tflops, -0.6), color=ORANGE, ha="right", fontsize=8)
+    for m, style, side in [(baseline, "--", "right"), *((other, ":", "left") for other in others)]:
+        axes.axvline(m.tflops, color=ORANGE, linestyle=style)
+        name = "SDPA" if m is baseline else m.title
+        told = f" {name} {m.tflops:.0f} "
+        axes.annotate(told, (m.tflops, -0.6), color=ORANGE, ha=side, fontsize=8, annotation_clip=False)
     axes.set_xlim(0, 1.2 * max(m.tflops for m in (*steps, baseline)))
     axes.set_xlabel("TFLOPS, and the share of SDPA's", fontsize=8)
     return figure

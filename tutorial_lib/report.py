@@ -41,6 +41,8 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
         figures["tflops"] = plots.tflops_by_step(run)
         if any(m.speedup_vs_previous for m in run.steps):
             figures["gain"] = plots.gain_by_step(run)
+        if linked and (found := _path(run)):
+            figures["path"] = plots.path(*found)
         if compared := limits.compare(run):
             figures["limits"] = plots.predicted_and_measured(compared, run)
         for trace in traces_in(folder):
@@ -53,6 +55,14 @@ def write_report(run: Run, folder: Path, recorded: Run | None = None, linked: bo
         plots.save(figure, folder / "figures", name, svg=linked)
     write_whole(folder / "results.csv", as_csv(run))
     write_whole(folder / "report.md", as_markdown(run, folder, recorded, linked))
+
+
+def _path(run: Run) -> tuple[list[Measurement], Measurement, list[Measurement]] | None:
+    """(timed steps with a number, the baseline, other libraries) of a run, or None without a baseline or steps."""
+    baseline = run.measurement(PASSES[run.direction].baseline)
+    steps = [m for m in run.steps if m.tflops and m is not baseline]
+    others = [m for m in run.peers if m.tflops and m.name.startswith("flash_attn")]
+    return (steps, baseline, others) if baseline and baseline.tflops and steps else None
 
 
 def make_ready() -> None:
@@ -119,7 +129,7 @@ def as_markdown(run: Run, folder: Path | None = None, recorded: Run | None = Non
     for m in run.everybody:
         if m.kernels:
             parts += [f"GPU kernels of {m.label}: {', '.join(f'`{kernel}`' for kernel in m.kernels)}.", ""]
-    parts += _figures(figures, "tflops", "gain")
+    parts += _figures(figures, "path", "tflops", "gain")
     traces = traces_in(folder) if folder and run.timed else []
     parts += _evidence(run, figures, {trace.step for trace in traces})
     parts += _traces(traces, figures)

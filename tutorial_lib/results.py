@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tutorial_lib import timing
 from tutorial_lib.architectures import ARCHITECTURES
@@ -33,6 +42,16 @@ COMPILERS = {"triton": "Triton", "nvidia-cuda-tileiras": "tileiras"}  # packages
 def compilers(versions: dict[str, str]) -> str:
     """Such as "Triton 3.9.0, tileiras 13.5.37": by what the kernels of these versions were made."""
     return ", ".join(f"{name} {versions[package]}" for package, name in COMPILERS.items() if package in versions)
+
+
+Naming = Callable[[str], str]  # what a step is called now, by the name that a file has
+
+
+def _called(name: str, info: ValidationInfo) -> str:
+    return info.context(name) if info.context else name
+
+
+StepName = Annotated[str, AfterValidator(_called)]  # a file keeps the name of its day; who reads it may say today's
 
 
 class _Record(BaseModel):
@@ -507,8 +526,8 @@ class Survey(_Record):
     compiler: str
     problem: dict
     architectures: list[str]
-    steps: list[str]  # names
-    compiled: dict[str, dict[str, dict | str]]  # step -> architecture -> figures or reason
+    steps: list[StepName]
+    compiled: dict[StepName, dict[str, dict | str]]  # step -> architecture -> figures or reason
 
 
 class Configuration(_Record):
@@ -549,7 +568,7 @@ class Searched(_Record):
 
     problem: dict
     kernel: str | None = None
-    step: str | None = None
+    step: StepName | None = None
     date: str | None = None
     found: list[Found]
     failed: dict[str, str]
@@ -626,7 +645,7 @@ class Trace(_Record):
     machine: dict
     versions: dict[str, str]
     problem: dict
-    step: str
+    step: StepName
     slowed: Latency  # a factor; no milliseconds
     blocks: int
     clocks: float
@@ -651,7 +670,7 @@ class Difference(_Record):
     allowed: for that problem, what ``tutorial_lib.accuracy`` allows between an output and the exact one.
     """
 
-    step: str
+    step: StepName
     problems: int
     largest: float
     allowed: float
@@ -678,7 +697,7 @@ class TrainingTime(_Record):
     """
 
     problem: dict
-    steps: list[str]
+    steps: list[StepName]
     front_door: bool
     milliseconds: dict[str, list[float]]
 
@@ -693,8 +712,8 @@ class Training(_Record):
     date: str
     machine: dict
     versions: dict[str, str]
-    forward: str
-    backward: str
+    forward: StepName
+    backward: StepName
     size: dict
     floor: float
     losses: dict[str, list[float]]
@@ -709,7 +728,7 @@ class OpinionOn(_Record):
     """A problem, timed in several ways: of every round milliseconds a call, by step and by way (``tables.WAYS``)."""
 
     problem: dict
-    rounds: list[dict[str, dict[str, float]]]
+    rounds: list[dict[StepName, dict[str, float]]]
 
 
 class Opinion(_Record):
@@ -831,19 +850,19 @@ def recorded_physics(folder: Path) -> list[Physics]:
     return _readable(Physics, Path(folder).glob("*/physics.json"))
 
 
-def recorded_trainings(folder: Path) -> list[Training]:
+def recorded_trainings(folder: Path, today: Naming | None = None) -> list[Training]:
     """Every readable ``<machine>/training.json`` under ``folder``, newest first."""
-    return _readable(Training, Path(folder).glob("*/training.json"))
+    return _readable(Training, Path(folder).glob("*/training.json"), today)
 
 
-def recorded_opinions(folder: Path) -> list[Opinion]:
+def recorded_opinions(folder: Path, today: Naming | None = None) -> list[Opinion]:
     """Every readable ``<machine>/second_opinion.json`` under ``folder``, newest first."""
-    return _readable(Opinion, Path(folder).glob("*/second_opinion.json"))
+    return _readable(Opinion, Path(folder).glob("*/second_opinion.json"), today)
 
 
-def recorded_agreements(folder: Path) -> list[Agreement]:
+def recorded_agreements(folder: Path, today: Naming | None = None) -> list[Agreement]:
     """Every readable ``<machine>/simulated.json`` under ``folder``, newest first."""
-    return _readable(Agreement, Path(folder).glob("*/simulated.json"))
+    return _readable(Agreement, Path(folder).glob("*/simulated.json"), today)
 
 
 def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:
@@ -856,21 +875,21 @@ def traces_in(folder: Path) -> list[Trace]:
     return _readable(Trace, Path(folder).glob("trace_*.json"))[::-1]
 
 
-def _readable(kind: type, paths: Iterable[Path]) -> list:
+def _readable(kind: type, paths: Iterable[Path], today: Naming | None = None) -> list:
     found = []
     for path in sorted(paths):
         try:
-            found.append(kind.model_validate_json(path.read_bytes()))
+            found.append(kind.model_validate_json(path.read_bytes(), context=today))
         except (OSError, ValidationError):
             continue  # an older schema, or a file of somebody else's: it is nothing to show
     return sorted(found, key=lambda record: record.date, reverse=True)
 
 
-def read_search(path: Path) -> Search | None:
+def read_search(path: Path, today: Naming | None = None) -> Search | None:
     """The search in a file; None where there is none that can be read."""
-    return next(iter(_readable(Search, [path])), None)
+    return next(iter(_readable(Search, [path], today)), None)
 
 
-def recorded_searches(folder: Path, direction: str = "forward") -> list[Search]:
+def recorded_searches(folder: Path, direction: str = "forward", today: Naming | None = None) -> list[Search]:
     """Every readable search of this pass under ``folder`` (``<machine>/search.json``), newest first."""
-    return _readable(Search, Path(folder).glob(f"*/{folder_name('search', direction)}.json"))
+    return _readable(Search, Path(folder).glob(f"*/{folder_name('search', direction)}.json"), today)

@@ -20,10 +20,10 @@ UPDATE = {  # mistake in the update -> when it comes, and what would be right
     "the correction before the new product is added",
     "both": "neither the sum nor the accumulator is rescaled: both are relative to the old maximum",
     "inverted": "the correction is turned around (it must be exp(old maximum - new maximum))",
-    "old maximum": "the weights are relative to the old maximum, which is minus infinite in the first turn (they must "
-    "be relative to the new one)",
-    "not kept": "the new maximum is not kept for the next turn: the correction is then always 0, and only the last "
-    "tile of keys counts",
+    "old maximum": "the weights are relative to the old maximum, which is minus infinite in the first iteration (they "
+    "must be relative to the new one)",
+    "not kept": "the new maximum is not kept for the next iteration: the correction is then always 0, and only the "
+    "last tile of keys counts",
     "no division": "the division is missing: at the end the accumulator must be divided by row_sum",
     "no maximum": "no maximum is subtracted: the exponential of a large score is infinite, and infinite divided by "
     "infinite is NaN",

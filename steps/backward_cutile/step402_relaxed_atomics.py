@@ -36,7 +36,7 @@ def weigh_exp(scores, lse, scale):
 ORDERED_ATOMICS = CuTileGradients(
     name="ordered_atomics",
     title="One kernel, ordered atomics",
-    change="The five products in one kernel; blocks that own keys add their parts of dQ atomically.",
+    change="The five products in one kernel; blocks that own keys add their parts of dQ by atomics.",
     inside="relaxed_atomics",
     previous=step401_formulas.STEP,
     default_problem=step401_formulas.STEP.default_problem,

@@ -16,7 +16,7 @@ from steps.backward_cutile import step403_two_kernels
 MASK_LOOPS = step403_two_kernels.STEP.evolve(
     name="mask_loops",
     title="The mask in loops of its own",
-    change="Tiles that the mask cuts are computed in loops of their own; the other loops know no mask.",
+    change="Tiles that the mask cuts run in loops of their own; the other loops have no mask.",
     inside="longest_first",
     mask_loops=True,
 )

@@ -34,7 +34,7 @@ def weigh_prepared(scores, lse, scale):
 PREPROCESS_KERNEL = step404_longest_first.STEP.evolve(
     name="preprocess_kernel",
     title="A preprocessing kernel",
-    change="The kernel for the row sums also writes the log-sum-exp in base 2, and the loop only loads it.",
+    change="The kernel for delta also writes the log-sum-exp in base 2, and the loop only loads both.",
     inside="two_blocks",
     weigh=weigh_prepared,
     prepared=True,
@@ -45,7 +45,7 @@ STEP = PREPROCESS_KERNEL.evolve(
     name="two_blocks",
     previous=step404_longest_first.STEP,
     title="Autotuned: two blocks an SM",
-    change="Tiles, warps and blocks an SM are those that a search found fastest; numbers of a query are made once.",
+    change="Tiles, warps and blocks an SM are those that a search found fastest; one kernel prepares the rows.",
     searched=True,
 )
 

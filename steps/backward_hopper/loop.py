@@ -88,4 +88,3 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.conste
     TWO_BEHIND: gl.constexpr = part == 0 and variant.sharing == 1
     variant.helpers.added(aside, work, TWO_BEHIND, variant)
     tma.store_wait(0)
-    variant.end(aside, work, scale, padded, part, variant)

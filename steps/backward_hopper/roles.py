@@ -79,7 +79,6 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
     variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
-    variant.end(aside, work, scale, padded, 0, variant)
 
 
 @gluon.jit
@@ -121,7 +120,6 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
     variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
-    variant.end(aside, work, scale, padded, 1, variant)
 
 
 @gluon.jit

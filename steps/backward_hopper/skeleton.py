@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from steps.backward_hopper import adding as by
 from steps.backward_hopper import apart, lib, loop, roles, spare, together
 from steps.backward_hopper import products as with_wgmma
-from steps.backward_hopper.halves import axis_of, ready_in_halves
-from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
 from steps.core.fused import FusedStep, hole, too_long_to_simulate
@@ -51,8 +48,6 @@ class HopperGradients(GradientStep, FusedStep):
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
     block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
     turns: in which order parts compute weights and dS, at head_dim 128.
-    two_streams: a call that is large enough is launched in two halves, on two streams (``halves``).
-    end: what a part does at its end; not with grouped heads.
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
@@ -74,8 +69,6 @@ class HopperGradients(GradientStep, FusedStep):
     sequence: by.Sequence = hole(told=False, default=by.ANY_ORDER)
     sections: bool = hole(told=False, default=False)
     turns: Turns = hole(told=False, default=NO_TURNS)
-    two_streams: bool = hole(told=False, default=False)
-    end: Callable = hole(told=False, default=lib.nothing)
     helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     wide_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
     short_helpers: lib.Helpers = hole(told=False, default=lib.NOBODY)
@@ -95,23 +88,18 @@ class HopperGradients(GradientStep, FusedStep):
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
 
     def __post_init__(self):
-        ends, by_heads = self.end is not lib.nothing, self.helpers is spare.SPARE
-        takes_apart = self.turns, self.end, self.helpers, self.sequence
-        if self.together and takes_apart != (NO_TURNS, lib.nothing, lib.NOBODY, by.ANY_ORDER):
-            raise ValueError("turns, end, helpers and sequence take warpgroups that are apart")
+        takes_apart = self.turns, self.helpers, self.sequence
+        if self.together and takes_apart != (NO_TURNS, lib.NOBODY, by.ANY_ORDER):
+            raise ValueError("turns, helpers and sequence take warpgroups that are apart")
         if not (self.together or self.adding.by_tma):
             raise ValueError("warpgroups that are apart take adding by TMA")
         if self.deterministic and self.adding_unmasked:
             raise ValueError("sequence=IN_TURN takes adding_unmasked=None: nobody's turn is put off")
         if (self.helpers.hear or self.wide_helpers.hear) and not self.deterministic:
             raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
-        fits = self.adding.fours and not (self.deterministic or self.two_streams)
-        if (ends or by_heads or self.cta_per_query_head) and not fits:
-            raise ValueError(
-                "end, spare warps and cta_per_query_head take adding by fours, in any order, in one stream"
-            )
-        if ends and (by_heads or self.begin.early):
-            raise ValueError("end takes no spare warps, and kernels that do not begin early")
+        fits = self.adding.fours and not self.deterministic
+        if (self.helpers is spare.SPARE or self.cta_per_query_head) and not fits:
+            raise ValueError("spare warps and cta_per_query_head take adding by fours, in any order")
 
     @property
     def together(self) -> bool:
@@ -170,9 +158,6 @@ class HopperGradients(GradientStep, FusedStep):
         """Of the kernel whose blocks own keys."""
         return (self.rule(problem).name,)
 
-    def counted_kernels(self, problem: Problem) -> int:
-        return 1 if self._cut(problem) is None else 2
-
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
         tile, head_dim = self.rule(problem).choice.tile, problem.head_dim
@@ -220,7 +205,6 @@ class HopperGradients(GradientStep, FusedStep):
             fence=with_wgmma.FENCE_FIRST if wide else self.fence,
             leave=with_wgmma.add_both if sharing > 1 else with_wgmma.store_both,
             helpers=helpers,
-            end=self.end if problem.group_size == 1 else lib.nothing,
             begin=self.begin,
             line_of_block=self.line_of_block,
         )
@@ -246,7 +230,7 @@ class HopperGradients(GradientStep, FusedStep):
     def entry(self, problem: Problem, arch: str):
         kernel, variant = self.kernel(problem), self.variant(problem)
         missing = set() if variant.spare else {"AllNumbers", "Out", "AllDO", "LSE", "strides", "rates"}
-        missing |= set() if variant.spare or variant.end is scale_if_last else {"AllSums", "DQ"}
+        missing |= set() if variant.spare else {"AllSums", "DQ"}
         missing |= set() if variant.counts else {"Counts"}
         return kernel, {"variant": variant, **dict.fromkeys(n for n in kernel.arg_names if n in missing)}
 
@@ -259,8 +243,6 @@ class HopperGradients(GradientStep, FusedStep):
 
         fits = [describable(x) for x in (*tensors[:4], tensors[5])]
         into = [out is not None and describable(x) for x in (out or ())] or [False] * 3
-        if into[0] and self.end is scale_if_last:
-            into[0] = out[0].is_contiguous()
 
         def fitted(q, k, v, o, do):
             """The tensors as TMA takes them, or copies."""
@@ -277,9 +259,7 @@ class HopperGradients(GradientStep, FusedStep):
             ]
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
-        make, axis = partial(self._kernels_ready, kernel, constants), self._cut(problem)
-        given = (q, k, v, o, tensors[4], do, *places(q, k, v, out))
-        run = make(problem, given) if axis is None else ready_in_halves(make, problem, given, axis)
+        run = self._kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(q, k, v, out)))
 
         def launch(q, k, v, o, lse, do, out):
             q, k, v, o, do = fitted(q, k, v, o, do)
@@ -290,10 +270,6 @@ class HopperGradients(GradientStep, FusedStep):
             return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
 
         return launch
-
-    def _cut(self, problem: Problem) -> int | None:
-        """The axis along which a call is cut in halves; None where it stays whole."""
-        return axis_of(problem, math.prod(own_blocks(problem, self.variant(problem)))) if self.two_streams else None
 
     def _kernels_ready(self, kernel, constants: tuple, problem: Problem, tensors: tuple):
         """``run(q, k, v, o, lse, do, dq, dk, dv)`` launches the kernels; tensors: those of the first call."""
@@ -331,7 +307,7 @@ class HopperGradients(GradientStep, FusedStep):
             """What the kernel whose blocks own keys takes behind its constants."""
             if variant.spare:
                 return *counted, sums, dq, numbers, o, do, lse
-            return (*counted, sums, dq) if variant.end is scale_if_last else counted
+            return counted
 
         more = beyond(o, lse, do, dq, numbers, sums, counted)
         kept = ((*strides, dq.stride()[:3]), rates(problem, variant)) if variant.spare else ()
@@ -346,10 +322,8 @@ class HopperGradients(GradientStep, FusedStep):
             how = {"early": variant.begin.early, "overtaken": variant.begin.early and not last}
             return _launcher(scaled, blocks, passed, (), ROW_WARPS, device, 2, **how)
 
-        scaling = None
-        if variant.end is not scale_if_last:
-            of = (*sizes, first_line, variant, False)
-            scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
+        of = (*sizes, first_line, variant, False)
+        scaling = scaled_launcher(rows, sums, dq, problem.effective_scale, *of, last=variant.sharing == 1)
         rounding = []  # dK and dV, where they were added up
         for summed, x, scale in zip(key_sums, (dk, dv), (problem.effective_scale, 1.0)):
             of = (problem.seq_len_kv, of_keys[3], problem.kv_heads, 0, variant, True)
@@ -361,8 +335,7 @@ class HopperGradients(GradientStep, FusedStep):
             preparing(o, do, lse, numbers, sums, *counted)
             into = key_sums if rounding else (dk, dv)
             multiplying(q, k, v, do, numbers, sums, *into, *beyond(o, lse, do, dq, numbers, sums, counted))
-            if scaling is not None:
-                scaling(sums, dq)
+            scaling(sums, dq)
             for launch, summed, x in zip(rounding, key_sums, (dk, dv)):
                 launch(summed, x)
 
@@ -384,8 +357,6 @@ class HopperGradients(GradientStep, FusedStep):
         sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
         into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.sharing > 1 else k
         more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
-        if variant.end is scale_if_last:
-            more = (*more, sums, q)
         if variant.spare:
             lse = compiler.Placeholder((problem.batch, problem.heads, problem.seq_len_q), "float32")
             strides = (q.stride()[:3], q.stride()[:3], lse.stride(), q.stride()[:3])
@@ -400,10 +371,9 @@ class HopperGradients(GradientStep, FusedStep):
             rewrite=True,
         )
         blocks = math.prod(own_blocks(problem, variant))
-        again = () if self._cut(problem) is None else (compiled.code,)  # it is launched twice
         order = "the last head first" if variant.line_of_block is not first_head_first else None
         turns = tiles_visited(problem, variant.tile)
-        return replace(compiled, blocks=blocks, kv_tiles=turns, other_kernels=again, lists=order)
+        return replace(compiled, blocks=blocks, kv_tiles=turns, lists=order)
 
 
 def rates(problem: Problem, variant: Variant) -> tuple[int, int]:

@@ -16,7 +16,7 @@ STEP = HopperGradients(
     number=500,
     name="transposed_scores",
     title="TMA, wgmma, S^T",
-    change="A new kernel in Gluon for sm_90: blocks own 128 keys, weights and dS are multiplied from registers.",
+    change="A new kernel in Gluon for sm_90: a block owns 128 keys, and multiplies weights and dS from registers.",
     previous=step404_longest_first.STEP,
     default_problem=standard(causal=True, dtype="bfloat16"),
 )

@@ -21,7 +21,7 @@ from steps.backward_hopper import adding, step500_transposed_scores, together
 ASYNC_PRODUCTS = step500_transposed_scores.STEP.evolve(
     name="async_products",
     title="Asynchronous products",
-    change="Products are begun as early as their factors allow, and waited for only where they are needed.",
+    change="Products are issued as early as their factors allow, and waited for only where they are needed.",
     inside="tma_reduce_add",
     compute=together.under_way,
 )

@@ -13,6 +13,6 @@ STEP = step501_tma_reduce_add.STEP.evolve(
     number=502,
     name="decoupled_warpgroups",
     title="Decoupled warpgroups",
-    change="Each warpgroup has 64 keys and half of dQ, computed a turn later, and waits for the other's dS alone.",
+    change="Each warpgroup has 64 keys and half of dQ, an iteration later, and waits only for the other's dS.",
     generation=apart.fmha_backward,
 )

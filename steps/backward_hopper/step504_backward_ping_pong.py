@@ -31,42 +31,16 @@ sums, and it knows. At head_dim 256 dQ does not go through shared memory, and no
 
 To expect, as a hypothesis: two warpgroups store 32 KB a turn at head_dim 128, which took 512 cycles of shared memory
 and takes 256 now. The products of a turn take the tensor cores 2560 cycles, and shared memory is busy for most of them.
-
-``two_streams``, inside this step: a call in two halves, on two streams.
-
-A backward pass is three kernels, one behind the other. ``prepare`` adds up dO times O and clears the sums for dQ, the
-large kernel multiplies, and ``scaled`` rounds the sums. The small ones take the time that device memory needs for their
-bytes, and leave the tensor cores idle. Their share is larger the shorter the sequences are: the bytes grow with the
-length, and the products with its square.
-
-Here a call is cut in two halves, of the batch or of the heads, and the second half goes to a second stream. Its large
-kernel needs nothing of the first half. Calls with few blocks stay whole, as the host pays for twice the launches.
-
-To expect, as a hypothesis: SMs that the first large kernel leaves idle at its end take blocks of the second, and
-``scaled`` of the first half runs beside that. ``prepare`` of the second half does not run beside products: it is ready
-before the first large kernel may begin.
-
-``last_block_scales``, inside this step: the last block of a head scales dQ.
-
-Behind the large kernel of step conflict_free_layout comes a small one, ``scaled``. It reads the sums for dQ from device
-memory, scales and rounds them, and writes dQ, while the tensor cores have nothing to do. Here it is gone. Every block
-counts itself when it has added all that it adds to dQ. The block that finds all others of its head counted does what
-``scaled`` did, for this head. Step last_block_merges has the same idea in decoding. With grouped heads the kernels stay
-as they were: there a block adds to dQ of all query heads of its kv head, and the last one would have to scale all of
-these.
-
-To expect, as a hypothesis: the sums of a head have just been added to, so L2 holds them, and the other SMs multiply
-meanwhile. Only behind the last blocks of all nothing is left to multiply.
 """
 
-from steps.backward_hopper import adding, last, step502_decoupled_warpgroups
+from steps.backward_hopper import adding, step502_decoupled_warpgroups
 from steps.core.problems import HEADLINE
 from steps.hopper.lib import IN_TURN
 
 L2_AWARE_LPT = step502_decoupled_warpgroups.STEP.evolve(
     name="l2_aware_lpt",
     title="L2-aware LPT scheduler",
-    change="Under a causal mask, the longest blocks of several heads begin before their shorter ones.",
+    change="Under a causal mask the longest blocks of several heads begin before their shorter ones.",
     inside="backward_ping_pong",
     sections=True,
 )
@@ -76,7 +50,7 @@ STEP = L2_AWARE_LPT.evolve(
     name="backward_ping_pong",
     previous=step502_decoupled_warpgroups.STEP,
     title="Ping-pong of the warpgroups",
-    change="Long blocks begin first, and a warpgroup computes weights and dS only when the other is done.",
+    change="Long blocks begin first, and the two warpgroups take turns at computing weights and dS.",
     turns=IN_TURN,
 )
 
@@ -89,20 +63,4 @@ CONFLICT_FREE_LAYOUT = STEP.evolve(
     default_problem=HEADLINE,
 )
 
-TWO_STREAMS = CONFLICT_FREE_LAYOUT.evolve(
-    name="two_streams",
-    title="Two halves on two streams",
-    change="A call is cut in two halves on two streams, so that one may multiply while dQ of the other is scaled.",
-    inside="backward_ping_pong",
-    two_streams=True,
-)
-
-LAST_BLOCK_SCALES = CONFLICT_FREE_LAYOUT.evolve(
-    name="last_block_scales",
-    title="Last-block fixup",
-    change="The last block of a head scales and rounds dQ, in place of a kernel of its own behind all of them.",
-    inside="backward_ping_pong",
-    end=last.scale_if_last,
-)
-
-INSIDE = (L2_AWARE_LPT, CONFLICT_FREE_LAYOUT, TWO_STREAMS, LAST_BLOCK_SCALES)
+INSIDE = (L2_AWARE_LPT, CONFLICT_FREE_LAYOUT)

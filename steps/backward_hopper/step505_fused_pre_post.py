@@ -7,7 +7,7 @@ length of a sequence, and the products with its square: the shorter sequences ar
 The large kernel has three warps that do nothing. Registers are given to whole warpgroups of four warps, and the
 producer is one warp. Here two of the others prepare rows of heads whose blocks begin later, and the third scales dQ of
 heads whose blocks have ended. The tensor cores multiply meanwhile. Kernels of their own remain for the first heads and
-the last ones. Step two_streams could not do that: a block takes all registers of its SM, and no other block fits beside
+the last ones. A second stream could not do that: a block takes all registers of its SM, and no other block fits beside
 it. A thread of the producer's warpgroup has 24 registers, which is enough to wait for five loads at a time. At
 head_dim 128 the warps that multiply can spare some of theirs, and it has 40, for nine loads.
 
@@ -26,7 +26,7 @@ STEP = step504_backward_ping_pong.CONFLICT_FREE_LAYOUT.evolve(
     name="fused_pre_post",
     previous=step504_backward_ping_pong.STEP,
     title="Fused pre- and postprocessing",
-    change="Idle warps prepare rows of later heads, and scale dQ of earlier ones; dQ is stored without conflicts.",
+    change="Idle warps prepare rows of later heads and scale dQ of earlier ones; no bank conflicts in dQ's stores.",
     default_problem=standard(causal=True, dtype="bfloat16"),
     generation=spare.fmha_backward,
     helpers=spare.SPARE,

@@ -79,7 +79,7 @@ CTA_PER_QUERY_HEAD = step505_fused_pre_post.STEP.evolve(
 JOINT_RELEASE = CTA_PER_QUERY_HEAD.evolve(
     name="joint_release",
     title="One arrival frees two slots",
-    change="The place of dS is free when that of dO is: warps meet once less in a turn.",
+    change="One arrival frees the slots of dS and of dO: one synchronization less an iteration.",
     inside="coalesced_atomics",
     exchange=products.WITH_D_OUTPUT,
 )
@@ -96,7 +96,7 @@ K_REGISTERS = JOINT_RELEASE.evolve(
 TMA_ZERO_FILL = K_REGISTERS.evolve(
     name="tma_zero_fill",
     title="Zeros by TMA",
-    change="Where spare warps cannot keep pace with all small work, one lets TMA clear sums of later heads.",
+    change="Where spare warps are too slow for all small work, TMA clears the sums of later heads.",
     inside="coalesced_atomics",
     short_helpers=spare.CLEARS,
     default_problem=standard(1024, causal=True),
@@ -107,7 +107,7 @@ STEP = TMA_ZERO_FILL.evolve(
     name="coalesced_atomics",
     previous=step505_fused_pre_post.STEP,
     title="K from registers, coalesced dQ",
-    change="A query head has its own blocks, K stays in registers, and at head_dim 256 dQ is added by lines.",
+    change="A block has one query head, K stays in registers, and at head_dim 256 dQ is added in whole lines.",
     wide_adding=adding.LINES,
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
 )

@@ -94,7 +94,7 @@ from steps.hopper import lib as pieces
 DEPENDENT_LAUNCH = step506_coalesced_atomics.STEP.evolve(
     name="dependent_launch",
     title="Programmatic dependent launch",
-    change="The kernels of a call begin before the one before has ended; they wait for it where they need to.",
+    change="The kernels of a call begin before the one before has ended; they wait where they need its results.",
     inside="deferred_reduce_add",
     begin=lib.EARLY,
     default_problem=standard(1024, causal=True),
@@ -112,7 +112,7 @@ NEWEST_FIRST = DEPENDENT_LAUNCH.evolve(
 DEFERRED_FENCE = NEWEST_FIRST.evolve(
     name="deferred_fence",
     title="Deferred fence",
-    change="A warpgroup asks for dQ and dK before the fence behind its dS, not after.",
+    change="A warpgroup issues dQ's and dK's products before the fence that follows its dS, not after.",
     inside="deferred_reduce_add",
     fence=products.FENCE_BEHIND,
     default_problem=standard(4096, causal=False),
@@ -121,7 +121,7 @@ DEFERRED_FENCE = NEWEST_FIRST.evolve(
 UNORDERED_SOFTMAX = DEFERRED_FENCE.evolve(
     name="unordered_softmax",
     title="Softmax in any order",
-    change="A warpgroup computes weights when its scores are there, whatever the other does.",
+    change="A warpgroup computes weights as soon as its scores are there, whatever the other does.",
     inside="deferred_reduce_add",
     turns=pieces.NO_TURNS,
     default_problem=standard(4096, causal=True),
@@ -130,7 +130,7 @@ UNORDERED_SOFTMAX = DEFERRED_FENCE.evolve(
 DELTA_ACCUMULATOR = UNORDERED_SOFTMAX.evolve(
     name="delta_accumulator",
     title="Accumulator starts at -delta",
-    change="The product for the weights' gradient begins with minus the row sums in its registers, not with zeros.",
+    change="The product for the weights' gradient starts from -delta in its accumulator instead of zero.",
     inside="deferred_reduce_add",
     gradient=products.FROM_ROW_SUMS,
     default_problem=standard(4096, causal=False),
@@ -141,7 +141,7 @@ STEP = DELTA_ACCUMULATOR.evolve(
     name="deferred_reduce_add",
     previous=step506_coalesced_atomics.STEP,
     title="dQ added a tile later",
-    change="Kernels begin early, fences stand behind products, nobody waits in turn, and dQ is added later.",
+    change="Kernels launch early, fences follow products, no ping-pong, and dQ is added an iteration later.",
     adding_unmasked=adding.FOURS_LATER,
     default_problem=standard(4096, 64, causal=False),
 )

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from triton.experimental.gluon import language as gl
 
-from steps.backward_hopper import last
 from steps.backward_hopper.adding import ANY_ORDER, Adding, Sequence
 from steps.backward_hopper.lib import Begin, Helpers
 from steps.backward_hopper.products import Exchange, Fence, Gradient, Keys
@@ -54,7 +53,6 @@ class Variant:
     fence: Fence
     leave: Callable
     helpers: Helpers
-    end: Callable  # what a part does when TMA has read all that it stores
     begin: Begin
     line_of_block: Callable
 
@@ -106,7 +104,7 @@ class Variant:
     @property
     def counts(self) -> bool:
         """Whether blocks count in global memory how far they are, and others wait for that."""
-        return self.ahead > 0 or self.end is last.scale_if_last or self.sequence is not ANY_ORDER
+        return self.ahead > 0 or self.sequence is not ANY_ORDER
 
     @property
     def rows_apart(self) -> bool:

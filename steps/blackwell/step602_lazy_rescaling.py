@@ -54,7 +54,7 @@ STEP = CORRECTION_WARPGROUP.evolve(
     name="lazy_rescaling",
     previous=step601_warp_roles.STEP,
     title="Lazy rescaling",
-    change="A warpgroup of its own rescales the output: rows whose maximum has grown by more than 2^8, alone.",
+    change="A correction warpgroup rescales the output, and only rows whose maximum has grown by more than 2^8.",
     roles=Roles(correction=Correction(threshold=8.0)),
 )
 

@@ -40,7 +40,7 @@ STEP = step602_lazy_rescaling.EXP2_EMULATION.evolve(
     name="blackwell_persistent",
     previous=step602_lazy_rescaling.STEP,
     title="Persistent blocks",
-    change="One block an SM stays, with a list of tiles; a quarter of the exponentials are a polynomial.",
+    change="As many blocks as SMs, each with a list of tiles; a quarter of the exponentials are a polynomial.",
     default_problem=HEADLINE,
     roles=Roles(correction=Correction(threshold=8.0), stay="dealt"),
 )
@@ -48,7 +48,7 @@ STEP = step602_lazy_rescaling.EXP2_EMULATION.evolve(
 DYNAMIC_SCHEDULER = STEP.evolve(
     name="dynamic_scheduler",
     title="Dynamic scheduler",
-    change="A persistent block takes the tile of a block that has not begun when it is ready for one.",
+    change="A persistent block that is ready takes the tile of a block that has not begun.",
     inside="blackwell_persistent",
     roles=Roles(correction=Correction(threshold=8.0), stay="taken"),
 )

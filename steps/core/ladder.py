@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from tutorial_lib.naming import STEPS_LISTED, unknown
 
@@ -166,8 +167,20 @@ NUMBERED_BEFORE = {
     150: "copy_engines copy_engines_gradients tiles_taken",
     160: "sections_in_turn two_adders fence_behind no_turns from_row_sums added_later short_turns",
 }
-# Steps that are no more, and what comes nearest. What is recorded of them stands among a record's peers.
-DELETED = {"one_loop": "persistent", "94": "persistent"}
+
+
+class Deleted(NamedTuple):
+    """A step that is no more. nearest: the step whose chapter has a row for it. What is recorded of it stays."""
+
+    nearest: str
+    change: str
+
+
+DELETED = {
+    "one_loop": Deleted("persistent", "The loops over tiles of queries and over tiles of keys were one."),
+    "two_streams": Deleted("backward_ping_pong", "A call was cut in two halves, which ran on two streams."),
+    "last_block_scales": Deleted("backward_ping_pong", "The last block of a head scaled dQ, in place of a kernel."),
+}
 
 
 def today(name: str | None) -> str | None:
@@ -258,9 +271,15 @@ def _by_key() -> dict[str, object]:
     """All steps, and the variants inside them, by name, by number, and by the number that they had before."""
     steps, inside = _load()
     now = {str(key): step for step in (*inside, *steps) for key in (step.name, step.number) if key is not None}
-    before = {str(first + n): name for first, run in NUMBERED_BEFORE.items() for n, name in enumerate(run.split())}
-    before = {number: now.get(today(name)) for number, name in before.items()}
+    before = {number: now.get(name) for number, name in _numbered_before().items()}
     return {number: step for number, step in before.items() if step} | now
+
+
+@cache
+def _numbered_before() -> dict[str, str]:
+    """Today's name, or that of one that is no more, of each number that steps had before."""
+    runs = {**NUMBERED_BEFORE, 94: "one_loop"}
+    return {str(first + n): today(name) for first, run in runs.items() for n, name in enumerate(run.split())}
 
 
 def get_step(key: int | str):
@@ -270,8 +289,8 @@ def get_step(key: int | str):
     """
     if (found := _by_key().get(today(str(key)))) is not None:
         return found
-    if (nearest := DELETED.get(str(key))) is not None:
-        raise ValueError(f"step {key} is no more; the nearest is {nearest}")
+    if (gone := DELETED.get(today(_numbered_before().get(str(key), str(key))))) is not None:
+        raise ValueError(f"step {key} is no more; the nearest is {gone.nearest}")
     raise ValueError(unknown("step", key, (name for name in _by_key() if not name.isdecimal()), STEPS_LISTED))
 
 

@@ -226,26 +226,6 @@ def shares(problem: Problem, tile: Tile, processors: int) -> dict[str, list[int]
     return {way: [sum(lengths[n % a_head] for n in tiles) for tiles in dealt] for way, dealt in ways.items()}
 
 
-def handed_out(problem: Problem, tile: Tile, slots: int) -> dict[str, list[int]]:
-    """What every slot of a GPU gets to do, in tiles of keys, when blocks are handed out by their numbers.
-
-    As numbered head after head, and longest first in sections. A slot runs a block at a time.
-    """
-    a_head = tiles_a_head(problem, tile)
-    heads = problem.batch * problem.heads
-    lengths = [length(problem, tile, i) for i in range(a_head)]
-    section = SECTIONS.section(problem)
-    l2_aware_lpt = [n for _ in range(0, heads, section) for n in reversed(lengths) for _ in range(section)]
-    ways = {"head after head": lengths * heads, "longest first, in sections": l2_aware_lpt}
-    shown = {}
-    for way, blocks in ways.items():
-        free = [0] * min(slots, len(blocks))
-        for block in blocks:
-            heapq.heapreplace(free, free[0] + block)
-        shown[way] = sorted(free)
-    return shown
-
-
 def section_heads(problem: Problem, section_bytes: int | None = SECTION_BYTES) -> int:
     """How many heads run together: as many as K and V of fit in a part of L2; with None one after the other."""
     if section_bytes is None:

@@ -1,9 +1,10 @@
-"""What is recorded under results/: the run of a problem, the survey of all architectures, the search for tiles."""
+"""What is recorded under results/: the run of a problem, the search for tiles; and how a survey is shown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from steps.core.grids import GRIDS
@@ -17,6 +18,7 @@ from steps.core.ladder import (
     today,
     whole_ladder,
 )
+from tutorial_lib import results as of_files
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
@@ -30,6 +32,12 @@ from tutorial_lib.results import (
     read_bare_run,
     recorded_searches,
 )
+
+# These records know steps by the names of their day; they are read by today's.
+recorded_agreements = partial(of_files.recorded_agreements, today=today)
+recorded_opinions = partial(of_files.recorded_opinions, today=today)
+recorded_trainings = partial(of_files.recorded_trainings, today=today)
+LABEL = re.compile(r"step \d+ (?P<name>\w+)")  # in a title: "one GPU alone, by step 207 kv_multicast"
 
 
 def read_run(path: Path) -> Run:
@@ -48,8 +56,14 @@ def in_the_ladder(run: Run) -> Run:
     gone = [m for m in measured if not m.title and m.name not in order]
     told = sorted((_told(m, run) for m in measured if m not in gone), key=lambda m: order.get(m.name, len(order)))
     steps, inside = [m for m in told if not m.inside], [m for m in told if m.inside]
-    peers = [*run.peers, *(m.model_copy(update={"title": m.name}) for m in gone)]
+    peers = [m.model_copy(update={"title": LABEL.sub(_label_of, m.title)}) for m in run.peers]
+    peers = [*peers, *(m.model_copy(update={"title": m.name}) for m in gone)]
     return run.model_copy(update={"steps": steps, "inside": inside, "peers": peers})
+
+
+def _label_of(found: re.Match) -> str:
+    """Today's label of a step that a peer's title names with a number and a name of its day."""
+    return f"step {get_step(today(found['name'])).label}"
 
 
 def _told(m: Measurement, run: Run) -> Measurement:
@@ -161,20 +175,18 @@ def recorded_grid(name: str, results: Path = RESULTS) -> list[Run]:
 @cache
 def recorded_search(arch: str, results: Path = RESULTS, direction: str = "forward") -> Search | None:
     """The newest recorded search of a pass on an architecture, or None."""
-    found = [search for search in recorded_searches(results, direction) if search.machine["arch"] == arch]
+    found = [search for search in recorded_searches(results, direction, today) if search.machine["arch"] == arch]
     return max(found, key=lambda search: search.date, default=None)
 
 
-def recorded_survey(results: Path = RESULTS) -> Survey | None:
-    """The newest survey of every step on every architecture, or None."""
-    paths = sorted(results.glob("compiled/*/survey.json"))
-    surveys = [labelled(Survey.model_validate_json(path.read_bytes())) for path in paths]
-    return max(surveys, key=lambda survey: survey.date, default=None)
+def read_survey(path: Path) -> Survey:
+    """The survey in a file, by the steps' labels; raises OSError and ValueError."""
+    return labelled(Survey.model_validate_json(path.read_bytes(), context=today))
 
 
 def labelled(survey: Survey) -> Survey:
     """A survey by the steps' labels ("3 exp2"), as it is shown; its file knows their names."""
     known = {step.name: step.label for step in whole_ladder()}
-    labels = {name: known.get(today(name)) for name in survey.steps}
+    labels = {name: known.get(name) for name in survey.steps}
     found = {label: survey.compiled[name] for name, label in labels.items() if label}
     return survey.model_copy(update={"steps": list(found), "compiled": found})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """query: rows of Q that one block owns; key: rows of K and V that it takes in one turn of its loop."""
+    """query: rows of Q that one block owns; key: rows of K and V that it takes in one iteration of its loop."""
 
     query: int
     key: int

@@ -8,6 +8,7 @@ four holds of 64, and on sm_90 nothing is spilled. Such a block fills an SM alon
 occupancy, autotuned for two smaller ones side by side, are taken back.
 """
 
+from steps.core.problems import standard
 from steps.core.tiles import Tile
 from steps.cutile import step007_approx_division
 from steps.cutile.variant import Latency
@@ -25,6 +26,7 @@ STEP = step007_approx_division.STEP.evolve(
     name="larger_tile",
     title="A larger tile, eight warps",
     change="A block takes 128 queries and 128 keys, in eight warps; hints made for smaller blocks are left out.",
+    default_problem=standard(16384, causal=True),
     tile=Tile(128, 128),
     warps=8,
     occupancy=None,

@@ -5,12 +5,14 @@ As many blocks as SMs, each with a list of tiles of queries that was dealt to it
 """
 
 from steps.core.order import DEALT
+from steps.core.problems import HEADLINE
 from steps.cutile import step008_larger_tile
 
 STEP = step008_larger_tile.STEP.evolve(
     number=9,
     name="persistent",
     title="Persistent blocks",
-    change="One block an SM stays, and computes the tiles of queries that were dealt to it.",
+    change="As many blocks run as there are SMs, and each computes the tiles of queries on its list.",
+    default_problem=HEADLINE,
     order=DEALT,
 )

@@ -25,7 +25,7 @@ STEP = step009_persistent.STEP.evolve(
     number=10,
     name="mask_loop",
     title="A loop for the mask",
-    change="At head_dim 128 what the mask cuts is computed in half tiles of keys, in a loop of their own.",
+    change="At head_dim 128, tiles of keys that the mask cuts run in a second loop, as half tiles.",
     default_problem=HEADLINE,
     mask_loop=MaskLoop(key=64, latency=Latency(key=4, value=8)),
 )
@@ -37,7 +37,7 @@ STEP = step009_persistent.STEP.evolve(
 OUTPUT_BUFFER = STEP.evolve(
     name="output_buffer",
     title="An output buffer of its own",
-    change="Where shared memory has room for both, the output no longer leaves through Q's place, and goes in halves.",
+    change="Where shared memory has room for both, the output has a buffer of its own, and leaves in halves.",
     inside="mask_loop",
     default_problem=standard(1024, head_dim=64, causal=True),
     apart=True,

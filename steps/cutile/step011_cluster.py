@@ -40,7 +40,7 @@ STEP = step007_approx_division.STEP.evolve(
 SECTIONS = STEP.evolve(
     name="l2_aware",
     title="L2-aware order of heads",
-    change="Blocks are numbered so that the longest tiles begin first, in sections of heads that share L2.",
+    change="Blocks are numbered so that the longest tiles begin first, in groups of heads that share L2.",
     inside="cluster",
     order=SECTIONS,
 )

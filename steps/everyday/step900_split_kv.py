@@ -47,7 +47,7 @@ def load_value(V, batch, kv_head, j, variant):
 GROUP_ROWS = DecodeStep(
     name="group_rows",
     title="A group's queries in one tile",
-    change="The rows of a tile are the queries of all heads that share a kv head: K and V are fetched once for them.",
+    change="The rows of a tile are the queries of all heads that share a kv head: K and V are fetched once for all.",
     inside="split_kv",
     previous=step007_approx_division.STEP,
     default_problem=DECODING,
@@ -63,14 +63,14 @@ STEP = GROUP_ROWS.evolve(
     name="split_kv",
     previous=step007_approx_division.STEP,
     title="Split-KV",
-    change="A tile holds the queries of a group of heads, and several blocks have a range of the keys each.",
+    change="A tile holds the queries of a group of heads, and each of several blocks has a range of the keys.",
     split=True,
 )
 
 LAST_BLOCK_MERGES = STEP.evolve(
     name="last_block_merges",
     title="Last-block fixup",
-    change="Blocks count who has stored its part; the last one merges, and there is no second kernel.",
+    change="Blocks count who has stored its part; the last one merges them, and no second kernel runs.",
     inside="split_kv",
     last_block_merges=True,
 )

@@ -24,7 +24,7 @@ STEP = COUNTED_TILES.evolve(
     number=903,
     name="window",
     title="A sliding window",
-    change="The loop over tiles of keys begins where the window does; only the edges of the band ask for the mask.",
+    change="The loop over tiles of keys begins where the window does; only the edges of the band need the mask.",
     fork=True,
     default_problem=replace(standard(16384, causal=True), window=1024),
     takes=("window",),

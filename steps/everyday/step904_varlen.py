@@ -16,7 +16,7 @@ STEP = step903_window.SOFT_CAP.evolve(
     name="varlen",
     previous=step903_window.STEP,
     title="Packed sequences",
-    change="Sequences stand behind each other in one tensor, and every block finds the one that its tile belongs to.",
+    change="Sequences are packed one behind the other in one tensor, and every block finds the sequence of its tile.",
     default_problem=Problem.packed(RAGGED, heads=32, head_dim=128, causal=True),
     takes=("window", "softcap", "lengths"),
 )

@@ -16,7 +16,7 @@ from steps.everyday import step903_window, step904_varlen, step906_hopper_window
 HOPPER_VARLEN = step906_hopper_window.STEP.evolve(
     name="hopper_varlen",
     title="Packed sequences, for Hopper",
-    change="The producer finds the sequence of each tile that it takes, and TMA leaves out what is behind its end.",
+    change="The producer finds the sequence of each tile, and TMA leaves out what lies behind its end.",
     inside="hopper_soft_cap",
     default_problem=step904_varlen.STEP.default_problem,
     takes=("window", "lengths"),

@@ -1,4 +1,4 @@
-"""The seam between two tiles of queries: the next QK product is begun behind the last PV product, and runs on."""
+"""The end of a tile of queries: the next QK product is begun behind the last PV product, and runs on."""
 
 from steps.exercises.in_kernel import InKernel
 from steps.exercises.intra_warpgroup_overlap import calls_in_order, first_of
@@ -9,7 +9,7 @@ from tutorial_lib.simulator.under_way import share_under_products
 def stored_under_a_product(run, problem) -> str | None:
     if share_under_products(run, "smem") == 0.0:
         return (
-            "the numbers are right and everything is in order, but the seam is not closed: when a group stores its "
+            "the numbers are right and everything is in order, but the gap is not closed: when a warpgroup stores its "
             "output, none of its products is under way. Begin the next QK product before you wait for the last PV "
             "product, and leave one under way."
         )
@@ -26,13 +26,13 @@ class BegunBehind(InKernel):
             if first_of(calls, "issue_scores(") > first_of(calls, "warpgroup_mma_wait("):
                 return (
                     "The numbers are right and everything is in order, but you wait for the last PV product before you "
-                    "begin the next QK product. The tensor cores then have nothing to do until your group has woken "
+                    "begin the next QK product. The tensor cores then have nothing to do until your warpgroup wakes "
                     "up. Begin it first, and wait for the PV product alone."
                 )
         return wrong
 
 
-# The rings of Q and of K and V both have two places in this step. With three for K and V, for
+# The rings of Q and of K and V both have two slots in this step. With three for K and V, for
 # which there is room at head_dim 64, mixing them up is seen.
 EXERCISE = BegunBehind(
     name="epilogue_overlap",
@@ -46,23 +46,23 @@ EXERCISE = BegunBehind(
     multiple=128,
     watch=stored_under_a_product,
     lacking=(
-        ("release(barriers.query_empty", "Nothing gives the place of the queries back, and the producer waits for it."),
-        ("release(barriers.value_empty", "Nothing gives the last place of V back, and the producer waits for it."),
+        ("release(barriers.query_empty", "Nothing releases the slot of the queries, and the producer waits for it."),
+        ("release(barriers.value_empty", "Nothing releases the last slot of V, and the producer waits for it."),
     ),
     typical=(
         (
             r"place 2 of 2, at ",
-            "The ring of the queries has QUERY_STAGES places, those of keys and values have STAGES. The judge gives "
-            "keys and values three places.",
+            "The ring of the queries has QUERY_STAGES slots, those of keys and values have STAGES. The judge gives "
+            "keys and values three slots.",
         ),
     ),
     hints=(
-        "All QK products of these queries have ended, so their place can be given back at once. The next product needs "
+        "All QK products of these queries have ended, so their slot can be released at once. The next product needs "
         "two things that TMA brings: tile query_turn + 1 of the queries and tile turn + 1 of the keys.",
         "Behind a block's last tile nothing more comes. Who waits for it waits forever, so both waits stand under "
         "`if more`. The product itself is begun in any case.",
         "Two products are under way then: the last PV product, which is older, and the next QK product. "
-        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the place of V, turn, is free.",
+        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the slot of V, turn, is free.",
     ),
     solution="""
 def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):
@@ -77,7 +77,7 @@ def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexp
     return scores, accumulator
 """,
     wrong=(
-        Wrong("the new product is waited for, too", "the seam is not closed", old="wait(1", new="wait(0"),
+        Wrong("the new product is waited for, too", "the gap is not closed", old="wait(1", new="wait(0"),
         Wrong(
             "the old product is waited for first",
             "does not wait for this product",
@@ -102,13 +102,13 @@ def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexp
         ),
         Wrong(
             "the next queries are awaited in a ring of STAGES",
-            "has QUERY_STAGES places",
+            "has QUERY_STAGES slots",
             old="query_turn + 1, QUERY_STAGES",
             new="query_turn + 1, STAGES",
         ),
         Wrong(
-            "these queries are given back in a ring of STAGES",
-            "has QUERY_STAGES places",
+            "these queries are released in a ring of STAGES",
+            "has QUERY_STAGES slots",
             old="query_turn, QUERY_STAGES",
             new="query_turn, STAGES",
         ),
@@ -142,7 +142,7 @@ def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexp
             new="",
         ),
         Wrong(
-            "V is given back while it is read",
+            "V is released while it is read",
             "race on tiles.value",
             old="""    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
     release(barriers.value_empty, turn, STAGES)
@@ -152,12 +152,12 @@ def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexp
 """,
         ),
         Wrong(
-            "the place of the queries is not given back",
-            "gives the place of the queries back",
+            "the slot of the queries is not released",
+            "releases the slot of the queries",
             old="    release(barriers.query_empty, query_turn, QUERY_STAGES)\n",
             new="",
         ),
     ),
     debrief="The counters of a persistent block go on from one tile of queries to the next, so a product can be begun "
-    "for tiles that belong to later work. What it costs is a second place for Q.",
+    "for tiles that belong to later work. What it costs is a second slot for Q.",
 )

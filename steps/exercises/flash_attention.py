@@ -268,7 +268,7 @@ def flash_attention(q, k, v, causal, tile):
             old="torch.maximum(row_max, scores.amax(1, keepdim=True))",
             new="scores.amax(1, keepdim=True)",
         ),
-        Wrong("maximum not kept", "not kept for the next turn", old="row_max = new_max", new="pass"),
+        Wrong("maximum not kept", "not kept for the next iteration", old="row_max = new_max", new="pass"),
         Wrong(
             "no maximum",
             "no maximum is subtracted",

@@ -1,34 +1,74 @@
-"""Where a consumer gives the places of its tiles back: behind the product that reads them, and no later."""
+"""When a consumer releases the slots of its tiles: behind the product that reads them, and no later."""
+
+import dataclasses
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong, clean, source_of
+from tutorial_lib.passes import pass_of
+from tutorial_lib.simulator.run import watched
 
 KEYS, VALUES = "release(barriers.key_empty, turn, STAGES)", "release(barriers.value_empty, turn, STAGES)"
-LATE = (
-    "Everything is in order, but a place is given back later than it could be: until then the producer cannot fill "
-    "it. The keys have been read when the QK product is over, before the softmax begins."
+QUERY_COPIES = 2  # of a block, which come before its tiles of keys and values
+TOLERANCE = 20.0  # simulated clocks; a softmax takes hundreds
+
+# The kernel's own producer waits for the slot of the keys first, which hides a slot of values that is free too early.
+VALUES_FIRST = """
+def produce(arrays, tiles, barriers, work):
+    n, _ = one_tile()
+    head, batch, i = position(n, work)
+    ready = barriers.query_full.index(0)
+    mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
+    for part in gl.static_range(PARTS):
+        at = [batch, head, i * TILE_QUERY + part * ROWS, 0]
+        tma.async_load(arrays.query, at, ready, tiles.query.index(part))
+    kv_head = head // GROUP_SIZE
+    _, end = tiles_to_visit(work.seq_len_kv)
+    for j in range(end):
+        stage = j % STAGES
+        used = j // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.value_empty.index(stage), used)
+        fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
+        mbarrier.wait(barriers.key_empty.index(stage), used)
+        fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, j * TILE_KEY, stage)
+"""
+EARLY = (
+    "Nothing is wrong with this producer, because it waits for a slot of the keys before it waits for one of the "
+    "values. With a producer that fetches the values first, the simulator finds a mistake. Release each slot behind "
+    "the product that reads it, and rely on nobody's order."
 )
+LATE = {
+    "keys": "Everything is in order, but a slot of the keys is released later than it could be, so TMA fetches the "
+    "next tile later. The keys have been read when the QK product has ended, before the softmax begins.",
+    "values": "Everything is in order, but a slot of the values is released later than it could be, so TMA fetches the "
+    "next tile later. The values have been read when the PV product of the same iteration has ended.",
+}
 
 
 class GiveBack(InKernel):
-    """Also refuses what is right but late."""
+    """Also refuses what only the producer's order saves, and what is right but late."""
 
     def judge(self, function, chance):
-        wrong = super().judge(function, chance)
-        if wrong is None:
-            source = source_of(function)
-            keys, values, softmax = map(source.find, (KEYS, VALUES, "= softmax("))
-            if -1 < values < softmax:
-                return EARLY
-            if keys > softmax:
-                return LATE
-        return wrong
+        if wrong := super().judge(function, chance):
+            return wrong
+        other = {"functions": {"produce": VALUES_FIRST}, "kinds": self.kinds[:1], "schedules": 1, "typical": ()}
+        if wrong := super(GiveBack, dataclasses.replace(self, **other)).judge(function, chance):
+            return f"{EARLY}\n\n{wrong}"
+        problem = self.problems(chance)[0]
+        mine, needed = (self.copies(problem, text) for text in (source_of(function), clean(self.solution)))
+        late = [n for n, (begin, soonest) in enumerate(zip(mine, needed, strict=True)) if begin > soonest + TOLERANCE]
+        return LATE[("keys", "values")[late[0] % 2]] if late else None
 
+    def copies(self, problem, source: str) -> list[float]:
+        """When TMA begins to fetch each tile of keys and of values, in turn: simulated clocks."""
+        step = self.kernel(problem, source)
+        kind = pass_of(step)
+        inputs = kind.inputs(problem, 0)
+        with watched(None, trace=True) as watch:
+            kind.call(step, problem, inputs, kind.poisoned(inputs))
+        [run] = watch.runs
+        begun = [begin for block, lane, kind, _, begin, _ in run.trace if (lane, kind) == ("TMA", "load")]
+        return begun[QUERY_COPIES:]
 
-EARLY = (
-    "Nothing was found, but the place of the values is given back before they have been read. What saves you is the "
-    "producer: it waits for the keys' place first, and you give that back last. Do not build on another's order."
-)
 
 SOLUTION = """
 def attend(query, tiles, barriers, place, turn, scale):
@@ -68,6 +108,21 @@ def placed(behind_scores: str, behind_output: str) -> str:
     return SOLUTION.replace(VALUES, "VALUES").replace(KEYS, behind_scores).replace("VALUES", behind_output)
 
 
+def behind_the_count(*calls: str) -> str:
+    """The solution with these calls behind ``turn += 1``, where they name the slot of the next tile."""
+    source = SOLUTION
+    for call in calls:
+        source = source.replace(f"        {call}\n", "")
+    return source.replace("turn += 1\n", "turn += 1\n" + "".join(f"        {call}\n" for call in calls))
+
+
+def one_behind() -> str:
+    """The solution with the slot of each tile of values released when the next one has been read."""
+    return placed(KEYS, "if turn > 0: release(barriers.value_empty, turn - 1, STAGES)").replace(
+        "    return acc", "    release(barriers.value_empty, turn - 1, STAGES)\n    return acc"
+    )
+
+
 EXERCISE = GiveBack(
     name="give_back",
     step="producer",
@@ -81,40 +136,44 @@ EXERCISE = GiveBack(
     typical=(
         (
             r"race on tiles.key[^\n]*TMA load.*after: read by wgmma",
-            "The place of the keys is given back while the QK product still reads it: the product is begun, but not "
-            "over.",
+            "The slot of the keys is released while the QK product still reads it: the product has begun, but not "
+            "ended.",
         ),
         (
             r"race on tiles.value[^\n]*TMA load.*after: read by wgmma",
-            "The place of the values is given back while the PV product still reads it: the product is begun, but not "
-            "over.",
+            "The slot of the values is released while the PV product still reads it: the product has begun, but not "
+            "ended.",
         ),
         (
             r"race on tiles.value[^\n]*.*after: TMA load",
-            "The producer fills a place of the values that this turn has not read yet: it was given back too early.",
+            "The producer fills a slot of the values that this iteration has not read yet: it was released too early.",
         ),
         (
             r"race on tiles.key[^\n]*.*after: TMA load",
-            "The producer fills a place of the keys that holds a tile which nobody has read yet: the place is given "
-            "back more than once in a turn.",
+            "The producer fills a slot of the keys that holds a tile which nobody has read yet: the slot is released "
+            "more than once in an iteration.",
         ),
         (
             r"more arrivals",
-            "A place is given back more than once in a turn: `free` was made for one arrival of each of the two "
-            "groups.",
+            "A slot is released more than once in an iteration; its empty barrier counts one arrival a warpgroup.",
+        ),
+        (
+            r"a deadlock.*# source.*turn \+= 1\s+release\(",
+            "Behind `turn += 1` the number `turn` is that of the next tile, so a slot of the values or of the keys is "
+            "released that has not been read.",
         ),
         (
             r"a deadlock.*produce 2 waits for barriers.key_empty",
-            "The producer waits for a place of the keys that nobody gives back.",
+            "The producer waits for a slot of the keys that nobody releases.",
         ),
         (
             r"a deadlock.*produce 2 waits for barriers.value_empty",
-            "The producer waits for a place of the values that nobody gives back.",
+            "The producer waits for a slot of the values that nobody releases.",
         ),
     ),
     hints=(
         "Two calls are missing, one for the keys and one for the values. Which instruction is the last that reads the "
-        "keys of this turn?",
+        "keys of this iteration?",
         "A product reads its tile from its beginning to its end. It has ended behind its `warpgroup_mma_wait`.",
         "`release(barriers.key_empty, turn, STAGES)` stands directly behind the wait for the scores, "
         "`release(barriers.value_empty, turn, STAGES)` directly behind the wait for the output.",
@@ -141,13 +200,27 @@ EXERCISE = GiveBack(
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),
-        Wrong("the keys never", "a place of the keys that nobody", old=KEYS, new="pass"),
-        Wrong("the values never", "a place of the values that nobody", old=VALUES, new="pass"),
+        Wrong("the keys never", "a slot of the keys that nobody", old=KEYS, new="pass"),
+        Wrong("the values never", "a slot of the values that nobody", old=VALUES, new="pass"),
         Wrong("both behind the first product", "has not read yet", source=placed(f"{KEYS}; {VALUES}", "pass")),
-        Wrong("both at the end of the turn", "later than it could be", source=placed("pass", f"{KEYS}; {VALUES}")),
-        Wrong("each behind the other's product", "before they have been read", source=placed(VALUES, KEYS)),
+        Wrong("both at the end", "slot of the keys is released later", source=placed("pass", f"{KEYS}; {VALUES}")),
+        Wrong(
+            "both at the end, in other words",
+            "slot of the keys is released later",
+            source=placed("pass", f"{KEYS}; {VALUES}").replace("turn, STAGES", "turn, stages=STAGES"),
+        ),
+        Wrong("the values in the next iteration", "slot of the values is released later", source=one_behind()),
+        Wrong(
+            "the keys behind the softmax",
+            "slot of the keys is released later",
+            source=placed("pass", VALUES).replace("        weights = gl", f"        {KEYS}\n        weights = gl"),
+        ),
+        Wrong("behind the count", "slot of the", source=behind_the_count(KEYS, VALUES)),
+        Wrong("the keys behind the count", "slot of the", source=behind_the_count(KEYS)),
+        Wrong("the values behind the count", "slot of the", source=behind_the_count(VALUES)),
+        Wrong("each behind the other's product", "rely on nobody's order", source=placed(VALUES, KEYS)),
         Wrong("the keys twice", "more than once", source=placed(KEYS, f"{KEYS}; {VALUES}")),
     ),
-    debrief="A place may be given back as soon as the last product that reads it is over. The keys' place is free "
-    "while the softmax runs, and the producer can fill it in that time.",
+    debrief="A slot may be released as soon as the last product that reads it has ended. The keys' slot is free while "
+    "the softmax runs, and the producer can fill it in that time.",
 )

@@ -38,8 +38,8 @@ class InRing(InKernel):
             if mine > 1.01 * needed:
                 return (
                     f"With {stages} stages the numbers are right, but the block waits for more than it needs: "
-                    "simulated, "
-                    f"it takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for a tile of a later turn."
+                    f"simulated, it takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for the tile of "
+                    "a later iteration."
                 )
         return None
 

@@ -1,4 +1,4 @@
-"""A turn of the loop in which the softmax runs under a product: what is begun, waited for and given back, and when."""
+"""An iteration in which the softmax runs under a product: what is begun, waited for and released, and when."""
 
 import ast
 
@@ -13,7 +13,7 @@ BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column
 def exponentials_run_under_products(run, problem) -> str | None:
     if share_under_products(run, "mufu", BIG) == 0.0:
         return (
-            "the numbers are right and everything is in order, but nothing overlaps: whenever your group takes "
+            "the numbers are right and everything is in order, but nothing overlaps: whenever your warpgroup takes "
             "exponentials, no product of its own is under way. Begin both products first, then wait for the scores "
             "alone: `warpgroup_mma_wait(1, ...)` leaves the younger one running."
         )
@@ -33,7 +33,7 @@ def first_of(calls: list[str], name: str) -> int:
 
 
 class BegunTogether(InKernel):
-    """Also refuses what is right, but leaves the tensor cores without a second product, or gives K back late."""
+    """Also refuses what is right, but leaves the tensor cores without a second product, or releases K late."""
 
     def judge(self, function, chance):
         wrong = super().judge(function, chance)
@@ -43,11 +43,11 @@ class BegunTogether(InKernel):
                 return (
                     "The numbers are right and everything is in order, but the products are not begun together: you "
                     "wait for the scores before you begin the PV product. The tensor cores then have nothing to do "
-                    "until your group has woken up."
+                    "until your warpgroup has woken up."
                 )
             if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
                 return (
-                    "Everything is in order, but the place of K is given back later than it could be. The keys have "
+                    "Everything is in order, but the slot of K is released later than it could be. The keys have "
                     "been read when the scores are there, before the softmax begins."
                 )
         return wrong
@@ -70,34 +70,34 @@ EXERCISE = BegunTogether(
     step="intra_warpgroup_overlap",
     function="turn_of_loop",
     replaces="",
-    # A place that is given back for another tile is missed by the second tile of queries.
+    # A slot that is released for another tile is missed by the second tile of queries.
     functions={"attend_to_rest": ATTEND_TO_REST, "one_tile": TWO_TILES_A_BLOCK},
-    # Once an even number of tiles of keys: with an odd one, giving back the places in another order comes out even.
+    # Once an even number of tiles of keys: with an odd one, releasing the slots in another order comes out even.
     kinds=(
         {"head_dim": 128, "heads": 1, "seq_len_kv": 512},
         {"head_dim": 128, "dtype": "bfloat16", "kv_heads": 1},
     ),
-    lengths=(512, 640),  # four tiles of keys: a place that is not given back is missed with the fourth
+    lengths=(512, 640),  # four tiles of keys: a slot that is not released is missed with the fourth
     multiple=128,
     watch=exponentials_run_under_products,
     lacking=(
         ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
-        ("release(barriers.key_empty", "Nothing gives the place of K back, and the producer waits for it."),
-        ("release(barriers.value_empty", "Nothing gives the place of V back, and the producer waits for it."),
+        ("release(barriers.key_empty", "Nothing releases the slot of K, and the producer waits for it."),
+        ("release(barriers.value_empty", "Nothing releases the slot of V, and the producer waits for it."),
     ),
     typical=(
         (
             r"# source.*release\(barriers.value_empty, turn \+ 1",
-            "The place of V that is given back must be that of tile `turn`: its product is the one that has ended.",
+            "The slot of V that is released must be that of tile `turn`: its product is the one that has ended.",
         ),
     ),
     hints=(
-        "Number `turn` is the tile before: its weights are there, and its place of V is still held. Number `turn + 1` "
+        "Number `turn` is the tile before: its weights are there, and its slot of V is still held. Number `turn + 1` "
         "is this tile. Both products can be begun at once, because neither needs the other's result.",
         "Begin the scores first, then the output. `warpgroup_mma_wait(1, deps=[scores])` waits until at most one "
         "product is under way; products end in the order in which they were begun, so the scores are there. Then the "
-        "place of K is free.",
-        "Before anything touches `accumulator`, and before the place of V is given back, the second product must have "
+        "slot of K is free.",
+        "Before anything touches `accumulator`, and before the slot of V is released, the second product must have "
         "ended: `accumulator = warpgroup_mma_wait(0, deps=[accumulator])`, behind the weights. Only then rescale.",
     ),
     solution="""
@@ -146,7 +146,7 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
 """,
         ),
         Wrong(
-            "V is given back before its product has ended",
+            "V is released before its product has ended",
             "race on tiles.value",
             old="""
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
@@ -172,7 +172,7 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
 """,
         ),
         Wrong(
-            "the place of the next tile of V is given back",
+            "the slot of the next tile of V is released",
             "must be that of tile `turn`",
             old="release(barriers.value_empty, turn,",
             new="release(barriers.value_empty, turn + 1,",
@@ -188,7 +188,7 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
 """,
         ),
         Wrong(
-            "K is given back at the end of the turn",
+            "K is released at the end of the iteration",
             "later than it could be",
             source="""
 def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
@@ -209,13 +209,13 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
 """,
         ),
         Wrong(
-            "K is not given back",
-            "gives the place of K back",
+            "K is not released",
+            "releases the slot of K",
             old="    release(barriers.key_empty, turn + 1, STAGES)\n",
             new="",
         ),
         Wrong(
-            "the keys of the tile before are given back",
+            "the keys of the tile before are released",
             ".key",
             old="release(barriers.key_empty, turn + 1",
             new="release(barriers.key_empty, turn",

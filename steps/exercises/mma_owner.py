@@ -55,7 +55,7 @@ EXERCISE = Plain(
     function="owner",
     by=judge,
     hints=(
-        "Look at the picture of the accumulator. Four neighbouring lanes hold a row, and two neighbouring columns "
+        "Look at the picture of the accumulator. Four neighboring lanes hold a row, and two neighboring columns "
         "lie in "
         "one lane. Row 8 begins with lane 0 again.",
         "lane = 4 times something of the row, plus something of the column. Rows 0 and 8 have the same lanes, so only "
@@ -87,6 +87,6 @@ def owner(row, column):
             new="column // 2 * 8 + row % 8",
         ),
     ),
-    debrief="A row lies in four neighbouring lanes of one warp, so the maximum of a row takes two exchanges between "
+    debrief="A row lies in four neighboring lanes of one warp, so the maximum of a row takes two exchanges between "
     "lanes. All the kernels of this part, and those with wgmma later, rest on this picture.",
 )

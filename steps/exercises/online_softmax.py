@@ -138,7 +138,7 @@ def weighted_mean(scores, values, tile):
             old="piece - new_max",
             new="piece - row_max",
         ),
-        Wrong("maximum not kept", "not kept for the next turn", old="row_max = new_max", new="pass"),
+        Wrong("maximum not kept", "not kept for the next iteration", old="row_max = new_max", new="pass"),
         Wrong(
             "the whole row at once",
             "whole row of",

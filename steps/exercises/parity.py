@@ -1,4 +1,4 @@
-"""Which parity a wait names: of the barrier that says "ready", and of the one that says "free"."""
+"""Which parity a wait names: of the full barrier of a slot, and of its empty barrier."""
 
 from tutorial_lib.exercises import Plain, Wrong, first_wrong
 
@@ -9,11 +9,11 @@ def right(turn, stages):
 
 
 def told(turn, stages):
-    place, uses = turn % stages, turn // stages
-    ready = f"Tile {turn} goes into place {place} of {stages}, which was filled {uses} times before"
+    slot, uses = turn % stages, turn // stages
+    filled = f"Tile {turn} goes into slot {slot} of {stages}, which was filled {uses} times before"
     if uses == 0:
-        return f"{ready}: the consumer waits for phase 0 of `ready`, and nobody has given the place back yet."
-    return f"{ready}: the consumer waits for phase {uses} of `ready`, the producer for phase {uses - 1} of `free`."
+        return f"{filled}: the consumer waits for phase 0 of `full`, and nobody has given the slot back yet."
+    return f"{filled}: the consumer waits for phase {uses} of `full`, the producer for phase {uses - 1} of `empty`."
 
 
 def judge(function, chance):
@@ -26,13 +26,13 @@ def judge(function, chance):
             return f"`parities({turn}, {stages})` must be two parities, each 0 or 1, and yours gives {answer!r}."
     if all(function(*case) == right(*case)[::-1] for case in cases):
         return (
-            "The two are swapped: first comes the parity that the consumer waits for on `ready`. On a fresh barrier "
+            "The two are swapped: first comes the parity that the consumer waits for on `full`. On a fresh barrier "
             "a wait for parity 0 waits, and a wait for parity 1 passes."
         )
     if all(function(*case) == (right(*case)[0], right(*case)[0]) for case in cases):
         return (
-            "The parity for `ready` is right, but the one for `free` cannot be the same: with tile 0 the producer "
-            "would wait for somebody to give back a place that was never used."
+            "The parity for `full` is right, but the one for `empty` cannot be the same: with tile 0 the producer "
+            "would wait for somebody to give back a slot that was never used."
         )
     return first_wrong(function, right, cases, told)
 
@@ -42,17 +42,17 @@ EXERCISE = Plain(
     function="parities",
     by=judge,
     hints=(
-        "Places are reused. How often has the place of this tile been filled before, with so many places?",
-        "That number, `turn // stages`, is the number of the phase of `ready` that this tile completes. Its parity is "
+        "Slots are reused. How often has the slot of this tile been filled before, with so many slots?",
+        "That number, `turn // stages`, is the number of the phase of `full` that this tile completes. Its parity is "
         "its lowest bit.",
-        "The producer waits for the phase of `free` before that one. With tile 0 this is the phase before the first, "
+        "The producer waits for the phase of `empty` before that one. With tile 0 this is the phase before the first, "
         "and its parity must let the wait pass: 1.",
     ),
     solution="""
 def parities(turn, stages):
-    ready = turn // stages & 1
-    free = turn // stages & 1 ^ 1
-    return ready, free
+    full = turn // stages & 1
+    empty = turn // stages & 1 ^ 1
+    return full, empty
 """,
     wrong=(
         Wrong(
@@ -61,12 +61,12 @@ def parities(turn, stages):
             source="def parities(turn, stages):\n    return turn & 1, turn & 1 ^ 1\n",
         ),
         Wrong(
-            "the place in place of the use",
+            "the slot instead of the use",
             "must be two parities, each 0 or 1",
             source="def parities(turn, stages):\n    return turn % stages, turn % stages ^ 1\n",
         ),
         Wrong("the same for both", "with tile 0 the producer would wait", old=" ^ 1", new=""),
-        Wrong("swapped", "The two are swapped", old="return ready, free", new="return free, ready"),
+        Wrong("swapped", "The two are swapped", old="return full, empty", new="return empty, full"),
         Wrong(
             "off by one use",
             "`parities(1, 2)` must be (0, 1)",
@@ -78,6 +78,6 @@ def parities(turn, stages):
             source="def parities(turn, stages):\n    return turn // stages, turn // stages - 1\n",
         ),
     ),
-    debrief="One counter is enough for a ring: its remainder is the place, and the lowest bit of its quotient is the "
-    "parity. `free` waits for the phase before, and therefore passes at once in the first round.",
+    debrief="One counter is enough for a ring: its remainder is the slot, and the lowest bit of its quotient is the "
+    "parity. `empty` waits for the phase before, and therefore passes at once in the first round.",
 )

@@ -35,7 +35,7 @@ def _cases(chance):
 
 def _judge(function, chance):
     for lengths, blocks, best in _cases(chance):
-        told = f"With tiles of {lengths} turns for {blocks} blocks: "
+        told = f"With tiles of {lengths} iterations for {blocks} blocks: "
         dealt = function(list(lengths), blocks)
         if len(dealt) != blocks:
             return told + f"there must be a list for each block, and you give {len(dealt)}."
@@ -49,7 +49,7 @@ def _judge(function, chance):
         if max(loads) > best:
             most = loads.index(max(loads))
             return told + (
-                f"your blocks have {loads} turns, so all wait for block {most}, which takes the tiles {dealt[most]}. "
+                f"your blocks have {loads} iterations, and all wait for block {most}, with the tiles {dealt[most]}. "
                 f"Dealt the longest first, each to the block that is free first, none has more than {best}."
             )
     return None

@@ -1,11 +1,11 @@
-"""The producer of the attention kernel: it asks TMA for queries, keys and values, each as soon as its place is free."""
+"""The producer of the attention kernel: it asks TMA for queries, keys and values, each as soon as its slot is free."""
 
 from itertools import pairwise
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
-# In step producer a block has one tile of queries, and would never fill the queries' place again. Here it gets two.
+# In step producer a block has one tile of queries, and would never fill the queries' slot again. Here it gets two.
 TWO_TILES_A_BLOCK = """
 def own_tiles():
     first = gl.program_id(0) * 2
@@ -33,8 +33,8 @@ def copies_overlap(run, problem) -> str | None:
             if asked >= came:
                 return (
                     "everything is in order and the numbers are right, but the producer does not fetch ahead: it asks "
-                    f"for copy {n} of a block only when copy {n - 1} has come, although the places are free. It must "
-                    "wait for places that are given back, and never for a copy to end."
+                    f"for copy {n} of a block only when copy {n - 1} has come, although the slots are free. It must "
+                    "wait for slots that are released, and never for a copy to end."
                 )
     return None
 
@@ -55,18 +55,18 @@ EXERCISE = InKernel(
         # --- in the source ---
         (
             r"(race on tiles|more arrivals|a deadlock).*# source(?!.*[^_]turn \+= 1)",
-            "`turn` stays what it is, and so every tile goes into the same place.",
+            "`turn` stays what it is, and so every tile goes into the same slot.",
         ),
         # --- nobody can go on ---
         (
             r"a deadlock.*produce 2 waits for barriers.query_empty\[0\] with parity 0 \(0 phases",
-            "The producer waits for the place of the queries before anybody has used it: for its first use the wait "
+            "The producer waits for the slot of the queries before anybody has used it: for its first use the wait "
             "for `query_empty` must pass at once.",
         ),
         (
             r"key_full\[0\] with parity 0 \(0 .*produce 2 waits for barriers.(key|value)_empty\[0\] with parity 0",
-            "The producer waits for a place of the ring that nobody has used yet. In the first round the wait for "
-            "`free` must pass at once: a fresh barrier lets a wait for parity 1 pass.",
+            "The producer waits for a slot of the ring that nobody has used yet. In the first round the wait for "
+            "the empty barrier must pass at once: a fresh barrier lets a wait for parity 1 pass.",
         ),
         (
             r"-\d+ bytes missing",
@@ -85,39 +85,39 @@ EXERCISE = InKernel(
         # --- not in order ---
         (
             r"race on tiles.query[^\n]*read by wgmma.*after: TMA load",
-            "A group multiplies queries that have not come yet: the barrier's phase is complete too early. It must "
+            "A consumer multiplies queries that have not come yet: the barrier's phase is complete too early. It must "
             "count the bytes of both parts.",
         ),
         (
             r"(race on tiles.query|query_full[^\n]*more arrivals|barriers.query_full\[0\] with parity)",
-            "The queries are not in order. In a block with several tiles of queries the place of the queries is "
+            "The queries are not in order. In a block with several tiles of queries the slot of the queries is "
             "filled again: the producer must wait for `query_empty`, with the parity of this use, and count its tiles "
             "of queries.",
         ),
         (
             r"race on tiles.key",
-            "The keys are not in order: TMA fills a place that may still be read, or holds a tile that nobody has "
-            "read. The wait for `key_empty` stands in front of the copy, with the place and the parity of this turn.",
+            "The keys are not in order: TMA fills a slot that may still be read, or holds a tile that nobody has "
+            "read. Wait for `key_empty` in front of the copy, with the slot and the parity of this iteration.",
         ),
         (
             r"race on tiles.value",
-            "The values are not in order: TMA fills a place that may still be read, or holds a tile that nobody has "
-            "read. The wait for `value_empty` stands in front of the copy, with the place and the parity of this turn.",
+            "The values are not in order: TMA fills a slot that may still be read, or holds a tile that nobody has "
+            "read. Wait for `value_empty` in front of the copy, with the slot and the parity of this iteration.",
         ),
         (
             r"more arrivals",
-            "A tile is announced for a place whose last tile has not come yet: nothing held the producer back. Is "
-            "there a wait for `free` in front of every copy, with the place and the parity of this turn?",
+            "A tile is announced for a slot whose last tile has not come yet: nothing held the producer back. Is "
+            "there a wait for the empty barrier in front of every copy, with the slot and parity of this iteration?",
         ),
         (
             r"a deadlock.*consume \d waits for barriers.(key|value)_full(?!.*produce 2)",
-            "The producer has ended, and a group still waits for a tile: are there as many tiles as `tiles_to_visit` "
-            "says, and does each go into the place that its turn says?",
+            "The producer has ended, and a consumer still waits for a tile: are there as many tiles as "
+            "`tiles_to_visit` says, and does each go into the slot that its number says?",
         ),
         (
             r"a deadlock.*produce 2 waits for barriers.(key|value)_empty",
-            "The producer waits for a phase that does not come. The remainder of `turn` says which place, its "
-            "quotient how often that place was filled, over all tiles of queries of the block.",
+            "The producer waits for a phase that does not come. The remainder of `turn` says which slot, its "
+            "quotient how often that slot was filled, over all tiles of queries of the block.",
         ),
         # --- in order, and wrong ---
         (
@@ -127,10 +127,11 @@ EXERCISE = InKernel(
         ),
     ),
     hints=(
-        "Every tile is brought by the same three statements: wait until its place is free, announce its bytes to "
-        "`ready`, ask TMA. For keys and values `fetch` does the last two. Which counter belongs to the queries, and "
-        "which to the ring?",
-        "Tile number t of a ring of S places has place t % S, and the wait for `free` has the parity t // S & 1 ^ 1. "
+        "Every tile is brought by the same three statements: wait until its slot is free, announce its bytes to "
+        "the full barrier, ask TMA. For K and V `fetch` does the last two. Which counter belongs to the "
+        "queries, and which to the ring?",
+        "Tile number t of a ring of S slots has slot t % S, and the wait for its empty barrier has the parity "
+        "t // S & 1 ^ 1. "
         "For keys and values t is `turn`, which goes on counting from one tile of queries to the next; for the "
         "queries it is `query_turn`.",
         "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and PARTS copies of "
@@ -172,7 +173,7 @@ def produce(arrays, tiles, barriers, work):
         Wrong("free starts closed", "nobody has used yet", old="turn // STAGES & 1 ^ 1\n", new="turn // STAGES & 1\n"),
         Wrong(
             "turns are counted, not uses",
-            "how often that place was filled",
+            "how often that slot was filled",
             old="used = turn // STAGES & 1 ^ 1",
             new="used = turn & 1 ^ 1",
         ),
@@ -191,18 +192,18 @@ def produce(arrays, tiles, barriers, work):
         ),
         Wrong(
             "free is waited for behind the copy",
-            "stands in front of the copy",
+            "in front of the copy",
             old=VALUES_AWAITED + VALUES_FETCHED,
             new=VALUES_FETCHED + VALUES_AWAITED,
         ),
-        Wrong("the turn does not go on", "every tile goes into the same place", old="            turn += 1\n", new=""),
+        Wrong("the turn does not go on", "every tile goes into the same slot", old="            turn += 1\n", new=""),
         Wrong(
             "every tile of queries counts anew",
             "over all tiles of queries",
             old="        # --- keys and values ---",
             new="        turn = 0",
         ),
-        Wrong("the place is that of j", "says which place", old="stage = turn % STAGES", new="stage = j % STAGES"),
+        Wrong("the slot is that of j", "says which slot", old="stage = turn % STAGES", new="stage = j % STAGES"),
         Wrong(
             "queries are not waited for",
             "wait for `query_empty`",
@@ -210,7 +211,7 @@ def produce(arrays, tiles, barriers, work):
             new="pass",
         ),
         Wrong(
-            "the queries' place starts closed",
+            "the queries' slot starts closed",
             "before anybody has used it",
             old="query_turn // QUERY_STAGES & 1 ^ 1",
             new="query_turn // QUERY_STAGES & 1",
@@ -255,6 +256,6 @@ def produce(arrays, tiles, barriers, work):
             new="            mbarrier.wait(barriers.value_empty.index(stage), used ^ 1)\n            turn += 1\n",
         ),
     ),
-    debrief="This is the producer of every kernel that follows: two counters, a wait for `free` in front of every "
-    "copy, and no wait for a copy to end. In which order it waits for the places of keys and values is up to you.",
+    debrief="This is the producer of every kernel that follows: two counters, a wait for the empty barrier before "
+    "every copy, and no wait for a copy to end. In which order it waits for the slots of keys and values is up to you.",
 )

@@ -27,8 +27,8 @@ class AndNoLonger(InKernel):
         return (
             "The numbers are right, and everything is in order. But a block waits for more than it needs: simulated, "
             f"it takes {mine:,.0f} clocks, and {needed:,.0f} are enough. It waits for copies of a tile that only the "
-            "turn behind the next one uses. Either there is a wait for copies that nobody asked for, or a turn commits "
-            "more than one group, of which `wait_group(1)` leaves only the last one under way."
+            "iteration after the next one uses. Either there is a wait for copies that nobody asked for, or an "
+            "iteration commits more than one group, of which `wait_group(1)` leaves only the last one under way."
         )
 
     def clocks(self, problem: Problem, source: str) -> float:
@@ -59,20 +59,20 @@ EXERCISE = AndNoLonger(
         (
             r"race on \w+ .*: read by all warps[\s\S]*after: copy into LDS",
             "A tile is read before it has come. The loop's `wait_group(1)` waits until one group is left under way. "
-            "What counts as a group is what was begun before a `commit_group()`: do both copies of this turn belong to "
-            "a group of this turn?",
+            "A group holds the copies that started before a `commit_group()`: do both copies of this iteration belong "
+            "to a group of this iteration?",
         ),
         (
             r"first wrong number",
-            "Everything is in order, but the numbers are wrong: does each place get what belongs there, keys from `K` "
+            "Everything is in order, but the numbers are wrong: does each buffer get the right tile, keys from `K` "
             "and values from `V`?",
         ),
     ),
     hints=(
-        "Four statements: one in front of the copies, two copies, one behind them.",
-        "In front: a barrier of all waves, `gl.barrier()`. The copies are "
+        "Four statements: one before the copies, two copies, one after them.",
+        "Before: a barrier of all waves, `gl.barrier()`. The copies are "
         "`fetch(place, pointer, stride, later, seq_len_kv)`, one for the keys and one for the values.",
-        "Behind both copies, and only there: `async_copy.commit_group()`. Then a turn has one group.",
+        "After both copies, and only there: `async_copy.commit_group()`. Then an iteration has one group.",
     ),
     solution="""
 def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
@@ -117,6 +117,6 @@ def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
         ),
     ),
     debrief="All waves must have read a tile before any of them copies over it: that is what the barrier is for. "
-    "Where it is left out, Triton 3.9 sets one by itself, so an answer without it is right as well. With one group a "
-    "turn, `wait_group(1)` leaves just the next tile under way.",
+    "Where it is left out, Triton 3.9 sets one by itself, so an answer without it is right as well. With one group an "
+    "iteration, `wait_group(1)` leaves just the next tile under way.",
 )

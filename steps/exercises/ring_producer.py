@@ -31,31 +31,31 @@ EXERCISE = RingProducer(
         ),
         (
             r"deadlock.*[1-9]\d* bytes missing",
-            "You announced more bytes than TMA brings: does every copy that you ask for report to the barrier `ready` "
-            "of this place?",
+            "You announced more bytes than TMA brings: does every copy that you ask for report to the barrier `full` "
+            "of this slot?",
         ),
         (
-            r"deadlock.*produce 1 waits for ring.free\[0\] with parity 0 \(0 phases",
-            "The producer waits for place 0 to be given back before anybody has used it. In the first round the wait "
-            "for `free` must pass at once.",
+            r"deadlock.*produce 1 waits for ring.empty\[0\] with parity 0 \(0 phases",
+            "The producer waits for slot 0 to be given back before anybody has used it. In the first round the wait "
+            "for `empty` must pass at once.",
         ),
         (
-            r"deadlock.*produce 1 waits for ring.free",
-            "The producer waits for a phase of `free` that does not come. How often has this place been used?",
+            r"deadlock.*produce 1 waits for ring.empty",
+            "The producer waits for a phase of `empty` that does not come. How often has this slot been used?",
         ),
         (
-            r"deadlock.*consume 0 waits for ring.ready.*arrivals missing",
-            "The consumer waits for a place that nobody announced: which place does this tile belong to?",
+            r"deadlock.*consume 0 waits for ring.full.*arrivals missing",
+            "The consumer waits for a slot that nobody announced: which slot does this tile belong to?",
         ),
         (
             r"race on[^\n]*read by wgmma",
-            "The consumer multiplies a tile that has not come yet. `ready` must count the bytes of both tiles before "
+            "The consumer multiplies a tile that has not come yet. `full` must count the bytes of both tiles before "
             "its phase is complete.",
         ),
         (
             r"race on",
-            "TMA writes into a place that the consumer may still be reading. The wait for `free` must come before the "
-            "copies, and name the parity of this use of the place.",
+            "TMA writes into a slot that the consumer may still be reading. The wait for `empty` must come before the "
+            "copies, and name the parity of this use of the slot.",
         ),
         (
             r"more arrivals than.*# source.*expect\(.*expect\(",
@@ -63,8 +63,8 @@ EXERCISE = RingProducer(
         ),
         (
             r"more arrivals than",
-            "The producer announces a tile for a place whose last tile has not come yet: nothing holds it back. The "
-            "wait for `free` must come before the copies, and name the parity of this use of the place.",
+            "The producer announces a tile for a slot whose last tile has not come yet: nothing holds it back. The "
+            "wait for `empty` must come before the copies, and name the parity of this use of the slot.",
         ),
         (
             r"first wrong number",
@@ -72,43 +72,43 @@ EXERCISE = RingProducer(
         ),
     ),
     hints=(
-        "Which place does tile n have, and how often was it used before? Wait until it is free, announce the bytes, "
+        "Which slot does tile n have, and how often was it used before? Wait until it is empty, announce the bytes, "
         "ask for both tiles.",
-        "The place is n % STAGES, and it was used n // STAGES times. The wait for `free` has the parity n // STAGES & "
+        "The slot is n % STAGES, and it was used n // STAGES times. The wait for `empty` has the parity n // STAGES & "
         "1 ^ 1.",
-        "Both copies report to `ring.ready.index(stage)`: announce 2 * TILE_BYTES once. Tile n of a begins at [0, n * "
+        "Both copies report to `ring.full.index(stage)`: announce 2 * TILE_BYTES once. Tile n of a begins at [0, n * "
         "SIDE], tile n of b at [n * SIDE, 0].",
     ),
     solution="""
 def bring(a, b, ring, n):
     stage = n % STAGES
-    mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
-    mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    mbarrier.wait(ring.empty.index(stage), n // STAGES & 1 ^ 1)
+    mbarrier.expect(ring.full.index(stage), 2 * TILE_BYTES)
+    tma.async_load(a, [0, n * SIDE], ring.full.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.full.index(stage), ring.b.index(stage))
 """,
     wrong=(
-        Wrong("free starts closed", "In the first round", old=" ^ 1", new=""),
+        Wrong("empty starts closed", "In the first round", old=" ^ 1", new=""),
         Wrong(
-            "the parity of the turn", "How often has this place been used", old="n // STAGES & 1 ^ 1", new="n & 1 ^ 1"
+            "the parity of the turn", "How often has this slot been used", old="n // STAGES & 1 ^ 1", new="n & 1 ^ 1"
         ),
         Wrong("bytes of one tile", "count the bytes of both tiles", old="2 * TILE_BYTES", new="TILE_BYTES"),
         Wrong(
-            "no wait for free",
+            "no wait for empty",
             "nothing holds it back",
-            old="mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)",
+            old="mbarrier.wait(ring.empty.index(stage), n // STAGES & 1 ^ 1)",
             new="pass",
         ),
         Wrong(
-            "free is waited for behind the copies",
+            "empty is waited for behind the copies",
             "must come before the copies",
             source="""
 def bring(a, b, ring, n):
     stage = n % STAGES
-    mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
-    mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
+    mbarrier.expect(ring.full.index(stage), 2 * TILE_BYTES)
+    tma.async_load(a, [0, n * SIDE], ring.full.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.full.index(stage), ring.b.index(stage))
+    mbarrier.wait(ring.empty.index(stage), n // STAGES & 1 ^ 1)
 """,
         ),
         Wrong(
@@ -117,11 +117,11 @@ def bring(a, b, ring, n):
             source="""
 def bring(a, b, ring, n):
     stage = n % STAGES
-    mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
-    mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
-    mbarrier.wait(ring.ready.index(stage), n // STAGES & 1)
+    mbarrier.wait(ring.empty.index(stage), n // STAGES & 1 ^ 1)
+    mbarrier.expect(ring.full.index(stage), 2 * TILE_BYTES)
+    tma.async_load(a, [0, n * SIDE], ring.full.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.full.index(stage), ring.b.index(stage))
+    mbarrier.wait(ring.full.index(stage), n // STAGES & 1)
 """,
         ),
         Wrong("the rows of b do not move", "look at the coordinates", old="[n * SIDE, 0]", new="[0, 0]"),
@@ -132,14 +132,14 @@ def bring(a, b, ring, n):
             source="""
 def bring(a, b, ring, n):
     stage = n % STAGES
-    mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
-    mbarrier.expect(ring.ready.index(stage), TILE_BYTES)
-    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    mbarrier.expect(ring.ready.index(stage), TILE_BYTES)
-    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    mbarrier.wait(ring.empty.index(stage), n // STAGES & 1 ^ 1)
+    mbarrier.expect(ring.full.index(stage), TILE_BYTES)
+    tma.async_load(a, [0, n * SIDE], ring.full.index(stage), ring.a.index(stage))
+    mbarrier.expect(ring.full.index(stage), TILE_BYTES)
+    tma.async_load(b, [n * SIDE, 0], ring.full.index(stage), ring.b.index(stage))
 """,
         ),
     ),
-    debrief="Wait until the place is free, announce all bytes once, ask for the tiles. The producer never waits for a "
+    debrief="Wait until the slot is empty, announce all bytes once, ask for the tiles. The producer never waits for a "
     "copy to end: that is the consumer's wait.",
 )

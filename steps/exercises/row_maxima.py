@@ -44,7 +44,7 @@ EXERCISE = Plain(
     by=judge,
     hints=(
         "Lanes 4r to 4r + 3 share row r. Which lanes does lane 5 reach with distances 1, 2 and 4?",
-        "After one shuffle at distance 1, neighbours agree. The second shuffle must send what the first one found, "
+        "After one shuffle at distance 1, neighbors agree. The second shuffle must send what the first one found, "
         "not the "
         "numbers of the beginning.",
         "For distance 1 and then 2: other = shuffle(own, distance), and own becomes the larger of own and other, "

@@ -35,7 +35,10 @@ def _known(row: torch.Tensor, mine: float) -> str:
     whole = len(row) // COLUMNS * COLUMNS
     last = row[(len(row) - 1) // COLUMNS * COLUMNS :]
     for total, why in (
-        (row[:COLUMNS].sum() * -(-len(row) // COLUMNS), "That is the first tile, in every turn: whose index is it?"),
+        (
+            row[:COLUMNS].sum() * -(-len(row) // COLUMNS),
+            "That is the first tile, in every iteration: whose index is it?",
+        ),
         (last.sum(), "That is the last tile alone: is it added to the total so far?"),
         (row[:whole].sum(), "That leaves out the columns of the last tile, which is not full."),
     ):
@@ -49,9 +52,10 @@ EXERCISE = Plain(
     function="row_totals",
     by=judge,
     hints=(
-        "The index of a load counts tiles. Which tile of rows is this block's, and which of columns is the turn's?",
-        "The last tile of columns may stick out of the array: ct.cdiv counts it, and padding with zeros adds nothing.",
-        "ct.sum(x, axis=1, keepdims=True) is [4, 1], like the total: add it to the total in every turn.",
+        "The index of a load counts tiles. Which tile of rows belongs to this block? Which tile of columns belongs to "
+        "this iteration?",
+        "The last tile of columns may reach beyond the array: ct.cdiv counts it, and padding with zeros adds nothing.",
+        "ct.sum(x, axis=1, keepdims=True) is [4, 1], like the total: add it to the total in every iteration.",
     ),
     solution="""
 def row_totals(X, Out):
@@ -63,7 +67,12 @@ def row_totals(X, Out):
     ct.store(Out, (i, 0), total)
 """,
     wrong=(
-        Wrong("the same tile in every turn", "first tile, in every turn", old="(i, j), (4, 8)", new="(i, 0), (4, 8)"),
+        Wrong(
+            "the same tile in every iteration",
+            "first tile, in every iteration",
+            old="(i, j), (4, 8)",
+            new="(i, 0), (4, 8)",
+        ),
         Wrong(
             "the index counts elements",
             "lies entirely outside the array",
@@ -76,5 +85,6 @@ def row_totals(X, Out):
         Wrong("nothing is padded", "outside of the array", old=", padding_mode=ct.PaddingMode.ZERO", new=""),
         Wrong("axes swapped", "The total of row", old="axis=1, keepdims=True", new="axis=0, keepdims=True"),
     ),
-    debrief="The block's number and the turn choose a tile; padding and `ct.store` take care of what sticks out.",
+    debrief="The number of the block and the iteration choose a tile. Padding and `ct.store` take care of its elements "
+    "outside the array.",
 )

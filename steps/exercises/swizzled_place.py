@@ -50,7 +50,7 @@ EXERCISE = Plain(
     hints=(
         "Only whole chunks move, and only within their row. So the place is 64 * row + 8 * (new number of the chunk) + "
         "(column within the chunk).",
-        "The chunk is column // 8. Eight neighbouring rows need eight different new numbers for the same chunk, and "
+        "The chunk is column // 8. Eight neighboring rows need eight different new numbers for the same chunk, and "
         "the "
         "eight chunks of a row need eight different ones, too. Exclusive or (`^`) with a number from 0 to 7 does it.",
         "The new number is (column // 8) ^ (row % 8).",

@@ -67,10 +67,10 @@ EXERCISE = Plain(
     hints=(
         "First count: scores are 128 numbers of float32 a query, weights 128 numbers of 16 bits, an output head_dim "
         "numbers of float32. A column holds 32 bits a query.",
-        "Begin with the scores of part 0 at column 0 and those of part 1 behind them. The outputs come behind both. A "
+        "Put the scores of part 0 at column 0 and those of part 1 after them. The outputs come after both. A "
         "part's weights begin where its scores begin.",
         "Scores: (128 * part, 128). Weights: (128 * part, 64). The outputs begin at column 256: that of part 1 lies "
-        "head_dim columns behind that of part 0.",
+        "head_dim columns after that of part 0.",
     ),
     solution="""
 def columns(what, part, head_dim):

@@ -1,4 +1,4 @@
-"""Three groups that issue their products in turn: an mbarrier for each, on which the group before says "yours"."""
+"""Three warpgroups that issue their products in turn: an mbarrier for each, on which the one before arrives."""
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
@@ -8,8 +8,8 @@ KEYS = 128  # of a tile
 
 
 def issued_in_turn(run, problem) -> str | None:
-    """Whether the groups begin the two products of a turn one group after the other, 0, 1, 2, 0 and so on."""
-    a_tile = 2 * -(-problem.seq_len_kv // KEYS)  # products of a group for a tile of queries
+    """Whether the warpgroups begin the two products of a turn one warpgroup after the other, 0, 1, 2, 0 and so on."""
+    a_tile = 2 * -(-problem.seq_len_kv // KEYS)  # products of a warpgroup for a tile of queries
     for roles in products(run).values():
         seen: dict[str, int] = {}
         ordered = []
@@ -21,9 +21,9 @@ def issued_in_turn(run, problem) -> str | None:
             if group != right:
                 so_far = ", ".join(map(str, ordered[: n + 1]))
                 return (
-                    "the numbers are right, but the groups do not keep the order. Of the products inside the loop, "
-                    f"these groups begin one after the other: {so_far}; the last must be group {right}. A group may "
-                    "hand its turn on only when it has begun both of its products."
+                    "the numbers are right, but the consumers do not keep the order. Of the products inside the loop, "
+                    f"these consumers begin one after the other: {so_far}; the last must be consumer {right}. A "
+                    "consumer may hand its turn on only when it has begun both of its products."
                 )
     return None
 
@@ -44,14 +44,14 @@ EXERCISE = InKernel(
     lengths=(384, 768),
     multiple=384,
     watch=issued_in_turn,
-    lacking=(("mbarrier.arrive(", "Nobody hands the turn on: an arrival on the next group's barrier is missing."),),
+    lacking=(("mbarrier.arrive(", "Nobody hands the turn on: an arrival on the next consumer's barrier is missing."),),
     hints=(
-        "Every group has a barrier of its own, barriers.turns.index(part), and one arrival completes a phase of it. "
-        "Who arrives on the barrier of a group says to it: yours. Which group does that, and when?",
-        "For its n-th turn group 1 waits for phase n of its barrier, so the parity is n & 1. A fresh barrier lets a "
-        "wait for parity 1 pass. Group 0 has the first turn with nobody before it: it waits for the other parity.",
-        "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST) before the first product, where FIRST is 1 for group "
-        "0 and else 0. Behind both products: mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1).",
+        "Every consumer has a barrier of its own, barriers.turns.index(part), and one arrival completes a phase of it. "
+        "Who arrives on a consumer's barrier tells it that it is its turn. Which consumer does that, and when?",
+        "For its n-th turn consumer 1 waits for phase n of its barrier, so the parity is n & 1. A fresh barrier lets a "
+        "wait for parity 1 pass. Consumer 0 has the first turn with nobody before it: it waits for the other parity.",
+        "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST) before the first product, where FIRST is 1 for "
+        "consumer 0 and else 0. Behind both: mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1).",
     ),
     solution="""
 def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: gl.constexpr):
@@ -92,6 +92,6 @@ def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: g
 """,
         ),
     ),
-    debrief="A turn is an mbarrier with one arrival. The parity of the n-th wait is the parity of n, and the group "
+    debrief="A turn is an mbarrier with one arrival. The parity of the n-th wait is the parity of n, and the consumer "
     "that begins waits for the other one, which a fresh barrier lets pass.",
 )

@@ -9,11 +9,10 @@ EXERCISE = InRing(
     function="wait_for_tile",
     typical=((r"race on.*read by.*index\(stage\)", "A tile is read whose copy is not known to have ended."),),
     hints=(
-        "Write down for STAGES = 2 which groups have been committed when turn j = 0 begins, and which of them turn 0 "
-        "needs.",
-        "Before the loop STAGES groups were committed, and every turn commits one more. So in turn j there are "
-        "STAGES + j "
-        "groups; tile j is in number j, and those after it may be under way.",
+        "Write down for STAGES = 2 which groups have been committed when iteration 0 begins, and which of them that "
+        "iteration needs.",
+        "Before the loop STAGES groups were committed, and every iteration commits one more. So in iteration j there "
+        "are STAGES + j groups. Tile j is in number j, and those after it may be under way.",
         "STAGES - 1 groups are younger than that of tile j. The tile lies in stage j % STAGES.",
     ),
     solution="""
@@ -31,5 +30,5 @@ def wait_for_tile(j):
     ),
     debrief="wait_group counts from the youngest group backwards. So its number is how far the copies run ahead, and "
     "it is "
-    "the same in every turn, as long as every turn commits exactly one group.",
+    "the same in every iteration, as long as each commits exactly one group.",
 )

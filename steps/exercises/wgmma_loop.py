@@ -1,4 +1,4 @@
-"""The loop of the first Hopper kernel: products that are begun and waited for, and a place that is filled again."""
+"""The loop of the first Hopper kernel: products that are begun and waited for, and a slot that is filled again."""
 
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong, source_of
@@ -9,8 +9,8 @@ AT_ONCE = (
 )
 NOT_MET = (
     "Nothing was found, but the warpgroups do not meet between the wait for the PV product and the request to TMA. "
-    "Each group has waited for its own products alone. Today's compiler lets all warps meet in front of a request; do "
-    "not build on that, and say `gl.barrier()` where the other group must have read the tile."
+    "Each warpgroup has waited for its own products alone. Today's compiler lets all warps meet before a request; do "
+    "not rely on that, and write `gl.barrier()` where the other warpgroup must have read the tile."
 )
 
 
@@ -58,7 +58,7 @@ EXERCISE = WgmmaLoop(
     typical=(
         (
             r"race on tiles.(key|value)[^\n]*TMA load.*after: read by wgmma",
-            "TMA is asked to fill a place that a product still reads: wait for the product first, and let all warps "
+            "TMA is asked to fill a slot that a product still reads: wait for the product first, and let all warps "
             "meet.",
         ),
         (
@@ -72,20 +72,20 @@ EXERCISE = WgmmaLoop(
         ),
         (
             r"race on tiles.(key|value)[^\n]*TMA load.*after: TMA load",
-            "TMA is asked for two tiles in the same place: into which place does tile j + STAGES go?",
+            "TMA is asked for two tiles in the same slot: into which slot does tile j + STAGES go?",
         ),
         (
             r"first wrong number.*# source.*place, j \+ 1,",
-            "Everything is in order, but the wrong tile comes into this place: the next one has a place already.",
+            "Everything is in order, but the wrong tile comes into this slot: the next one has a slot already.",
         ),
         (
             r"a deadlock.*(key|value)_full",
-            "The warps wait for a tile that nobody has asked TMA for. A place that has been read must be filled "
+            "The warps wait for a tile that nobody has asked TMA for. A slot that has been read must be filled "
             "again, for the turn that is STAGES later, as long as there are tiles.",
         ),
         (
             r"more arrivals",
-            "A tile is announced to a barrier that still waits for another one: into which place does tile j + STAGES "
+            "A tile is announced to a barrier that still waits for another one: into which slot does tile j + STAGES "
             "go?",
         ),
     ),
@@ -124,7 +124,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 
-        # --- fill the places again ---
+        # --- fill the slots again ---
         gl.barrier()
         if j + STAGES < end:
             fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
@@ -163,20 +163,20 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
             new="place, j + 1, turn",
         ),
         Wrong(
-            "into the other place",
-            "into which place",
+            "into the other slot",
+            "into which slot",
             old="j + STAGES, turn % STAGES",
             new="j + STAGES, (turn + 1) % STAGES",
         ),
         Wrong(
-            "the places are not filled again",
+            "the slots are not filled again",
             "nobody has asked TMA for",
             old="fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)",
             new="pass",
         ),
-        Wrong("the groups do not meet", "do not meet between", old="        gl.barrier()\n", new=""),
+        Wrong("the warpgroups do not meet", "do not meet between", old="        gl.barrier()\n", new=""),
         Wrong(
-            "the groups meet behind the request",
+            "the warpgroups meet behind the request",
             "do not meet between",
             old="""        gl.barrier()
         if j + STAGES < end:
@@ -210,10 +210,10 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         ),
         Wrong(
             "filled again before the product is over",
-            "a place that a product still reads",
+            "a slot that a product still reads",
             old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 
-        # --- fill the places again ---
+        # --- fill the slots again ---
         gl.barrier()
         if j + STAGES < end:
             fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
@@ -225,6 +225,6 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
 """,
         ),
     ),
-    debrief="A product is over behind its wait, for the warpgroup that waits. Before its place is filled again, all "
-    "groups that read it must be done: here they meet, every turn.",
+    debrief="A product has ended behind its wait, for the warpgroup that waits. Before its slot is filled again, all "
+    "warpgroups must have read it: here they meet in every iteration.",
 )

@@ -66,7 +66,7 @@ EXERCISE = Edges(
         "Query q sees the keys q - WINDOW + 1 to q. Which query of the tile sees furthest to the left, and which sees "
         "least far? One decides about first, the other about left.",
         "The first query, number i * ROWS, sees furthest: first is the tile that holds its first key. The last one is "
-        "number (i + 1) * ROWS - 1: from the tile that begins at or behind its first key on, nothing is hidden.",
+        "number (i + 1) * ROWS - 1: from the tile that begins at or after its first key on, nothing is hidden.",
         "The first keys are i * ROWS + 1 - WINDOW and (i + 1) * ROWS - WINDOW, but never below 0. For first divide "
         "with //, for left round up with ct.cdiv.",
     ),

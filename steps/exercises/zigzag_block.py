@@ -31,7 +31,7 @@ def _wrong(mine, own: int, owner: int, ranks: int) -> str | None:
         a, b = too_much[0]
         return (
             f"rank {own}'s {names[a]} piece is number {queries[a]}, and rank {owner}'s {names[b]} piece of keys is "
-            f"number {keys[b]}: that is behind it, and the mask hides it."
+            f"number {keys[b]}: that is later, and the mask hides it."
         )
     if missing := sorted(wanted - found):
         a, b = missing[0]
@@ -51,8 +51,8 @@ EXERCISE = Plain(
         "keys with a smaller number, as both belong to different ranks. Try it with N = 4, ranks 1 and 2.",
         "A late piece has a larger number than every early one. So late queries see the owner's early keys always. "
         "What is left to decide is early on early, and late on late, and early on late is never seen.",
-        "If owner < own, its early piece is before both of yours, and its late one behind both: both queries, early "
-        "keys. Else its late piece is before your late one, and both are behind your early one.",
+        "If owner < own, its early piece is before both of yours, and its late one after both: both queries, early "
+        "keys. Else its late piece is before your late one, and both are after your early one.",
     ),
     solution="""
 def block(own, owner):
@@ -85,5 +85,5 @@ def block(own, owner):
         Wrong("one word", "two words must come back", old='return "late", "both"', new='return "late"'),
     ),
     debrief="Either way it is half of a part, and needs no mask: two pieces of queries on one of keys, or one on two. "
-    "So every rank takes equally long in every turn, and nobody waits for a rank that has more to do.",
+    "So every rank takes equally long in every iteration, and nobody waits for a rank that has more to do.",
 )

@@ -8,6 +8,7 @@ of a row are added up after the loop. That alone brings nothing: ``deferred_sum`
 more.
 """
 
+from steps.core.problems import few_heads
 from steps.core.tiles import Tile
 from steps.gluon import step103_stages
 
@@ -16,6 +17,7 @@ STEP = step103_stages.STEP.evolve(
     name="gluon_larger_tile",
     title="A larger tile",
     change="A block takes 128 queries: every warp uses a fragment of K or V twice. Lanes add their sums last.",
+    default_problem=few_heads(),
     tile=Tile(128, 64),
     defer_sum=True,
 )

@@ -27,7 +27,7 @@ STEP = step200_wgmma.STEP.evolve(
 REGISTER_REALLOCATION = STEP.evolve(
     name="register_reallocation",
     title="Register reallocation",
-    change="The producer gives registers up, and a thread that computes may have 240 in place of 168.",
+    change="The producer gives up registers, and a consumer thread may have 240 instead of 168.",
     inside="producer",
     default_problem=standard(head_dim=256),
     registers=240,
@@ -38,7 +38,7 @@ REGISTER_REALLOCATION = STEP.evolve(
 PING_PONG = REGISTER_REALLOCATION.evolve(
     name="ping_pong",
     title="Ping-pong",
-    change="The two warpgroups issue their QK products in turn, one after the other.",
+    change="The two warpgroups issue their QK products in a fixed order, one after the other.",
     inside="producer",
     default_problem=FULL,
     turns=IN_TURN,

@@ -15,7 +15,7 @@ STEP = step201_producer.REGISTER_REALLOCATION.evolve(
     name="intra_warpgroup_overlap",
     previous=step201_producer.STEP,
     title="Intra-warpgroup overlap",
-    change="Both products of a turn are begun together; the producer gives registers up to those who compute.",
+    change="Both products of an iteration are issued together; the producer gives registers to the consumers.",
     default_problem=HEADLINE,
     generation=overlapped.consume,
 )

@@ -22,7 +22,7 @@ STEP = OUTPUT_APART.evolve(
     name="lpt_scheduler",
     previous=step202_intra_warpgroup_overlap.STEP,
     title="Persistent, LPT scheduler",
-    change="One block an SM stays, and computes a list of tiles that was dealt before the launch.",
+    change="As many blocks run as there are SMs, and each computes a list of tiles, dealt longest first.",
     default_problem=HEADLINE,
     order=DEALT,
 )

@@ -55,7 +55,7 @@ STEP = UP_TO_128.evolve(
     name="pv_wait_after_max",
     previous=step205_split_epilogue.STEP,
     title="PV wait behind the row max",
-    change="The wait for the PV product is held between maxima and exponentials; lanes add their sums last.",
+    change="The wait for the PV product moves behind the row maxima; row sums are added across lanes at the end.",
     default_problem=HEADLINE,
     softmax=wait_behind_maxima,
 )

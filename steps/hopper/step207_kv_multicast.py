@@ -46,7 +46,7 @@ STEP = step206_pv_wait_after_max.STEP.evolve(
 SPLIT_HEAD_DIM = STEP.evolve(
     name="split_head_dim",
     title="Two pieces of head_dim",
-    change="Products take the columns of a head_dim between powers of two in two pieces, without those that are zeros.",
+    change="A head_dim between powers of two is multiplied in two pieces, without the columns that are zeros.",
     inside="kv_multicast",
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=192, causal=True),
     in_pieces=True,
@@ -55,7 +55,7 @@ SPLIT_HEAD_DIM = STEP.evolve(
 BALANCED_TAIL = SPLIT_HEAD_DIM.evolve(
     name="balanced_tail",
     title="A balanced tail",
-    change="The last section of heads is larger where its long tiles would else begin too late: beyond head_dim 128.",
+    change="Beyond head_dim 128 the last group of heads is larger where its long tiles would begin too late.",
     inside="kv_multicast",
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
     order=dataclasses.replace(DEALT, balanced_tail=True),

@@ -121,14 +121,13 @@ def sent_bytes(name: str, problem: Problem, ranks: int) -> int:
     return own * (ranks - 1) // ranks
 
 
-def least_tokens(problem: Problem, rate: float, link: Link, within: int = 1) -> float:
+def least_tokens(problem: Problem, rate: float, link: Link) -> float:
     """Tokens a GPU from which computing a part takes as long as sending one, evenly shared out.
 
     A part of n tokens has a number of scores that grows with n^2, and bytes that grow with n: any link keeps up at some
-    length. within: GPUs of a host that exchange heads, so that a part has the tokens of all of them, and each sends
-    that of its heads. The mask is causal or not as the problem has it.
+    length. The mask is causal or not as the problem has it.
     """
     scores = 0.5 if problem.causal else 1.0  # of n^2, in a turn
     heads, keys = problem.heads, problem.kv_heads
     # 4 B heads D scores n^2 / rate >= 4 B keys D n / link, for each head
-    return keys * rate / (heads * scores * link.rate) / within
+    return keys * rate / (heads * scores * link.rate)

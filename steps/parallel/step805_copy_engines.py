@@ -41,7 +41,7 @@ COPY_ENGINES_GRADIENTS = step803_zigzag.ZIGZAG_GRADIENTS.evolve(
 PARALLEL_DYNAMIC_SCHEDULER = STEP.evolve(
     name="parallel_dynamic_scheduler",
     title="Dynamic scheduler on every rank",
-    change="The kernel's blocks take the next tile of queries when they are ready for one; before, each had a list.",
+    change="The kernel's blocks take the next tile of queries when they are ready; before, each had a list.",
     inside="copy_engines",
     taking=True,
 )

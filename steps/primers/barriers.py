@@ -15,26 +15,26 @@ SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=
 
 
 @gluon.jit
-def load_box(source, row, place, ready, n):
-    """Bring rows [row, row + ROWS) into a place of shared memory, and wait for them: use n of the barrier."""
-    mbarrier.expect(ready, ROWS * COLUMNS * 2)
-    tma.async_load(source, [row, 0], ready, place)
-    mbarrier.wait(ready, n & 1)
+def load_box(source, row, buffer, full, n):
+    """Bring rows [row, row + ROWS) into a buffer in shared memory, and wait for them: use n of the barrier."""
+    mbarrier.expect(full, ROWS * COLUMNS * 2)
+    tma.async_load(source, [row, 0], full, buffer)
+    mbarrier.wait(full, n & 1)
 
 
 @gluon.jit
 def double(source, target, boxes):
-    """target = 2 * source, one box after the other, in one place of shared memory."""
-    place = gl.allocate_shared_memory(gl.float16, [ROWS, COLUMNS], source.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
+    """target = 2 * source, one box after the other, in one buffer in shared memory."""
+    buffer = gl.allocate_shared_memory(gl.float16, [ROWS, COLUMNS], source.layout)
+    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(full, count=1)
     fence_async_shared()  # TMA sees the barrier
     for n in range(boxes):
-        load_box(source, n * ROWS, place, ready, n)
-        place.store(place.load(LAYOUT) * 2.0)
+        load_box(source, n * ROWS, buffer, full, n)
+        buffer.store(buffer.load(LAYOUT) * 2.0)
         fence_async_shared()  # TMA sees what the warps have written
-        tma.async_store(target, [n * ROWS, 0], place)
-        tma.store_wait(0)  # TMA has read the place: it may be filled again
+        tma.async_store(target, [n * ROWS, 0], buffer)
+        tma.store_wait(0)  # TMA has read the buffer: it may be filled again
 
 
 def described(tensor):

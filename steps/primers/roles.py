@@ -1,4 +1,4 @@
-"""Small kernels of the chapter on wgmma and roles: they run on the simulator, and compile for sm_90."""
+"""A small kernel with a producer and a consumer: it runs on the simulator, and compiles for sm_90."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ TILE_BYTES = gl.constexpr(SIDE.value * SIDE.value * 2)
 STAGES = gl.constexpr(3)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-FIRST_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
 
 
 @gluon.jit
@@ -37,57 +36,16 @@ def write(target, sums):
     gl.store(target + row[:, None] * SIDE + column[None, :], sums)
 
 
-# --- products ---
-
-
-@gluon.jit
-def bring_factors(a, b, tiles):
-    """One tile of a and one of b, side by side in shared memory."""
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
-    fence_async_shared()
-    mbarrier.expect(ready, 2 * TILE_BYTES)
-    tma.async_load(a, [0, 0], ready, tiles.index(0))
-    tma.async_load(b, [0, 0], ready, tiles.index(1))
-    mbarrier.wait(ready, 0)
-
-
-@gluon.jit
-def multiply(a, b, target, in_registers: gl.constexpr):
-    """target = a @ b, the first factor from shared memory or from registers."""
-    tiles = gl.allocate_shared_memory(gl.float16, [2, SIDE, SIDE], SHARED)
-    bring_factors(a, b, tiles)
-    first = tiles.index(0)
-    if in_registers:
-        first = first.load(FIRST_FACTOR)
-    sums = warpgroup_mma(first, tiles.index(1), no_sums(), use_acc=False, is_async=True)
-    sums = warpgroup_mma_wait(0, deps=[sums])
-    write(target, sums)
-
-
-@gluon.jit
-def two_products(a, b, target):
-    """target = 2 * (a @ b) + b @ a; the first product is used while the second may still run."""
-    tiles = gl.allocate_shared_memory(gl.float16, [2, SIDE, SIDE], SHARED)
-    bring_factors(a, b, tiles)
-    one = warpgroup_mma(tiles.index(0), tiles.index(1), no_sums(), use_acc=False, is_async=True)
-    two = warpgroup_mma(tiles.index(1), tiles.index(0), no_sums(), use_acc=False, is_async=True)
-    one = warpgroup_mma_wait(1, deps=[one])
-    doubled = one * 2.0
-    two = warpgroup_mma_wait(0, deps=[two])
-    write(target, doubled + two)
-
-
 # --- a ring between a producer and a consumer ---
 
 
 class Ring(NamedTuple):
-    """STAGES places for a tile of a and one of b, and two barriers for each: filled, and given back."""
+    """STAGES slots for a tile of a and one of b, and two barriers for each: filled, and given back."""
 
     a: object
     b: object
-    ready: object
-    free: object
+    full: object
+    empty: object
 
 
 @gluon.jit
@@ -100,22 +58,22 @@ def barriers(length: gl.constexpr):
 
 @gluon.jit
 def bring(a, b, ring, n):
-    """The producer: tile n of a and of b, into their place in the ring."""
+    """The producer: tile n of a and of b, into their slot of the ring."""
     stage = n % STAGES
-    mbarrier.wait(ring.free.index(stage), n // STAGES & 1 ^ 1)
-    mbarrier.expect(ring.ready.index(stage), 2 * TILE_BYTES)
-    tma.async_load(a, [0, n * SIDE], ring.ready.index(stage), ring.a.index(stage))
-    tma.async_load(b, [n * SIDE, 0], ring.ready.index(stage), ring.b.index(stage))
+    mbarrier.wait(ring.empty.index(stage), n // STAGES & 1 ^ 1)
+    mbarrier.expect(ring.full.index(stage), 2 * TILE_BYTES)
+    tma.async_load(a, [0, n * SIDE], ring.full.index(stage), ring.a.index(stage))
+    tma.async_load(b, [n * SIDE, 0], ring.full.index(stage), ring.b.index(stage))
 
 
 @gluon.jit
 def take(ring, n, sums):
-    """The consumer: add the product of tile n, and give its place back."""
+    """The consumer: add the product of tile n, and give its slot back."""
     stage = n % STAGES
-    mbarrier.wait(ring.ready.index(stage), n // STAGES & 1)
+    mbarrier.wait(ring.full.index(stage), n // STAGES & 1)
     sums = warpgroup_mma(ring.a.index(stage), ring.b.index(stage), sums, is_async=True)
     sums = warpgroup_mma_wait(0, deps=[sums])
-    mbarrier.arrive(ring.free.index(stage), count=1)
+    mbarrier.arrive(ring.empty.index(stage), count=1)
     return sums
 
 
@@ -171,34 +129,10 @@ def empty():
     return torch.full((SIDE.value, SIDE.value), float("nan"))
 
 
-def multiply_case(chance, in_registers=False):
-    (a, b), target = factors(chance), empty()
-    return Case(multiply, (described(a), described(b), target, in_registers), target, a.float() @ b.float())
-
-
-def registers_case(chance):
-    return multiply_case(chance, in_registers=True)
-
-
-def two_products_case(chance):
-    (a, b), target = factors(chance), empty()
-    return Case(
-        two_products,
-        (described(a), described(b), target),
-        target,
-        2 * (a.float() @ b.float()) + b.float() @ a.float(),
-    )
-
-
 def matmul_case(chance, tiles=None):
-    tiles = tiles or chance.randint(7, 11)  # every place is filled three times, some four
+    tiles = tiles or chance.randint(7, 11)  # every slot is filled three times, some four
     (a, b), target = factors(chance, tiles * SIDE.value), empty()
     return Case(matmul, (described(a), described(b), target, tiles), target, a.float() @ b.float())
 
 
-CASES = {
-    "multiply": multiply_case,
-    "multiply from registers": registers_case,
-    "two_products": two_products_case,
-    "matmul": matmul_case,
-}
+CASES = {"matmul": matmul_case}

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from steps.core.fused import FusedStep
 from steps.core.gradients import GradientStep
-from steps.core.ladder import get_step
+from steps.core.ladder import ROOT, get_step
 from steps.core.paged import PagedStep
 from steps.core.step import DEFAULT_ARCH, Step, Unsupported
 from steps.writing.flat import flatten
+from steps.writing.program import Program
 from tutorial_lib.compiler import cache_folder
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
@@ -54,6 +55,22 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep
 def flat_text(entry, constants: tuple[tuple[str, object], ...], keep: frozenset[str] = frozenset()) -> str:
     """A kernel's text, made once for all problems that it is compiled for with the same constants."""
     return flatten(entry, dict(constants), header=HEADER, keep=keep)
+
+
+def places(step: FusedStep, problem: Problem, arch: str | None = None) -> list[tuple[str, str, str]]:
+    """(function, file:line, first line of its docstring) of all that a step runs for a problem, callers first.
+
+    Raises as ``written_out`` does.
+    """
+    written_out(step, problem, arch)  # refuses what has no kernel
+    program = Program(*step.entry(problem, arch or step.made_for))
+    program.fold()
+    found = []
+    for function in program.functions.values():
+        code, said = function.function.__code__, function.function.__doc__ or ""
+        where = Path(code.co_filename).relative_to(ROOT.parent).as_posix()
+        found.append((function.name, f"{where}:{code.co_firstlineno}", said.split("\n")[0]))
+    return found
 
 
 def without_title(text: str) -> str:

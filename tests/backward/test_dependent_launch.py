@@ -8,7 +8,6 @@ import torch
 
 from steps import get_step
 from steps.backward_hopper import skeleton
-from steps.backward_hopper.lib import EARLY
 from steps.core.problems import standard
 from steps.writing.written import write_step
 from tests.backward.schedules import right
@@ -185,8 +184,3 @@ def test_early_kernels_are_launched_so_and_the_first_is_not(monkeypatch):
     BACKWARD.call(step, shape, inputs, BACKWARD.poisoned(inputs))
     names = ["prepare", "fmha_backward", "scaled", "scaled", "scaled"]
     assert launched == [(name, n > 0, n < 4) for n, name in enumerate(names)]
-
-
-def test_early_does_not_go_with_the_last_block_scaling():
-    with pytest.raises(ValueError, match="kernels that do not begin early"):
-        dataclasses.replace(get_step("last_block_scales"), begin=EARLY)

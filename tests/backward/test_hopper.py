@@ -1,10 +1,8 @@
 """The backward steps for Hopper: no race under any schedule, and products that the compiler leaves under way."""
 
-import math
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +13,10 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from steps import get_step
-from steps.backward_hopper import apart, halves, spare, together
-from steps.backward_hopper.adding import ANY_ORDER, BY_TMA, FOURS_LATER, IN_TURN
-from steps.backward_hopper.halves import BATCH, HEADS
+from steps.backward_hopper import apart, spare, together
+from steps.backward_hopper.adding import ANY_ORDER, FOURS_LATER, IN_TURN
 from steps.backward_hopper.lib import ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
-from steps.backward_hopper.skeleton import own_blocks
 from steps.backward_hopper.variant import Variant
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
@@ -151,120 +147,6 @@ def test_tma_finds_the_halves_of_odd_rows_in_changed_places(head_dim):
     assert places == [row * columns + (column ^ (row & 1) * 16) for row in range(rows) for column in range(columns)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "axis"),
-    [
-        ({}, BATCH),
-        ({"batch": 1, "heads": 64, "kv_heads": 64}, HEADS),
-        ({"batch": 3, "heads": 64, "kv_heads": 32}, HEADS),
-        ({"batch": 3, "heads": 45, "kv_heads": 45}, None),
-        ({"seq_len_q": 1024, "seq_len_kv": 1024}, None),
-    ],
-    ids=str,
-)
-def test_a_call_is_cut_along_what_is_even_where_each_half_has_enough_blocks(changes, axis):
-    shape = replace(standard(4096), **changes)
-    step = get_step("two_streams")
-    blocks = own_blocks(shape, step.variant(shape))
-    assert halves.axis_of(shape, math.prod(blocks)) == axis
-    if axis is not None:
-        half = halves.half_of(shape, axis)
-        assert 2 * math.prod(own_blocks(half, step.variant(half))) == math.prod(blocks)
-
-
-def cut_calls(monkeypatch) -> list:
-    """Has calls cut that have two blocks or more; the devices of those that were."""
-    cut, beside = [], halves.beside
-    monkeypatch.setattr(halves, "LEAST", 1)
-    monkeypatch.setattr(halves, "beside", lambda device: cut.append(device) or beside(device))
-    return cut
-
-
-@pytest.mark.parametrize("given", [False, True], ids=["made", "out"])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        problem(batch=2, heads=1, seq_len_q=200, seq_len_kv=150, head_dim=64),
-        problem(batch=1, heads=4, kv_heads=2, seq_len_q=100, seq_len_kv=200, head_dim=128, causal=False),
-        problem(batch=1, heads=2, seq_len_q=70, seq_len_kv=130, head_dim=256),
-    ],
-    ids=lambda p: p.slug,
-)
-def test_two_halves_are_the_whole(shape, given, monkeypatch):
-    """Bit for bit what conflict_free_layout computes, where a half may have one block; in the caller's tensors, too."""
-    cut = cut_calls(monkeypatch)
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    out = tuple(torch.full_like(x, float("nan")) for x in inputs[:3]) if given else None
-    step, before = replace(get_step("two_streams")), get_step("conflict_free_layout")  # no launches made ready before
-    made = step.gradients(*inputs, causal=shape.causal, out=out)
-    assert not given or all(a is b for a, b in zip(made, out, strict=True))
-    assert cut == [torch.device("cpu")]
-    for mine, its in zip(made, before.gradients(*inputs, causal=shape.causal), strict=True):
-        assert torch.equal(mine, its)
-
-
-class FakeCuda:
-    """Streams, events and what is launched where, in the order in which the host says it."""
-
-    def __init__(self):
-        self.said, self.now = [], self.Stream(self, "first")
-        self.pool = [self.Stream(self, "first"), self.Stream(self, "second")]
-
-    class Stream:
-        def __init__(self, fake, name):
-            self.fake, self.name, self.cuda_stream = fake, name, hash(name)
-
-        def wait_event(self, event):
-            self.fake.said.append(f"{self.name} waits for {event.of}")
-
-    @contextmanager
-    def stream(self, stream):
-        before, self.now = self.now, stream
-        yield
-        self.now = before
-
-    def launch(self, name):
-        self.said.append(f"{name} on {self.now.name}")
-
-    def put_in_place(self, monkeypatch):
-        fake = self
-
-        class Event:
-            def record(self, stream):
-                self.of = f"{stream.name} so far"
-                fake.said.append(f"{stream.name} so far")
-
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.now)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: fake.pool.pop(0))
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "stream", fake.stream)
-
-
-def test_each_stream_waits_for_the_other(monkeypatch):
-    """The second for what the first had before the call, and nothing else; the first for all of the second."""
-    fake = FakeCuda()
-    fake.put_in_place(monkeypatch)
-    halves._second.cache_clear()
-    device = torch.device("cuda", 0)
-    for _ in range(2):
-        with halves.beside(device) as elsewhere:
-            fake.launch("one half")
-            with elsewhere:
-                fake.launch("the other")
-    with pytest.raises(KeyboardInterrupt), halves.beside(device):  # what it left running is waited for all the same
-        raise KeyboardInterrupt
-    halves._second.cache_clear()
-    fork, join = ["first so far", "second waits for first so far"], ["second so far", "first waits for second so far"]
-    assert fake.said == 2 * [*fork, "one half on first", "the other on second", *join] + fork + join
-
-
-def test_what_runs_in_halves_is_not_taken_for_the_same_code():
-    """The kernel is that of step conflict_free_layout, but the launches are others."""
-    for shape, same in ((standard(4096), False), (standard(128), True)):
-        now, before = (get_step(name).compile(shape) for name in ("two_streams", "conflict_free_layout"))
-        assert now.sass == before.sass and now.same_code(before) is same
-
-
 MANY_BLOCKS = [
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=300, seq_len_kv=600, head_dim=64, causal=False),
     problem(batch=1, heads=1, seq_len_q=500, seq_len_kv=700, head_dim=128),
@@ -324,74 +206,6 @@ def test_what_a_step_adds_is_as_it_says():
         assert found == {instruction}
 
 
-LAST = [
-    problem(batch=2, heads=2, seq_len_q=200, seq_len_kv=600, head_dim=64, causal=False),
-    problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=700, head_dim=128),
-    problem(batch=1, heads=2, seq_len_q=130, seq_len_kv=200, head_dim=256),
-]
-
-
-def errors(shape, seeds=6) -> Iterator[float]:
-    """The largest error of dQ of step last_block_scales, each under other random latencies, eight blocks at once."""
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    exact = BACKWARD.reference(shape, inputs)[0]
-    for seed in range(seeds):
-        with watched(seed, at_once=8) as watch:
-            dq = BACKWARD.call(get_step("last_block_scales"), shape, inputs, BACKWARD.poisoned(inputs))[0]
-        assert not any(run.found for run in watch.runs)
-        yield (dq.double() - exact).abs().max().item()
-
-
-@pytest.mark.parametrize("shape", LAST, ids=lambda p: p.slug)
-def test_the_last_block_finds_all_that_the_others_have_added(shape):
-    assert all(error < 0.02 for error in errors(shape))
-
-
-def test_a_block_that_counts_before_its_sums_have_arrived_is_found_out(monkeypatch):
-    [pattern] = [p for p, does in language.SEQUENCES.items() if does.__name__ == "store_written"]
-    monkeypatch.setitem(language.SEQUENCES, pattern, lambda *_: hopper.store_wait(0))
-    shape = problem(batch=1, heads=2, seq_len_q=128, seq_len_kv=1500, head_dim=64, causal=False)
-    assert not all(error < 0.02 for error in errors(shape, 60))  # the first that shows it ends the search
-
-
-def test_the_last_block_scales_in_place_of_a_kernel(monkeypatch):
-    """Two launches, and not three; into an output that lies in memory in another way, too."""
-    from steps.backward_hopper import skeleton
-
-    launched, real = [], skeleton.gluon_launcher
-    monkeypatch.setattr(
-        skeleton, "gluon_launcher", lambda kernel, *rest, **how: _counting(launched, real, kernel, rest, how)
-    )
-    shape = problem(batch=1, heads=2, seq_len_q=100, seq_len_kv=100)
-    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
-    expected = BACKWARD.call(replace(get_step("conflict_free_layout")), shape, inputs)
-    assert launched == ["prepare", "fmha_backward", "scaled"]
-    launched.clear()
-    strided = torch.full((1, 100, 2, 64), math.nan, dtype=torch.float16).transpose(1, 2)
-    out = (strided, *(torch.full_like(x, math.nan) for x in inputs[1:3]))
-    made = BACKWARD.call(replace(get_step("last_block_scales")), shape, inputs, out)
-    assert launched == ["prepare", "fmha_backward"] and made[0] is strided
-    for mine, theirs in zip(made, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def _counting(launched, real, kernel, rest, how):
-    run = real(kernel, *rest, **how)
-
-    def counted(*tensors):
-        launched.append(kernel.fn.__name__)
-        run(*tensors)
-
-    return counted
-
-
-def test_with_grouped_heads_the_last_block_has_nothing_to_scale():
-    """It would have to scale the dQ of all query heads of its kv head."""
-    shape = problem(kv_heads=2)
-    now, before = (get_step(name) for name in ("last_block_scales", "conflict_free_layout"))
-    assert now.variant(shape) == before.variant(shape) and now.compile(shape).code == before.compile(shape).code
-
-
 def test_a_warp_adds_where_tma_does():
     """At head_dim 256 the kernel is that of blocks in turn; elsewhere one warp waits for turns, and not eight."""
     step = get_step("dq_writer_warp")
@@ -411,15 +225,6 @@ def test_of_two_adders_each_takes_every_other_tile():
             get_step(n).compile(standard(head_dim=head_dim)).ptx for n in ("deterministic_l2_aware", "two_dq_writers")
         ]
         assert tuple(text.count("red.global.gpu.release.add") for text in code) == places
-
-
-UNFIT = [{"sequence": IN_TURN}, {"adding": BY_TMA}, {"two_streams": True}]
-
-
-@pytest.mark.parametrize("changes", UNFIT, ids=str)
-def test_what_the_last_block_cannot_scale_is_refused(changes):
-    with pytest.raises(ValueError, match="end, spare warps and cta_per_query_head take"):
-        replace(get_step("last_block_scales"), **changes)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import pytest
 
 from steps import get_step, inspect, simulate
 from steps.core.problems import HEADLINE
-from steps.core.recorded import labelled
+from steps.core.recorded import read_survey
 from tutorial_lib import plots, tables
-from tutorial_lib.results import Survey
 
 
 def test_inspect_shows_what_a_step_is_made_for(capsys):
@@ -64,7 +63,7 @@ def test_a_survey_of_all_tells_of_every_maker_what_belongs_to_it(monkeypatch, tm
     few = tuple(map(get_step, ("mma", "tensor_memory", "mfma", "direct_to_lds")))
     monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: few)
     assert inspect.main(["all", "--arch", "sm_90,sm_100,gfx942,gfx950", "--output", str(tmp_path)]) == 0
-    survey = labelled(Survey.model_validate_json((tmp_path / "survey.json").read_text(encoding="utf-8")))
+    survey = read_survey(tmp_path / "survey.json")
     of_all, blackwell, amd = tables.readings(survey)
     assert of_all.steps == ["2 mma", "600 tensor_memory"] and of_all.architectures == ["sm_90", "sm_100"]
     assert blackwell.steps == ["600 tensor_memory"] and blackwell.architectures == ["sm_100"]

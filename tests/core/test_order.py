@@ -152,19 +152,6 @@ def test_blocks_count_where_all_tiles_are_as_long_and_else_are_dealt(problem):
         assert len(lengths) == 1  # so counting is fair
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.slug)
-def test_blocks_handed_out_are_all_the_work(problem):
-    shown = order.handed_out(problem, TILE, 132)
-    total = sum(order.shares(problem, TILE, 132)["dealt"])
-    assert {sum(slots) for slots in shown.values()} == {total}
-
-
-def test_longest_first_ends_earlier_under_a_causal_mask():
-    shown = order.handed_out(CAUSAL, TILE, 132)
-    even = sum(shown["head after head"]) / 132
-    assert max(shown["longest first, in sections"]) < 1.01 * even < 1.03 * even < max(shown["head after head"])
-
-
 def test_a_section_may_be_asked_to_be_larger():
     everything = order.Order(persistent=False, section_bytes=2**40)
     assert everything.section(CAUSAL) == CAUSAL.batch * CAUSAL.heads

@@ -7,8 +7,8 @@ import tokenize
 
 import pytest
 
-from steps import STEPS, Unsupported, get_step
-from steps.core.ladder import part_of
+from steps import STEPS, Unsupported, get_step, show
+from steps.core.ladder import ROOT, part_of
 from steps.core.problems import FULL, standard
 from steps.writing.written import edited, read_step, write_step, written_out
 from tests.expected import EXPECTED, SAME, cases_of, is_written, kernels, name_of, same_compilers
@@ -187,3 +187,14 @@ def test_the_digests_are_of_the_steps_that_there_are():
 def test_every_part_is_written_out():
     written = {part_of(step.number).name for step in STEPS if step in WRITTEN}
     assert written == {"cutile", "gluon", "hopper", "blackwell", "cdna", "everyday"}
+
+
+def test_where_the_functions_of_a_step_stand_is_listed(capsys):
+    assert show.main(["next_softmax_first", "--where"]) == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert listed[0][1] == "fmha" and {"consume", "attend_to_rest"} <= {name for _, name in listed}
+    for where, name in listed:
+        file, _, line = where.partition(":")
+        found = (ROOT.parent / file).read_text(encoding="utf-8").split("\n")[int(line) - 1 :]
+        assert any(f"def {name}(" in text for text in found[:4]), where  # behind decorators
+    assert show.main(["ring", "--where"]) == 2 and "argument --where" in capsys.readouterr().err

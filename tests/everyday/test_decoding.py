@@ -12,7 +12,6 @@ from steps.core.ladder import kernels_of
 from steps.core.problems import DECODING
 from steps.everyday import decoding
 from steps.everyday.decoding import START, DecodeStep, at_once, number_of_splits
-from steps.exercises import split_turns
 from tutorial_lib import interpreter
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
@@ -148,12 +147,6 @@ def test_the_splits_chosen_take_the_fewest_tiles_in_turn(tiles, groups):
     chosen = number_of_splits(tiles, groups, 264)
     others = {1, 2, 3, 4, 8, 16, 33, tiles} & set(range(1, tiles + 1))
     assert 1 <= chosen <= tiles and all(longest(chosen) <= longest(splits) for splits in others)
-
-
-def test_the_exercise_counts_as_the_rule_does():
-    for tiles, groups in ((512, 64), (512, 8), (64, 8), (100, 300)):
-        best = min(range(1, tiles + 1), key=lambda splits: (split_turns.right(splits, tiles, groups, 264), splits))
-        assert best == number_of_splits(tiles, groups, 264)
 
 
 def test_a_launch_has_the_splits_of_its_problem():

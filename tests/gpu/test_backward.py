@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from steps import get_step
-from steps.backward_hopper import halves
 from steps.core.ladder import kernels_of
 from steps.core.problems import standard
 from tests.backward.test_coalesced_atomics import SHAPES as ZEROS
 from tests.backward.test_cta_per_query_head import SHAPES as APART
 from tests.backward.test_gradients import CUTILE, accuracy_of
-from tests.backward.test_hopper import cut_calls
 from tests.backward.test_spare import SHAPES as SPARE
 from tests.shapes import SHAPES, few_at_once, problem, zeros_alone
 from tutorial_lib.passes import BACKWARD
@@ -46,48 +44,7 @@ def test_the_difference_between_calls_is_found():
     assert BACKWARD.repeat_difference(get_step("decoupled_warpgroups"), standard(2048), inputs, 20) > 0
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *LONGER], ids=lambda p: p.slug)
-def test_halves_on_two_streams_are_correct(shape, monkeypatch):
-    cut = cut_calls(monkeypatch)
-    accuracy = accuracy_of(dataclasses.replace(get_step("two_streams")), shape, "cuda")
-    assert accuracy.correct, accuracy.explain()
-    assert len(cut) == (halves.axis_of(shape, blocks=2) is not None)
-
-
-def test_halves_may_have_strides_and_be_unaligned(monkeypatch):
-    """Also where TMA cannot describe the tensors, nor those that the caller gives."""
-    cut, shape = cut_calls(monkeypatch), LONGER[0]
-    inputs = BACKWARD.inputs(shape, 0, "cuda")
-    expected = get_step("conflict_free_layout").gradients(*inputs, causal=True)
-    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x for x in inputs]
-    odd = [torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x) for x in inputs]
-    out = tuple(torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape) for x in inputs[:3])
-    for given, place in ((turned, None), (odd, None), (inputs, out)):
-        made = dataclasses.replace(get_step("two_streams")).gradients(*given, causal=True, out=place)
-        for mine, its in zip(made, expected, strict=True):
-            torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
-    assert len(cut) == 3
-
-
-def test_halves_on_two_streams_can_be_captured(monkeypatch):
-    """And replayed on other numbers; the second stream comes back to the one that is captured."""
-    cut = cut_calls(monkeypatch)
-    step, inputs = dataclasses.replace(get_step("two_streams")), BACKWARD.inputs(standard(2048), 0, "cuda")
-    step.gradients(*inputs, causal=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made = step.gradients(*inputs, causal=True)
-    for x, other in zip(inputs, BACKWARD.inputs(standard(2048), 1, "cuda"), strict=True):
-        x.copy_(other)
-    graph.replay()
-    assert len(cut) == 2
-    for mine, its in zip(made, get_step("conflict_free_layout").gradients(*inputs, causal=True), strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "name", ["last_block_scales", "fused_pre_post", "cta_per_query_head", "tma_zero_fill", "dependent_launch"]
-)
+@pytest.mark.parametrize("name", ["fused_pre_post", "cta_per_query_head", "tma_zero_fill", "dependent_launch"])
 def test_dq_is_scaled_in_every_call(name):
     """Captured, replayed on other numbers, and into an output that lies in memory in another way."""
     step, shape = dataclasses.replace(get_step(name)), standard(2048, causal=True)
@@ -177,8 +134,6 @@ ON_STREAMS = [
     *(
         get_step(name)
         for name in (
-            "two_streams",
-            "last_block_scales",
             "fused_pre_post",
             "cta_per_query_head",
             "coalesced_atomics",
@@ -191,7 +146,6 @@ ON_STREAMS = [
 
 @pytest.mark.parametrize("step", ON_STREAMS, ids=lambda s: s.name)
 def test_a_step_runs_on_the_current_stream(step, monkeypatch):
-    monkeypatch.setattr(halves, "LEAST", 1)
     few_at_once(monkeypatch)
     step = dataclasses.replace(step)  # without launches that were made ready before
     assert step.name != "fused_pre_post" or step.variant(LONGER[0]).spare

@@ -7,7 +7,6 @@ import torch
 
 import steps
 from steps import get_step
-from steps.backward_hopper import halves
 from steps.core import attention as front
 from steps.core.ladder import kernels_of
 from tests.shapes import problem
@@ -34,10 +33,9 @@ def test_a_step_gives_the_log_sum_exp(step, shape):
     torch.testing.assert_close(lse.double(), exact, rtol=1e-4, atol=1e-3)
 
 
-@pytest.fixture(params=["decoupled_warpgroups", "two_streams", "delta_accumulator", "fast_deterministic"])
+@pytest.fixture(params=["decoupled_warpgroups", "delta_accumulator", "fast_deterministic"])
 def pair(monkeypatch, request):
     monkeypatch.setattr(front, "_trains", lambda *_: True)
-    monkeypatch.setattr(halves, "LEAST", 1)
     backward = dataclasses.replace(get_step(request.param))  # without launches that were made ready before
     chosen = front.Training(get_step("pv_wait_after_max"), backward)
     monkeypatch.setattr(front, "training", lambda *_: chosen)

@@ -11,11 +11,11 @@ from tutorial_lib import pictures
 
 @pytest.mark.parametrize("shape", [problem(), problem(causal=False), problem(seq_len_q=77, seq_len_kv=200)])
 def test_tiles_that_are_visited_have_a_look_of_their_own(shape):
-    axes = pictures.tiles_of(shape, 64, 32, owner="group").axes[0]
+    axes = pictures.tiles_of(shape, 64, 32).axes[0]
     never = matplotlib.colors.to_rgba("#eeeeee")
     drawn = sum(patch.get_facecolor() != never for patch in axes.patches)
     assert drawn * shape.batch * shape.heads == tiles_visited(shape, Tile(64, 32))
-    assert "a group owns" in axes.get_title()
+    assert "a block owns" in axes.get_title()
 
 
 def test_no_share_lies_on_the_frame():

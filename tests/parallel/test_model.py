@@ -64,10 +64,6 @@ def test_a_link_keeps_up_from_the_length_that_is_told(link, kv_heads, causal):
         assert (share_of_ideal("zigzag", problem, ranks, RATE, link) > 0.9999) is hidden
 
 
-def test_gpus_that_exchange_heads_need_fewer_tokens():
-    assert least_tokens(LONG, RATE, SLOW, within=8) == least_tokens(LONG, RATE, SLOW) / 8
-
-
 def test_heads_send_less_than_keys_where_ranks_are_many():
     """And with grouped heads later than without."""
     grouped = dataclasses.replace(LONG, kv_heads=8)

@@ -65,7 +65,9 @@ def test_report_holds_every_step_and_how_it_was_measured(tmp_path, blank_figures
     assert run.machine["name"] in text and run.day in text and run.versions["torch"] in text
     assert f"{run.measurement('exp2').tflops:.0f}" in text
     figures = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert figures == {f"{name}.{kind}" for name in ("tflops", "gain", "hot_loop", "limits") for kind in ("png", "svg")}
+    assert figures == {
+        f"{name}.{kind}" for name in ("tflops", "gain", "path", "hot_loop", "limits") for kind in ("png", "svg")
+    }
     for name in LINKS.findall(text):
         assert (tmp_path / name).exists()
 
@@ -150,7 +152,7 @@ def test_the_command_draws_all_of_it_and_again_the_same(place, capsys):
     assert {f"results/a-gpu/{slug}/results.csv", f"results/a-gpu/{slug}/figures/gain.png"} <= names
     assert f"results/a-gpu/by_length-{HEADLINE.family}.png" in names
     page = (place / "results" / "ladder.html").read_text(encoding="utf-8")
-    assert page.count('src="data:image/png') == 1 and not re.search(r'(src|href)="https?:', page)
+    assert page.count('src="data:image/png') == 2 and not re.search(r'(src|href)="https?:', page)
     unlinked = place / "results" / "a-gpu" / "b4_h32_s1024_d128_fp16_causal"
     assert (
         "![" not in (unlinked / "report.md").read_text(encoding="utf-8")
@@ -291,7 +293,7 @@ def test_one_document_tells_the_whole_ladder():
     anchors = {report._anchor(line.lstrip("# ")) for line in lines if line.startswith("#")}
     contents = re.findall(r"\]\(#([^)]+)\)", text)
     parts = {part_of(step.number).name for step in STEPS}
-    assert len(contents) == len(STEPS) + len(parts) + 2 and set(contents) <= anchors
+    assert len(contents) == len(STEPS) + len(parts) + 3 and set(contents) <= anchors
     for name in LINKS.findall(text):
         assert (ROOT / "results" / name).exists(), name
 

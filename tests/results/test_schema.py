@@ -6,12 +6,14 @@ import re
 
 import pytest
 
+from steps.core import recorded as records
 from steps.core.choice import best
+from steps.core.ladder import today, whole_ladder
 from steps.core.recorded import completed_run, in_the_ladder, read_run, recorded_runs
 from tests.results.made_up import run_of
 from tests.results.recorded import EVERYTHING, RECORDED, recorded
 from tutorial_lib import tables, timing
-from tutorial_lib.files import write_whole
+from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.passes import PASSES
 from tutorial_lib.results import (
     OF_THE_LADDER,
@@ -22,6 +24,7 @@ from tutorial_lib.results import (
     best_of,
     in_all,
     of_every_part,
+    recorded_searches,
     same_code,
     speedup_of,
     verdict_of,
@@ -427,3 +430,32 @@ def test_a_ratio_is_that_to_todays_predecessor():
     alone = run.model_copy(update={"steps": steps, "rounds": [], "earlier_rounds": []})
     found = in_the_ladder(alone).measurement(m.name)
     assert (found.previous, found.speedup_vs_previous) == (m.previous, None)
+
+
+def test_every_record_is_read_by_todays_names():
+    """Searches, trainings, opinions, agreements and the survey were made when many steps had other names."""
+    ladder = {step.name for step in whole_ladder()}
+    searched = [
+        s.step
+        for d in ("forward", "backward")
+        for r in recorded_searches(RESULTS, d, today)
+        for s in r.searched
+        if s.step
+    ]
+    trained = [
+        name
+        for r in records.recorded_trainings(RESULTS)
+        for name in (r.forward, r.backward, *(name for t in r.timed for name in t.steps))
+    ]
+    opinions = [
+        name for r in records.recorded_opinions(RESULTS) for p in r.timed for names in p.rounds for name in names
+    ]
+    agreeing = [one.step for r in records.recorded_agreements(RESULTS) for one in r.steps]
+    [survey] = RESULTS.glob("compiled/*/survey.json")
+    surveyed = [label.split(" ")[-1] for label in records.read_survey(survey).steps]
+    together = [
+        p.title for d in ("forward", "backward") for r in recorded_runs(RESULTS, d, several=True) for p in r.peers
+    ]
+    assert "one GPU alone, by step 207 kv_multicast" in together
+    for names in (searched, trained, opinions, agreeing, surveyed):
+        assert names and set(names) - {"flash_attn_4", "sdpa_cudnn"} <= ladder | {"one_loop"}

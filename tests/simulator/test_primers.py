@@ -41,11 +41,11 @@ def test_what_is_broken_is_told_with_its_line():
     page = simulated.run("barriers", "double", without="tma.store_wait(0)")
     assert page.parts[0].startswith("`double`, without `tma.store_wait(0)`: Not everything is in order")
     page = simulated.run("barriers", "double", ("n & 1)", "0)"))
-    assert "race on place" in page.parts[0] and "kernel:" in page.parts[0]
+    assert "race on buffer" in page.parts[0] and "kernel:" in page.parts[0]
 
 
 def test_a_race_is_told_before_what_it_leads_to():
-    text = replaced(simulated.text_of("barriers"), ("    mbarrier.wait(ready, n & 1)\n", ""))
+    text = replaced(simulated.text_of("barriers"), ("    mbarrier.wait(full, n & 1)\n", ""))
     wrong, run = simulated.simulated(text, "double", random.Random(0))
     assert wrong.startswith(simulated.NOT_IN_ORDER) and run is None
 

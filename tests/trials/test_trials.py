@@ -10,21 +10,14 @@ import torch
 from steps import get_step, summary
 from steps.once import named
 from steps.trials import __main__ as command
-from steps.trials import ahead, all_trials, alternating, get_trial, recorded_trial
+from steps.trials import all_trials, get_trial, recorded_trial
 from steps.trials import polynomial as exponential
-from steps.writing.functions import with_functions
-from tests.core.test_steps import accuracy_of
 from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import BACKWARD, PASSES
 
 TRIALS = list(all_trials().values())
-TRIED = [  # whole tiles without a mask, as their functions are for; a block of the interpreter has several
-    problem(causal=False, seq_len_q=300, seq_len_kv=384),
-    problem(causal=False, seq_len_q=200, seq_len_kv=256, head_dim=128, dtype="bfloat16"),
-    problem(causal=False, kv_heads=2, scale=-0.3),
-]
 
 
 def by_polynomial(x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +51,7 @@ def test_the_ptx_holds_the_coefficients_and_the_share(share):
     assert exponential.CONSTRAINTS.count("=&f") == exponential.PACK
 
 
-@sampled(core=lambda trial: trial.name in ("alternating", "held_query", "late_wait"))  # cuTile, Gluon, another base
+@sampled(core=lambda trial: trial.name in ("held_query", "late_wait"))  # and another base
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda t: t.name)
 def test_a_version_that_changes_nothing_is_the_step_and_the_others_are_not(trial):
     shape = trial.problems[0]
@@ -72,33 +65,6 @@ def test_every_version_stands_among_the_steps_of_its_record(trial):
     """Also where the trial is of a variant, which has no number itself."""
     for step in trial.steps(trial.problems[0]):
         assert step.number is not None and step.inside is None, step.name
-
-
-@sampled(core=lambda shape: shape is TRIED[0])
-@pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
-@pytest.mark.parametrize("trial", [ahead, alternating], ids=lambda t: t.TRIAL.name)
-def test_what_was_tried_in_cutile_is_right(trial, shape):
-    functions = ahead.functions(shape) if trial is ahead else alternating.FUNCTIONS
-    step = with_functions(get_step("persistent"), shape, functions, "cpu")
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
-
-
-@sampled(core=lambda shape: shape is TRIED[2])
-@pytest.mark.parametrize("shape", TRIED, ids=lambda p: p.slug)
-def test_the_polynomial_in_cutile_is_right(shape):
-    for step in get_trial("published_cutile").steps(shape):
-        accuracy = accuracy_of(step, shape)
-        assert accuracy.correct, accuracy.explain()
-
-
-def test_the_polynomial_takes_the_units_of_the_exponentials_less():
-    """Neither for exponentials nor for conversions, which the same unit does."""
-    trial = get_trial("published_cutile")
-    loops = [step.compile(trial.problems[0]).hot_loop for step in trial.steps(trial.problems[0])]
-    exponentials = loops[0]["MUFU"] - 2  # two are corrections
-    assert [loop["MUFU"] for loop in loops] == [2 + exponentials * share for share in (1, 0.75, 0.5)]
-    assert len({loop["conversion"] for loop in loops}) == 1
 
 
 @sampled(core=lambda value: value == "no under_way")
@@ -141,13 +107,6 @@ def test_a_trial_that_is_not_there_gets_one_line(capsys, tmp_path):
     error = capsys.readouterr().err
     assert "did you mean polynomial?" in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["published", "published_cutile"])
-def test_a_trial_over_shares_is_shown_with_counters(name):
-    text = "".join(map(str, summary.shares(name).parts))
-    assert text.count(" vs 0 %") == len(get_trial(name).values) - 1 and "MUFU busy" in text
-    assert "| B=4 H=16 S=4096 D=256 bf16 causal |" in text
 
 
 def test_a_trial_that_nobody_recorded_says_how_to(monkeypatch):

@@ -6,7 +6,6 @@ that product.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 TENSOR_CORES = "tensor cores"
@@ -19,11 +18,6 @@ def products(run) -> dict[tuple, list[str]]:
         if lane == TENSOR_CORES:
             found.setdefault(block, []).append(label)
     return found
-
-
-def begun(run) -> Counter:
-    """(block, role) -> how many products it began."""
-    return Counter((block, role) for block, roles in products(run).items() for role in roles)
 
 
 def work(run, kind: str) -> Iterator[tuple[float, float]]:
