@@ -1,7 +1,7 @@
 """Standalone programs: a step's kernel, the host code of its launch, a check and a benchmark, as one Python file.
 
-The kernel is what ``written.written_out`` makes. The host code is one of the templates in ``hosts``, one for each way of
-launching, filled in with what the step's launch says (``launches``).
+The kernel is what ``written.written_out`` makes. The host code is one of the templates in ``hosts``, one for each way
+of launching, filled in with what the step's launch says (``launches``).
 """
 
 from __future__ import annotations

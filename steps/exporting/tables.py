@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from steps.backward_hopper.last import scale_if_last
 from steps.backward_hopper.skeleton import HopperGradients
 from steps.backward_hopper.skeleton import arguments as of_backward
 from steps.gluon.tensors import shapes
@@ -107,8 +106,6 @@ def backward_tables(step: HopperGradients, problem: Problem) -> list[str]:
     if variant.spare:
         strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
         passed = (*passed, sums, q, numbers, q, do, sums, strides, (0, 0))
-    elif variant.end is scale_if_last:
-        passed = (*passed, sums, q)
     return tables(step.kernel(problem), passed, variant.warps, step.made_for)
 
 

@@ -2,11 +2,11 @@
 
     attention(q, k, v, scale=None) -> o
 
-Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
+Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
 
 Made from step 104 gluon_larger_tile (A larger tile) of the FMHA tutorial by
-python -m steps.export gluon_larger_tile --head-dim 128 --seq-len 4096 --dtype float16 --causal
+python -m steps.export gluon_larger_tile --head-dim 128 --seq-len 8192 --dtype float16 --no-causal
 """
 
 import itertools
@@ -38,12 +38,10 @@ LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_w
 
 
 @gluon.jit
-def tiles_to_visit(first_query, seq_len_kv):
+def tiles_to_visit(seq_len_kv):
     """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
     whole = seq_len_kv // TILE_KEY
     end = gl.cdiv(seq_len_kv, TILE_KEY)
-    whole = gl.minimum(whole, first_query // TILE_KEY)
-    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
     return whole, end
 
 
@@ -51,14 +49,6 @@ def tiles_to_visit(first_query, seq_len_kv):
 def exp2(x):
     """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
-    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
 
 
 @gluon.jit
@@ -112,7 +102,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     V += batch * v_strides[0] + head // GROUP_SIZE * v_strides[1]
     Out += batch * o_strides[0] + head * o_strides[1]
     row_stride = k_strides[2]  # of K and of V: the launch sees to it that they agree, and copies share their offsets
-    whole, end = tiles_to_visit(first_query, seq_len_kv)
+    whole, end = tiles_to_visit(seq_len_kv)
 
     # --- shared memory, in panels of COLUMNS columns ---
     keys = ()
@@ -138,42 +128,38 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     for _ in gl.static_range(PANELS):
         accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, ACCUMULATOR),)
 
-    # Two loops from one text: over whole tiles, and over those that need the mask.
-    for masked in gl.static_range(2):
-        for j in range(whole if masked else 0, end if masked else whole):
-            # --- wait for this tile ---
-            stage = j % STAGES
-            async_copy.wait_group(STAGES - 1)
-            gl.barrier()
+    for j in range(0, whole):
+        # --- wait for this tile ---
+        stage = j % STAGES
+        async_copy.wait_group(STAGES - 1)
+        gl.barrier()
 
-            # --- scores: QK product ---
-            scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-            for c in gl.static_range(PANELS):
-                k = keys[c].index(stage).permute((1, 0)).load(RIGHT)
-                scores = mma_v2(query[c].load(LEFT), k, scores)
-            if masked:
-                scores = hide(scores, first_query, j * TILE_KEY)
+        # --- scores: QK product ---
+        scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
+        for c in gl.static_range(PANELS):
+            k = keys[c].index(stage).permute((1, 0)).load(RIGHT)
+            scores = mma_v2(query[c].load(LEFT), k, scores)
 
-            # --- online softmax ---
-            weights, correction, row_max = softmax(scores, row_max, scale)
-            own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-            row_sum = row_sum * own[:, None] + sum_own(weights)
-            weights = gl.convert_layout(weights.to(dtype), LEFT)
+        # --- online softmax ---
+        weights, correction, row_max = softmax(scores, row_max, scale)
+        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+        row_sum = row_sum * own[:, None] + sum_own(weights)
+        weights = gl.convert_layout(weights.to(dtype), LEFT)
 
-            # --- output: PV product ---
-            updated = ()
-            for c in gl.static_range(PANELS):
-                v = values[c].index(stage).load(RIGHT)
-                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
-            accumulators = updated
+        # --- output: PV product ---
+        updated = ()
+        for c in gl.static_range(PANELS):
+            v = values[c].index(stage).load(RIGHT)
+            updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
+        accumulators = updated
 
-            # --- all warps have read this tile: begin to copy a later one into its place ---
-            gl.barrier()
-            # Begin to copy a later tile into the stage of the j-th, which all warps have read.
-            later = gl.minimum(j + STAGES, end - 1)
-            copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
-            copy_panels(values, stage, V, row_stride, later, seq_len_kv)
-            async_copy.commit_group()
+        # --- all warps have read this tile: begin to copy a later one into its place ---
+        gl.barrier()
+        # Begin to copy a later tile into the stage of the j-th, which all warps have read.
+        later = gl.minimum(j + STAGES, end - 1)
+        copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
+        copy_panels(values, stage, V, row_stride, later, seq_len_kv)
+        async_copy.commit_group()
 
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)
@@ -252,7 +238,6 @@ def exact(q, k, v):
     for b, h in itertools.product(*map(range, q.shape[:2])):
         queries, keys, values = (x.double() for x in (q[b, h], k[b, h], v[b, h]))
         scores = queries @ keys.T / math.sqrt(D)
-        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
         o[b, h] = scores.softmax(1) @ values
     return o
 
@@ -277,10 +262,10 @@ def main():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
         return 2
-    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    q, k, v = (torch.randn((1, 8, 8192, 128), dtype=torch.float16, device="cuda") for _ in range(3))
     v += 0.5  # so that the mean of the output is not zero
     ours = partial(attention, q, k, v)
-    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=False)
     compared = [("o", ours(), theirs(), exact(q, k, v))]
     for name, mine, its, wanted in compared:
         step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
@@ -290,7 +275,7 @@ def main():
         if judged == "WRONG":
             return 1
     mine, its = clock(ours, theirs)
-    work = 549_755_813_888 / 1e9  # of the matrix products
+    work = 274_877_906_944 / 1e9  # of the matrix products
     told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
     print(f"gluon_larger_tile: {told}; {its / mine:.2f} times as fast")
     return 0
