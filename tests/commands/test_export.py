@@ -157,7 +157,7 @@ def assert_alike(step, asked, launches):
         assert step.direction == "backward" or torch.equal(mine, other)
 
 
-@sampled(core=lambda step: step in CHOSEN)
+@sampled(core=lambda step: step in CHOSEN and step.name not in ("pv_wait_after_max", "blackwell_persistent"))
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
 def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
     try:
@@ -343,7 +343,6 @@ def test_all_writes_the_chosen_programs(tmp_path, monkeypatch):
     assert (tmp_path / "002_mma.py").read_text() == (KERNELS.parent / "kernels" / "002_mma.py").read_text()
 
 
-@sampled(core=lambda step: step.name in QUICK)
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_that_is_kept_is_what_is_exported_now(step):
     kept = program_file(step).read_text(encoding="utf-8")
