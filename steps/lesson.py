@@ -232,7 +232,7 @@ class Lesson:
             return self._lost()
         last = timed[-1]
         told = f"The path so far on {self.problem.describe()}, as recorded ({tables.origin(self.recorded)})."
-        told += f" Step {last.label} has {last.tflops / sdpa.tflops:.0%} of SDPA's speed."
+        told += f" Step {last.label} has {plots.share_of(last, sdpa):.0%} of SDPA's speed."
         return Page(told, plots.path(timed, sdpa), *self._lost().parts)
 
     def _lost(self) -> Page:

@@ -13,15 +13,9 @@ from pathlib import Path
 from steps import STEPS, get_step
 from steps.chapters import chapter_of
 from steps.core.grids import GRIDS
-from steps.core.problems import HEADLINE, standard
-from steps.core.recorded import (
-    find_recorded,
-    recorded_grid,
-    recorded_opinions,
-    recorded_runs,
-    recorded_search,
-    recorded_trainings,
-)
+from steps.core.ladder import DELETED, today
+from steps.core.problems import HEADLINE
+from steps.core.recorded import find_recorded, recorded_grid, recorded_runs, recorded_search, recorded_trainings
 from steps.core.step import DEFAULT_ARCH
 from steps.lesson import ROUNDS, machine
 from steps.measuring.measure import Settings, measure
@@ -35,6 +29,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import (
     Measurement,
     Run,
+    Speedup,
     best_of,
     of_every_part,
     of_one_machine,
@@ -93,6 +88,41 @@ def ladder(problem: Problem) -> Page:
         plots.tflops_by_step(run),
         tables.markdown([header for header, _ in columns], cells),
     )
+
+
+def over(name: str, before: str) -> Page:
+    """How many times as fast a step, or one that is no more, is as another, on every problem recorded with both."""
+    label, other = name if name in DELETED else get_step(name).label, get_step(before)
+    if not (found := _compared(name, before)):
+        return Page(f"No record compares step {label} with step {other.label}.")
+    cells = []
+    for run, speedup in found:
+        told = tables.ratio(speedup)
+        cells.append((run, told if speedup.same_code or speedup.verdict == "same" else f"**{told}**"))
+    told = f"Step {label}, times as fast as step {other.label}, as recorded (p10–p90, and our verdict):"
+    return Page(told, tables.by_problem(cells))
+
+
+def verdicts(*names: str) -> Page:
+    """Of variants, each against what it stands on: on how many recorded problems it is faster, the same, or slower."""
+    rows = []
+    for name in names:
+        before = get_step(name).previous
+        found = [speedup.verdict for _, speedup in _compared(name, before.name)]
+        rows.append([name, before.label, len(found), *(found.count(one) for one in ("faster", "same", "slower"))])
+    return Page(table(["variant", "stands on", "recorded problems", "faster", "same", "slower"], rows))
+
+
+def _compared(name: str, before: str) -> list[tuple[Run, Speedup]]:
+    found = []
+    for run in recorded_runs(RESULTS, get_step(before).direction):
+        now, then = run.measurement(name), run.measurement(before)
+        speedup = now and then and run.speedup(now, then)
+        if now and not speedup and now.previous == before:
+            speedup = now.speedup_vs_previous  # of rounds that were not kept
+        if speedup:
+            found.append((run, speedup))
+    return found
 
 
 def families(rivals: Sequence[str] = ("sdpa", "sdpa_cudnn", "flash_attn_4"), gradients: bool = False) -> Page:
@@ -302,13 +332,6 @@ def training(results: Path = RESULTS) -> Page:
     return Page(tables.about_training(found[0]), plots.training(found[0]), *tables_shown)
 
 
-def second_opinion(results: Path = RESULTS) -> Page:
-    """What another way of timing says of some steps, beside ours."""
-    if not (found := recorded_opinions(results)):
-        return Page("Nothing is recorded: `python -m steps.second_opinion` times some steps by both on a GPU.")
-    return Page(tables.about_opinion(found[0]), table(tables.OPINION_HEADERS, tables.opinion_rows(found[0])))
-
-
 # --- the clock and the power ---
 
 
@@ -353,66 +376,12 @@ def going_on(problem: Problem = HEADLINE, names: Sequence[str] = ()) -> Page:
     return Page(told, tables.markdown(*tables.sustained(run, names)), "\n\n".join(run.notes))
 
 
-def rates() -> Page:
-    """What the units of an SM do in a clock, as recorded."""
-    return _of_the_machine(lambda physics: tables.markdown(tables.RATE_HEADERS, tables.rate_rows(physics)))
-
-
 def loads() -> Page:
     """What power does to the clock of a matrix product and of attention: with random numbers, and with zeros."""
-    return _of_the_machine(lambda physics: tables.markdown(tables.LOAD_HEADERS, tables.load_rows(physics)))
-
-
-def _of_the_machine(shown) -> Page:
     found = recorded_physics(RESULTS)
     if not found:
         return Page("Nothing is recorded: `python -m steps.physics` measures it on a GPU.")
+    named = [load.model_copy(update={"name": today(load.name)}) for load in found[0].loads]
+    rows = tables.load_rows(found[0].model_copy(update={"loads": named}))
     told = f"Recorded: {found[0].machine['name']}, {found[0].day}."
-    return Page(told, shown(found[0]), "\n\n".join(found[0].notes))
-
-
-def simulated(lengths: tuple[int, ...] = (1024, 2048, 4096)) -> Page:
-    """Cycles of Gluon's steps, on the simulator and as recorded, under a causal mask at head_dim 128.
-
-    Simulated are as many heads on as few SMs as leave each SM the work that it has in the record. Left out are steps
-    whose blocks come in pairs: a pair takes two SMs, and what is simulated is one.
-    """
-    runs = {length: clocked(standard(length, causal=True)) for length in lengths}
-    runs = {length: run for length, run in runs.items() if run}
-    cells = []
-    for step in (s for s in STEPS if s.backend in ("gluon", "hopper")):
-        if any(getattr(step.variant(standard(n, causal=True)), "neighbours", 1) > 1 for n in runs):
-            continue
-        row = []
-        for length, run in runs.items():
-            measured = run.measurement(step.name)
-            if not (measured and measured.cycles):
-                row.append("not recorded")
-                continue
-            clocks = simulated_cycles(step, standard(length, causal=True), run.machine["multiprocessors"])
-            row.append(f"{clocks / 1e6:.3g} : {measured.cycles / 1e6:.3g} = **{clocks / measured.cycles:.2f}**")
-        if set(row) != {"not recorded"}:
-            cells.append([step.label, *row])
-    if not cells:
-        return Page("No run is recorded with the SMs' clock.")
-    told = f"Million cycles, simulated : measured. Measured: {tables.origin(runs[max(runs)])}, and at other lengths."
-    return Page(told, table(["step", *(f"S={length}" for length in runs)], cells))
-
-
-def simulated_cycles(step, shape: Problem, multiprocessors: int) -> float:
-    """Cycles that a GPU with so many SMs would take for a problem, by a simulated part of it.
-
-    Its SMs hold as many blocks as the compiled kernel lets them. The part: as many heads as the CPU stands for SMs,
-    with the same lengths.
-    """
-    import torch
-
-    from steps.core.order import processors
-    from tutorial_lib.passes import FORWARD
-    from tutorial_lib.simulator.run import watched
-
-    few = processors(torch.device("cpu"))
-    part = dataclasses.replace(shape, batch=1, heads=few, kv_heads=few)
-    with watched(at_once=step.compile(shape).occupancy[0]) as watch:
-        step.attention(*FORWARD.inputs(part, 0), part.causal)
-    return watch.runs[0].time * shape.batch * shape.heads / few / multiprocessors
+    return Page(told, tables.markdown(tables.LOAD_HEADERS, rows), "\n\n".join(found[0].notes))

@@ -50,13 +50,16 @@ def _bundle(part) -> dict:
     return {"image/png": b64encode(plots.png(part, dpi=80)).decode(), "text/plain": "a figure"}
 
 
-def marked_lines(before: str, after: str, written: Callable[[str], str] = str) -> Iterator[tuple[str, str]]:
+def marked_lines(
+    before: str, after: str, written: Callable[[str], str] = str, compared_by: Callable[[str], str] = str
+) -> Iterator[tuple[str, str]]:
     """Every line of ``after``, and in their places those of ``before`` that went: ("+" new, "-" gone or " ", line).
 
-    written: how a text is written, line for line; lines are compared as they are.
+    written: how a text is written, line for line. compared_by: what is compared of a line.
     """
     old, new = written(before).split("\n"), written(after).split("\n")
-    compared = SequenceMatcher(None, before.split("\n"), after.split("\n"), autojunk=False)
+    lines = [list(map(compared_by, text.split("\n"))) for text in (before, after)]
+    compared = SequenceMatcher(None, *lines, autojunk=False)
     for what, i, i_end, j, j_end in compared.get_opcodes():
         if what == "equal":
             yield from ((" ", line) for line in new[j:j_end])
@@ -68,13 +71,15 @@ def marked_lines(before: str, after: str, written: Callable[[str], str] = str) -
 def difference(before: str, after: str, around: int | None = None) -> Html:
     """A program with what is new in it, and what went, marked in front of the line, so that colour is not needed.
 
-    around: how many lines are shown before and after each that changed, None for all; what is left out is an ellipsis.
+    around: how many lines are shown before and after each that changed, None for all; what is left out is an ellipsis,
+    and a line that only moved to the right or left has not changed.
     """
-    lines = list(marked_lines(before, after))
+    compared_by = str if around is None else str.strip
+    lines = list(marked_lines(before, after, compared_by=compared_by))
     near = _near(lines, around)
     rows = [
         f"  {line}" if mark == " " else f'<span style="background:{MARKED[mark]}">{mark} {line}</span>'
-        for mark, line in _cut(list(marked_lines(before, after, _highlighted)), near)
+        for mark, line in _cut(list(marked_lines(before, after, _highlighted, compared_by)), near)
     ]
     text = "\n".join(f"{mark} {line}".rstrip() for mark, line in _cut(lines, near))
     return Html(f'<pre style="{CODE}">{NEWLINE.join(rows)}</pre>', text)

@@ -26,7 +26,7 @@ and the exponent only a subtraction.
 What to expect: the subtraction takes as long as the multiply-add did. What is saved is little, the multiplication of
 the maxima. The price is one more rounding of Q. Its effect grows with the scores, and with four times the usual scale
 some outputs would be further off than the rule of correctness allows. So beyond twice the usual scale, 1 / sqrt(D), the
-scores are multiplied as before. On Hopper the same was measured (``steps/trials/scaled_query.py``), and brings nothing.
+scores are multiplied as before.
 
 ``vote``, inside this step: the output is rescaled only when a wave votes for it.
 

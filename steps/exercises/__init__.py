@@ -10,9 +10,10 @@ from tutorial_lib.answers import LEARN, Answers
 from tutorial_lib.naming import unknown
 
 KINDS = ("__", "in_")  # how modules begin that hold no exercise, but kinds of them
-# Fields of kernels that answers may name as they were called before.
+# Words that answers may hold as they were before: fields of kernels, and an event of ``no_redundant_barriers``.
 RINGS = ("query", "key", "value", "keys", "output", "scores", "weights", "d_scores", "d_output", "sums", "factors")
-OLD_WORDS = {f"{ring}_{old}": f"{ring}_{new}" for ring in RINGS for old, new in (("ready", "full"), ("free", "empty"))}
+OLD_WORDS = {"meeting": "sync"}
+OLD_WORDS |= {f"{ring}_{old}": f"{ring}_{new}" for ring in RINGS for old, new in (("ready", "full"), ("free", "empty"))}
 
 
 def names() -> list[str]:

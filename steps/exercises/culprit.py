@@ -72,7 +72,7 @@ def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
         ("query_full", few, (QUERIES, QUERIES.replace("// 8", "// 4"))),
         ("key_full", few, (KEYS, KEYS.replace("// 8", "// 16"))),
         (f"{kind}_empty", free + "Its parity is wrong.", (waited, waited.replace("used)", "used ^ 1)"))),
-        (f"{kind}_empty", free + "The place is never given back.", (released, "pass")),
+        (f"{kind}_empty", free + "The slot is never released.", (released, "pass")),
         (f"{kind}_empty", free + "The barrier wants more arrivals than come.", (rings(RINGS), rings(tuple(made)))),
         (f"{kind}_full", never, (fetched, f"if j + 1 < end:\n                {fetched}")),
     ]
@@ -126,6 +126,6 @@ def culprit(waits):
             source="def culprit(waits):\n    return max(waits, key=lambda wait: wait.missing).barrier",
         ),
     ),
-    debrief="A deadlock is a circle of waits, and most of them are innocent: follow from each who waits to the one who "
-    "should have come, until somebody waits for what can never come.",
+    debrief="A deadlock is a circle of waits, and most of them are innocent. Follow each wait to the role that should "
+    "have ended it, until you find a wait that nobody can end.",
 )

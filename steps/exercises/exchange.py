@@ -1,4 +1,4 @@
-"""Two warpgroups exchange dS through two places: for which phase do they wait? Step decoupled_warpgroups."""
+"""Two warpgroups exchange dS through two slots: for which phase do they wait? Step decoupled_warpgroups."""
 
 from tutorial_lib.exercises import Plain, Wrong
 
@@ -12,7 +12,7 @@ def judge(function, chance):
             return f"`before_writing({turn})` must be two whole numbers, (place, parity), and yours gives {found!r}."
         place, parity = found
         if place != turn % 2:
-            return f"In turn {turn} dS goes to place {turn % 2}, and yours waits for place {place}."
+            return f"In iteration {turn} dS goes to slot {turn % 2}, and yours waits for slot {place}."
         if parity not in (0, 1):
             return f"A parity is 0 or 1, and `before_writing({turn})` asks for {parity}."
         releases = sum((earlier - 1) % 2 == place for earlier in range(turn))
@@ -20,14 +20,13 @@ def judge(function, chance):
             continue
         if not releases:
             return (
-                f"In turn {turn} it waits for ever: nobody releases place {place} before it was written, and a fresh "
-                "barrier lets a wait for parity 1 pass, not one for parity 0."
+                f"In iteration {turn} it waits for ever: nobody releases slot {place} before it was written, and on a "
+                "fresh barrier a wait with parity 1 passes, and not one with parity 0."
             )
         return (
-            f"Before turn {turn} writes, place {place} must have been released {_times(releases)}. A wait for parity "
-            f"{parity} passes when it was released {_times(releases - 1)}: the other part may "
-            f"still be multiplying what lies "
-            f"there. And when it was released {_times(releases)}, the wait does not pass any more."
+            f"Before iteration {turn} writes, slot {place} must have been released {_times(releases)}. A wait with "
+            f"parity {parity} passes when it was released {_times(releases - 1)}: the other warpgroup may still be "
+            f"multiplying its contents. And when it was released {_times(releases)}, the wait does not pass any more."
         )
     return None
 
@@ -41,14 +40,12 @@ EXERCISE = Plain(
     function="before_writing",
     by=judge,
     hints=(
-        "dS of turn n goes to place n % 2. What lay there was dS of turn n - 2, which both parts "
-        "multiply in turn n - 1. "
-        "So the release to wait for is that of turn n - 1.",
-        "Count the releases of a place: place 1 is released in turns 0, 2, 4 and so on, place 0 in "
-        "turns 1, 3, 5. Before turn n writes, its place has been released (n + 1) // 2 times.",
-        "After r releases r phases are over, and a wait passes for the parity of the last of "
-        "them, which is number r - 1: "
-        "(r - 1) % 2, also for r = 0, where that is 1.",
+        "dS of iteration n goes to slot n % 2. Before that the slot held dS of iteration n - 2, which both warpgroups "
+        "multiply in iteration n - 1. So the release to wait for is that of iteration n - 1.",
+        "Count the releases of a slot: slot 1 is released in iterations 0, 2, 4 and so on, slot 0 in iterations 1, 3, "
+        "5. Before iteration n writes, its slot has been released (n + 1) // 2 times.",
+        "After r releases r phases are over, and a wait passes with the parity of the last of them, which is number "
+        "r - 1: (r - 1) % 2, also for r = 0, where that is 1.",
     ),
     solution="""
 def before_writing(turn):
@@ -56,14 +53,13 @@ def before_writing(turn):
     return turn % 2, (released - 1) % 2
 """,
     wrong=(
-        Wrong("turn 0 releases nothing", "must have been released once", old="(turn + 1) // 2", new="turn // 2"),
+        Wrong("iteration 0 releases nothing", "must have been released once", old="(turn + 1) // 2", new="turn // 2"),
         Wrong("the phase that comes, not the one that is over", "waits for ever", old="(released - 1)", new="released"),
         Wrong("never waits", "released never", old="(released - 1) % 2", new="1"),
         Wrong("always the same", "waits for ever", old="(released - 1) % 2", new="0"),
-        Wrong("the other place", "yours waits for place", old="turn % 2,", new="(turn + 1) % 2,"),
-        Wrong("every turn is a phase", "must have been released", old="(turn + 1) // 2", new="turn"),
+        Wrong("the other slot", "yours waits for slot", old="turn % 2,", new="(turn + 1) % 2,"),
+        Wrong("every iteration is a phase", "must have been released", old="(turn + 1) // 2", new="turn"),
     ),
-    debrief="The simulator judges such counting, too: with a parity that passes too early it finds the "
-    "race, whatever the "
-    "schedule of a single run.",
+    debrief="The simulator judges such counting, too: with a parity that passes too early it finds the race, whatever "
+    "the schedule of a single run.",
 )

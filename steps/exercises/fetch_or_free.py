@@ -24,28 +24,28 @@ EXERCISE = InKernel(
         ),
         (
             r"# source(?!.*if asks)",
-            "Both producers ask for the same tile, each for both CTAs, so every place is filled twice. Only the one "
+            "Both producers ask for the same tile, each for both CTAs, so every slot is filled twice. Only the one "
             "that `asks` may call `fetch_for_both`.",
         ),
         (
             r"a deadlock.*# source(?!.*tell_the_other)",
-            "The producer that asks waits until the other CTA's place is free, and nobody tells it. The one that does "
+            "The producer that asks waits until the other CTA's slot is free, and nobody tells it. The one that does "
             "not ask must arrive at `there` of the other CTA.",
         ),
         # --- not in order ---
         (
             r"(race on tiles|more arrivals).*# source(?!.*wait\(there)",
-            "The copy fills the place of both CTAs. The producer that asks knows only of its own place that it is "
+            "The copy fills the slot of both CTAs. The producer that asks knows only that its own slot is "
             "free: it must also wait for `there`, at which the other one tells.",
         ),
         (
             r"(race on tiles|more arrivals).*# source.*tell_the_other(?!.*fetch_for_both).*wait\(free",
-            "The other CTA is told that the place is free before it is: the wait for `free` must stand in front of "
+            "The other CTA is told that the slot is free before it is: the wait for `free` must stand in front of "
             "`tell_the_other`.",
         ),
         (
             r"(race on tiles|more arrivals).*# source(?!.*wait\(free)",
-            "A tile is announced for a place whose last tile is still there: both producers must wait until the place "
+            "A tile is announced for a slot whose last tile is still there: both producers must wait until the slot "
             "of their own CTA is free.",
         ),
         # --- nobody can go on ---
@@ -66,17 +66,17 @@ EXERCISE = InKernel(
         ),
         (
             r"a deadlock",
-            "Go through the four questions for each producer: is its own place free, what does it announce, whom does "
+            "Go through the four questions for each producer: is its own slot free, what does it announce, whom does "
             "it wait for, and whom does it tell?",
         ),
         (
             r"race on tiles|more arrivals",
-            "A place is filled while somebody may still read it. A copy to both may begin only when both places are "
+            "A slot is filled while somebody may still read it. A copy to both may begin only when both slots are "
             "free.",
         ),
     ),
     hints=(
-        "A copy to both needs two places that are free and two barriers that count bytes. What can each producer see "
+        "A copy to both needs two slots that are free and two barriers that count bytes. What can each producer see "
         "by itself, and what must it be told?",
         "Both producers wait for `free` of their own CTA, and both announce the bytes to their own `ready`. Only then "
         "does the one that does not ask tell the other. The one that asks waits for that before the copy.",
@@ -95,10 +95,10 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
         tell_the_other(there.index(stage))
 """,
     wrong=(
-        Wrong("the other's place is not waited for", "it must also wait for `there`", old=OTHERS_WAIT, new=""),
+        Wrong("the other's slot is not waited for", "it must also wait for `there`", old=OTHERS_WAIT, new=""),
         Wrong("nobody tells", "nobody tells it", old=TELLS, new="        pass\n"),
         Wrong(
-            "tells before its own place is free",
+            "tells before its own slot is free",
             "before it is",
             source="""
 def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
@@ -114,7 +114,7 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
         announce(ready, ring, stage)
 """,
         ),
-        Wrong("its own place is not waited for", "the place of their own CTA", old=OWN_WAIT, new=""),
+        Wrong("its own slot is not waited for", "the slot of their own CTA", old=OWN_WAIT, new=""),
         Wrong(
             "only who asks waits and announces",
             "had not announced it",
@@ -155,7 +155,7 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
             new="mbarrier.arrive(there.index(stage), count=1)",
         ),
     ),
-    debrief="A place that a copy to both fills has two owners. Who asks waits for both, and who does not ask tells "
-    "only once its place is free and its bytes are announced. So the two CTAs can never be further apart than their "
-    "ring is long.",
+    debrief="A multicast copy fills a slot of both CTAs. The producer that asks waits until both are free. The other "
+    "one arrives at `there` once its own slot is free and its bytes are announced. So one CTA can be ahead of the "
+    "other by no more than the length of the ring.",
 )

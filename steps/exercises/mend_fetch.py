@@ -15,10 +15,10 @@ EXERCISE = InKernel(
     watch=copies_overlap,
     hints=(
         "Mend one mistake at a time, and read what the simulator says then. First: who waits, for which phase of "
-        "which barrier, and has anybody ever used that place?",
-        "A fresh place is free: its first wait must pass at once, and a wait for parity 1 does. For the second "
-        "mistake look at the bytes that are missing: an element has two. For the third compare what is done for keys "
-        "with what is done for values.",
+        "which barrier, and has anybody ever used that slot?",
+        "A slot that nobody has used is free: its first wait must pass at once, and a wait for parity 1 does. For the "
+        "second mistake look at the bytes that are missing: an element has two. For the third compare what is done for "
+        "keys with what is done for values.",
         "`used = turn // STAGES & 1 ^ 1`; `size = TILE_KEY * HEAD_DIM * 2`; and "
         "`mbarrier.wait(barriers.value_empty.index(stage), used)` before the values are asked for.",
     ),
@@ -56,7 +56,7 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
         ),
         Wrong("the bytes are not mended", "bytes missing", old="HEAD_DIM * 2", new="HEAD_DIM"),
         Wrong(
-            "nobody waits for the place of values",
+            "nobody waits for the slot of values",
             "race on tiles.value",
             old="    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
             new="",
@@ -88,6 +88,6 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
             new="    mbarrier.wait(ready, used ^ 1)\n    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
         ),
     ),
-    debrief="Three mistakes, three messages: a deadlock in which the producer waits for a place that nobody has used, "
+    debrief="Three mistakes, three messages: a deadlock in which the producer waits for a slot that nobody has used, "
     "a deadlock with bytes that never come, and a race that a GPU might show now and then, or never.",
 )

@@ -1,4 +1,4 @@
-"""Which meetings of a group's warps may go: in short sequences of PTX events, and in the PTX of step row_max_ilp."""
+"""Which bar.sync of a warpgroup may go: in short sequences of PTX events, and in the PTX of step row_max_ilp."""
 
 from steps import get_step
 from steps.core.problems import HEADLINE, standard
@@ -7,7 +7,7 @@ from tutorial_lib.exercises import Plain, Wrong
 
 ARCH = "sm_90"
 WORDS = (  # what a line of PTX begins with, and its word; the first that fits counts
-    (meetings.MEETING, "meeting"),
+    (meetings.MEETING, "sync"),
     (meetings.WAIT, "wait"),
     (meetings.ARRIVAL, "arrive"),
     (meetings.COMPLETE, "complete"),
@@ -15,14 +15,14 @@ WORDS = (  # what a line of PTX begins with, and its word; the first that fits c
     (meetings.WRITE, "write"),
     ("$L", "label"),
 )
-CASES = (  # what stands in front of a meeting, and what behind
+CASES = (  # what stands in front of a barrier, and what behind
     (["begin", "complete"], "arrive"),
-    (["begin", "complete", "meeting", "arrive"], "wait"),
+    (["begin", "complete", "sync", "arrive"], "wait"),
     (["complete", "label"], "wait"),
-    (["meeting", "wait"], "arrive"),
-    (["complete", "meeting", "arrive", "wait"], "arrive"),
+    (["sync", "wait"], "arrive"),
+    (["complete", "sync", "arrive", "wait"], "arrive"),
     (["complete", "begin"], "arrive"),
-    (["complete", "meeting", "arrive"], "arrive"),
+    (["complete", "sync", "arrive"], "arrive"),
     (["complete", "label"], "arrive"),
     (["complete", "other"], "arrive"),
     (["complete", "other"], "write"),
@@ -31,7 +31,7 @@ CASES = (  # what stands in front of a meeting, and what behind
     (["complete", "other"], "other"),
     ([], "arrive"),
 )
-SHOWN = 4  # events in front of a meeting of a whole kernel
+SHOWN = 4  # events in front of a barrier of a whole kernel
 
 
 def words(ptx: str) -> list[str]:
@@ -46,38 +46,38 @@ def _word(event: str) -> str:
 
 
 def why_it_stays(before: list[str], after: str) -> str | None:
-    """What needs a meeting; None if nothing does."""
+    """What needs a barrier; None if nothing does."""
     if after == "wait":
         return None
     if after == "write":
         return (
-            "The warps write to the place of the output, and TMA may still read there what was in it. Only the thread "
-            "that asked TMA for that copy waits for it: the others know by this meeting."
+            "The warps write to the output's place in shared memory, and TMA may still read the last output there. "
+            "Only the thread that asked TMA for that copy waits for it: the others know by this barrier."
         )
     if after == "copy":
         return "TMA copies what all four warps have written, and one thread asks for it: all must have written."
     if after != "arrive":
-        return "What stands behind it is neither a wait nor an arrival: in doubt a meeting stays."
-    nearest = next((word for word in reversed(before) if word not in ("arrive", "meeting")), None)
+        return "What stands behind it is neither a wait nor an arrival: in doubt a barrier stays."
+    nearest = next((word for word in reversed(before) if word not in ("arrive", "sync")), None)
     return {
         "complete": None,
-        "wait": "The arrival is behind a mere wait for an mbarrier. One warp may see that the tile has come, and give "
-        "its place back, before another warp has begun to wait. TMA fills the place anew, and the other warp waits "
-        "for good.",
+        "wait": "The arrival is behind a mere wait for an mbarrier. One warp may see that the tile has come, and "
+        "release its slot, before another warp has begun to wait. TMA fills the slot again, and the other warp waits "
+        "forever.",
         "begin": "The product has only been begun, and may still read the tile: nobody has waited for it.",
-        "label": "Other ways may lead to the label, and on one of them no product may be complete.",
+        "label": "A branch may lead to the label, and on that way no product may be complete.",
         None: "Nothing in front of it says that a product is complete.",
     }.get(nearest, f"Behind the complete product stands `{nearest}`, which may need the tile, too: in doubt it stays.")
 
 
 def why_it_goes(before: list[str], after: str) -> str:
-    """Of a meeting that nothing needs."""
+    """Of a barrier that nothing needs."""
     if after == "wait":
         return "In front of a wait there is nothing to protect: a warp that comes early does nothing there but wait."
     if before[-1] == "complete":
         return "The product is complete, and it was one of all four warps: none of them reads the tile any more."
     return (
-        "Behind the complete product stand arrivals and their meetings, and nothing else: it is complete for the "
+        "Behind the complete product stand arrivals and their barriers, and nothing else: it is complete for the "
         "second arrival as well."
     )
 
@@ -99,12 +99,12 @@ def judge(function, chance):
     kinds = [*dict(WORDS).values(), "copy", "other"]
     for _ in range(60):
         before = chance.choices(kinds, k=chance.randint(0, 6))
-        if before[-1:] != ["meeting"] and (wrong := wrong_in(function, before, chance.choice(("arrive", *kinds)))):
+        if before[-1:] != ["sync"] and (wrong := wrong_in(function, before, chance.choice(("arrive", *kinds)))):
             return wrong
     for problem in (HEADLINE, standard(head_dim=256)):
         events = words(get_step("row_max_ilp").compile(problem, ARCH).ptx)
         for n, event in enumerate(events):
-            if event == "meeting" and (wrong := wrong_in(function, events[:n], events[n + 1])):
+            if event == "sync" and (wrong := wrong_in(function, events[:n], events[n + 1])):
                 return f"In the PTX of step row_max_ilp at head_dim {problem.head_dim}: {wrong}"
     return None
 
@@ -114,12 +114,12 @@ EXERCISE = Plain(
     function="may_go",
     by=judge,
     hints=(
-        "Begin with what stands behind the meeting. In front of a wait it may always go. In front of an arrival it "
+        "Begin with what stands behind the barrier. In front of a wait it may always go. In front of an arrival it "
         "depends. In front of anything else it stays.",
-        "An arrival gives a place back. So look back from the meeting: which is the nearest event that tells whether "
+        "An arrival releases a slot. So look back from the barrier: which is the nearest event that tells whether "
         "the tile has been read, or was only seen to come?",
-        'Go through `reversed(before)`, and pass over "arrive" and "meeting", which read no tile. If the first other '
-        'word is "complete", the meeting may go. If it is any other word, or if there is none, it stays.',
+        'Go through `reversed(before)`, and pass over "arrive" and "sync", which read no tile. If the first other '
+        'word is "complete", the barrier may go. If it is any other word, or if there is none, it stays.',
     ),
     solution="""
 def may_go(before, after):
@@ -128,7 +128,7 @@ def may_go(before, after):
     if after != "arrive":
         return False
     for event in reversed(before):
-        if event not in ("arrive", "meeting"):
+        if event not in ("arrive", "sync"):
             return event == "complete"
     return False
 """,
@@ -157,7 +157,7 @@ def may_go(before, after):
         ),
         Wrong(
             "in front of what is written",
-            "the others know by this meeting",
+            "the others know by this barrier",
             old='if after != "arrive":',
             new='if after not in ("arrive", "write", "copy"):',
         ),
@@ -170,7 +170,7 @@ def may_go(before, after):
         Wrong(
             "the event right in front alone",
             "complete for the second arrival",
-            old='if event not in ("arrive", "meeting"):\n            ',
+            old='if event not in ("arrive", "sync"):\n            ',
             new="",
         ),
         Wrong(
@@ -184,7 +184,7 @@ def may_go(before, after):
         Wrong(
             "the nearest wgmma, whatever stands behind it",
             "behind a mere wait",
-            old='if event not in ("arrive", "meeting"):',
+            old='if event not in ("arrive", "sync"):',
             new='if event in ("begin", "complete"):',
         ),
         Wrong(
@@ -195,9 +195,9 @@ def may_go(before, after):
         ),
         Wrong(
             "past labels",
-            "Other ways may lead to the label",
-            old='("arrive", "meeting"):',
-            new='("arrive", "meeting", "label"):',
+            "A branch may lead to the label",
+            old='("arrive", "sync"):',
+            new='("arrive", "sync", "label"):',
         ),
         Wrong(
             "no truth value",
@@ -206,6 +206,6 @@ def may_go(before, after):
             new='return "yes"',
         ),
     ),
-    debrief="In the PTX of step row_max_ilp at head_dim 128 step no_redundant_barriers removes these meetings: "
+    debrief="In the PTX of step row_max_ilp at head_dim 128 the variant no_redundant_barriers removes these barriers: "
     "those of the loop over tiles of keys, and some of the others.",
 )

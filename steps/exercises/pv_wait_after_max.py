@@ -8,7 +8,7 @@ ARCH = "sm_90"
 
 
 class HeldWait(InKernel):
-    """Numbers and order on the simulator, and then what a warp does in a turn of the compiled loop."""
+    """Numbers and order on the simulator, and then what a warp does in an iteration of the compiled loop."""
 
     def judge(self, function, chance):
         if wrong := super().judge(function, chance):
@@ -18,12 +18,12 @@ class HeldWait(InKernel):
 
 
 def placed(order, asks: bool) -> str | None:
-    """None if the second wait of a turn stands behind the maxima, and before most exponentials. asks: for V again."""
+    """None if an iteration's second wait stands behind the maxima and before most exponentials. asks: for V again."""
     told = " → ".join(name if (name, count) == ("wait", 1) else f"{count} {name}" for name, count in order)
-    seen = f"The numbers are right, and the simulator finds nothing. But the machine code of a turn is `{told}`, "
+    seen = f"The numbers are right, and the simulator finds nothing. But the machine code of an iteration is `{told}`, "
     waits = [n for n, (name, _) in enumerate(order) if name == "wait"]
     if len(waits) < 2:
-        return f"{seen}with {len(waits)} wait. Two belong in a turn: for the scores, and for the output."
+        return f"{seen}with {len(waits)} wait. An iteration needs two: for the scores, and for the output."
 
     def share(name: str) -> float:
         """Of the instructions of this name, how many stand in front of the second wait."""
@@ -32,7 +32,7 @@ def placed(order, asks: bool) -> str | None:
 
     if share("FMNMX") < 0.5:
         why = (
-            "Your text asks for V, but not between the maxima and the wait."
+            "Your text waits for V a second time, but not between the maxima and the wait."
             if asks
             else "Nothing in your text keeps the wait where you wrote it, so ptxas may move it up. It moves nothing "
             "over a loop, and a wait for an mbarrier is one."
@@ -41,8 +41,8 @@ def placed(order, asks: bool) -> str | None:
     if share("EX2") > 0.5:
         return (
             f"{seen}so the wait for the output stands behind the exponentials (EX2) of the weights. Then the rescaling "
-            "of the output comes at the very end of the turn, with nothing left to mix with it. Put the wait in front "
-            "of the weights."
+            "of the output comes at the very end of the iteration, with nothing left to mix with it. Put the wait in "
+            "front of the weights."
         )
     return None
 
@@ -63,16 +63,16 @@ EXERCISE = HeldWait(
     lengths=(384, 512),
     multiple=128,
     lacking=(
-        ("release(barriers.value_empty", "Nothing gives the place of V back, and the producer waits for it."),
+        ("release(barriers.value_empty", "Nothing releases the slot of V, and the producer waits for it."),
         ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
     ),
     hints=(
-        "Three things need the end of the PV product: giving back the place of V, rescaling the accumulator, and "
-        "whatever comes after. The maxima and the correction do not. In which order do you write the seven lines?",
+        "Two things need the end of the PV product: the release of the slot of V, and the rescaling of the "
+        "accumulator. The maxima and the correction do not. In which order do you write the statements?",
         "Maxima and correction first, then the wait, then weights, sums, release and rescaling. That is the text; "
-        "ptxas may still move the wait up. Over which kind of statement does it move nothing?",
-        "await_tile(barriers.value_full, turn, STAGES), right in front of the wait: the tile of V has long arrived, "
-        "so this costs one question. The question is a loop, and nothing is moved over a loop.",
+        "ptxas may still move the wait up. Across which kind of statement does it move nothing?",
+        "await_tile(barriers.value_full, turn, STAGES), right in front of the wait: the tile of V has arrived, so this "
+        "costs one test. The test is a loop, and ptxas moves nothing across a loop.",
     ),
     solution="""
 def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
@@ -142,13 +142,13 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, s
 """,
         ),
         Wrong(
-            "V is given back before its product has ended",
+            "the slot of V is released before its product has ended",
             "race on tiles.value",
             old="    new_max = raise_maxima",
             new="    release(barriers.value_empty, turn, STAGES)\n    new_max = raise_maxima",
         ),
         Wrong(
-            "V is given back where it is asked for",
+            "the slot of V is released right behind the second wait",
             "race on tiles.value",
             source="""
 def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):

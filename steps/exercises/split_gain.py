@@ -1,4 +1,4 @@
-"""What a gain consists of: fewer cycles, and another clock."""
+"""The two factors of a gain in time: fewer cycles, and another clock."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ EXERCISE = Plain(
     by=judge,
     hints=(
         "How many cycles does a call take that lasts so many milliseconds at so many GHz?",
-        "Cycles are time times clock. Divide those of before by those of now: then fewer cycles give more than 1. For "
-        "the clock it is the other way round, since more of it is better.",
+        "Cycles are time times clock. Divide the old cycles by the new ones: then fewer cycles give more than 1. "
+        "Divide the new clock by the old one: then a higher clock gives more than 1.",
         "cycles = (before_ms * before_ghz) / (now_ms * now_ghz), and clock = now_ghz / before_ghz.",
     ),
     solution="""
@@ -73,6 +73,6 @@ def split_gain(before_ms, before_ghz, now_ms, now_ghz):
             new="before_ms / before_ghz / (now_ms / now_ghz)",
         ),
     ),
-    debrief="The product of both numbers is the gain in time. A change that saves cycles and lowers the clock has done "
-    "its work: the chip was at its limit of power, and what it saved in cycles it paid back in part.",
+    debrief="The product of both numbers is the gain in time. At the power limit, a kernel that saves cycles may pay "
+    "back a part of them with a lower clock.",
 )

@@ -1,4 +1,4 @@
-"""When a warpgroup is done with a turn of products that are asked for, waits and other work: step deferred_fence."""
+"""When a warpgroup is done with an iteration of products that it issues, waits and other work: step deferred_fence."""
 
 from tutorial_lib.exercises import Plain, Wrong
 
@@ -32,7 +32,7 @@ def judge(function, chance):
             return f"`turn_ends` must return a number, and yours gives {told!r}."
         if told != right:
             when = "too early" if told < right else "too late"
-            return f"A turn of {pieces} ends at {right}. Yours ends at {told}, which is {when}."
+            return f"An iteration of {pieces} ends at {right}. Yours ends at {told}, which is {when}."
     return None
 
 

@@ -241,6 +241,16 @@ def test_an_edited_kernel_is_shown_and_judged():
         lesson.edited(("nothing of the kind", ""))
 
 
+def test_any_two_steps_are_compared_where_rounds_hold_both():
+    told = words(summary.over("deferred_reduce_add", "coalesced_atomics"))
+    assert "NVIDIA H200" in told and "| 4 | 32 | 32 | 128 | bf16 | causal | **1.0" in told
+    assert " same |" in told and "** same" not in told
+    assert "| unordered_softmax | deferred_fence | 12 | 0 | 12 | 0 |" in words(summary.verdicts("unordered_softmax"))
+    assert "No record compares step 401 formulas with step 405 two_blocks" in words(
+        summary.over("formulas", "two_blocks")
+    )
+
+
 def test_identical_code_is_called_so():
     assert "same code, instruction for instruction" in words(Lesson("load_order").evidence())
     assert "same code" not in words(Lesson("exp2").evidence())
@@ -271,7 +281,7 @@ def test_a_page_shows_the_path_to_its_step_and_counts_all_of_it_at_one_clock():
     assert labels[-3:] == ["201 producer", "202 intra_warpgroup_overlap", "203 lpt_scheduler"]
     assert not {"204 epilogue_overlap", "2 mma"} & set(labels)  # it is to be guessed; and Gluon does not stand on it
     sdpa, last = (lesson.recorded.measurement(name) for name in ("sdpa", "lpt_scheduler"))
-    assert f"Step 203 lpt_scheduler has {last.tflops / sdpa.tflops:.0%} of SDPA's speed." in told
+    assert f"Step 203 lpt_scheduler has {last.speedup_vs_baseline.median:.0%} of SDPA's speed." in told
     assert sdpa.clock_ghz != last.clock_ghz
     gpu = limits.gpu_of(lesson.recorded.machine, sdpa)
     made = lesson.compile(lesson.previous).as_dict()

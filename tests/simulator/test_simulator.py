@@ -1,5 +1,6 @@
 """The simulator computes what a kernel says, refuses what a GPU or the compiler would, and finds what chance hides."""
 
+import dataclasses
 import re
 from functools import partial
 
@@ -10,6 +11,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from steps import get_step
 from steps.core.ladder import kernels_of
+from steps.core.order import processors
+from steps.core.problems import HEADLINE
 from steps.measuring import agreement
 from steps.simulate import main
 from tests.core.test_steps import asked
@@ -376,13 +379,23 @@ def test_simulated_cycles_are_near_those_that_were_measured(name):
     Of wide_block within a quarter: Triton 3.9 has it move accumulators from register to register, and no moves are
     simulated.
     """
-    from steps import summary
-    from steps.core.problems import HEADLINE
-
     run = recorded(machine="nvidia-h200")
     measured = run.measurement(name).cycles
-    simulated = summary.simulated_cycles(get_step(name), HEADLINE, run.machine["multiprocessors"])
+    simulated = simulated_cycles(get_step(name), HEADLINE, run.machine["multiprocessors"])
     assert (0.75 if name == "gluon_larger_tile" else 0.8) < simulated / measured < 1.2
+
+
+def simulated_cycles(step, shape, multiprocessors):
+    """Cycles that a GPU with so many SMs would take for a problem, by a simulated part of it.
+
+    Its SMs hold as many blocks as the compiled kernel lets them. The part: as many heads as the CPU stands for SMs,
+    with the same lengths.
+    """
+    few = processors(torch.device("cpu"))
+    part = dataclasses.replace(shape, batch=1, heads=few, kv_heads=few)
+    with watched(at_once=step.compile(shape).occupancy[0]) as watch:
+        step.attention(*FORWARD.inputs(part, 0), part.causal)
+    return watch.runs[0].time * shape.batch * shape.heads / few / multiprocessors
 
 
 def test_blocks_that_wait_for_later_ones_need_room_for_both():

@@ -13,9 +13,8 @@ from steps.trials import __main__ as command
 from steps.trials import all_trials, get_trial, recorded_trial
 from steps.trials import polynomial as exponential
 from tests.selection import sampled
-from tests.shapes import problem
 from tutorial_lib.files import RESULTS
-from tutorial_lib.passes import BACKWARD, PASSES
+from tutorial_lib.passes import PASSES
 
 TRIALS = list(all_trials().values())
 
@@ -65,17 +64,6 @@ def test_every_version_stands_among_the_steps_of_its_record(trial):
     """Also where the trial is of a variant, which has no number itself."""
     for step in trial.steps(trial.problems[0]):
         assert step.number is not None and step.inside is None, step.name
-
-
-@sampled(core=lambda value: value == "no under_way")
-@pytest.mark.parametrize("value", get_trial("not_added").values[1::2])
-def test_where_dq_is_not_added_all_else_is_as_it_was(value):
-    """dK and dV are the step's, and dQ is not."""
-    shape = problem(batch=1, heads=1, seq_len_q=200, seq_len_kv=200, head_dim=64)
-    inputs = BACKWARD.inputs(shape, 0)
-    dq, dk, dv = BACKWARD.call(get_trial("not_added").version(value, shape, name="none"), shape, inputs)
-    _, right_dk, right_dv = BACKWARD.call(get_step(value.removeprefix("no ")), shape, inputs)
-    assert torch.equal(dk, right_dk) and torch.equal(dv, right_dv) and not dq.any()
 
 
 def test_a_version_of_a_trial_runs_by_its_name():
