@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steps import INSIDE, get_step
 from steps.core.fused import FusedStep
-from steps.core.ladder import DELETED, Part, line, module_file, owner_of, part_of
+from steps.core.ladder import DELETED, Part, line, module_file, owner_of, part_of, program_file
 from steps.core.problems import HEADLINE
 from steps.core.recorded import find_recorded, recorded_runs
 from steps.core.step import Step, Unsupported
@@ -125,6 +125,8 @@ class Lesson:
             before = getattr(self.previous, "function", None)
             return [difference(*map(inspect.getsource, (before, now))) if before else code(inspect.getsource(now))]
         where = f"`python -m steps.show {self.step.name}` prints all of it. It is made from `{module_file(self.step)}`"
+        if (path := program_file(self.step)).exists() and self.problem == self.step.default_problem:
+            where = f"`steps/kernels/{path.name}` is the whole program. {where}"
         try:
             text = without_title(written_out(self.step, self.problem, self.arch))
         except Unsupported as error:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tutorial_lib.naming import STEPS_LISTED, unknown
 
 ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ROOT / "kernels"
 FILE = re.compile(r"step(?P<number>\d\d\d)_(?P<name>\w+)")
 
 
@@ -362,3 +363,9 @@ def module_file(step) -> str:
         if (ROOT / folder / f"step{owner.number:03}_{owner.name}.py").exists()
     ]
     return f"steps/{folder}/step{owner.number:03}_{owner.name}.py"
+
+
+def program_file(step) -> Path:
+    """Where the program is kept that ``steps.export`` makes of a step, if it is: named as chapters are."""
+    owner = owner_of(step)
+    return KERNELS / f"{owner.number:03}_{step.name}.py"

@@ -67,9 +67,10 @@ class Taken(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be computed. order, starts: see ``steps.core.order``. taken: how it is told which tile is next.
+    """What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
 
-    packed: of packed sequences, where they begin. lines: heads of all batches, where blocks compute their tiles.
+    taken: how it is told which tile is next. packed: of packed sequences, where they begin. lines: heads of all
+    batches, where blocks compute their tiles.
     """
 
     order: object
@@ -83,7 +84,7 @@ class Work(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which queries: first row of the tile of queries, head of K and V, batch; and how many keys there are."""
+    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
 
     row: object
     kv_head: object

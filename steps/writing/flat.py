@@ -77,7 +77,7 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
         used[wrapper.split(".")[0]] += 1
         constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
-    yield _imports({name: line for name, line in program.imports.items() if used[name]})
+    yield import_lines({name: line for name, line in program.imports.items() if used[name]})
     lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
     yield "\n".join(f"{line}{SKIP if MATRIX.search(line) else ''}" for line in lines)
     yield from (source.strip() for source in classes)
@@ -119,7 +119,7 @@ def _ordered(text: Text, places: dict[str, types.FunctionType], main: str) -> li
     return ordered
 
 
-def _imports(lines: dict[str, str]) -> str:
+def import_lines(lines: dict[str, str]) -> str:
     """Import lines in two groups, the standard library's first, sorted; names of one module on one line."""
     plain, froms = set(), {}
     for line in lines.values():
@@ -144,6 +144,8 @@ def formatted(text: str) -> str:
 def _broken(line: str) -> str:
     """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
     margin = line[: len(line) - len(line.lstrip())]
+    if line == f"){SKIP}":  # of a call that was broken before
+        return line
     if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
         return line.removesuffix(SKIP)
     if len(line) <= LINE_LENGTH or not (line.endswith(SKIP) or line.startswith(f"{margin}# ")):

@@ -47,12 +47,12 @@ def written_out(step: FusedStep, problem: Problem, arch: str | None = None, keep
     entry, constants = step.entry(problem, arch)
     origin = json.dumps({"step": step.name, "arch": arch, "problem": problem.as_dict()})
     title = f"Step {step.label}: {step.title}, for {problem.describe()} on {arch}."
-    text = _flat(entry, tuple(sorted(constants.items())), keep)
+    text = flat_text(entry, tuple(sorted(constants.items())), keep)
     return text.replace(f'"""{HEADER}"""', f'"""{title}\n\nWritten out from: {origin}"""', 1)
 
 
 @cache
-def _flat(entry, constants: tuple[tuple[str, object], ...], keep: frozenset[str] = frozenset()) -> str:
+def flat_text(entry, constants: tuple[tuple[str, object], ...], keep: frozenset[str] = frozenset()) -> str:
     """A kernel's text, made once for all problems that it is compiled for with the same constants."""
     return flatten(entry, dict(constants), header=HEADER, keep=keep)
 

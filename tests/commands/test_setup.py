@@ -53,6 +53,7 @@ def test_a_package_that_is_missing_is_named_in_one_line():
     """For whom forgot to activate the environment: every command, whatever it needs first."""
     asked = {
         "steps.show": ["mma"],
+        "steps.export": ["mma"],
         "steps.run": ["--device", "cpu"],
         "steps.inspect": ["mma"],
         "steps.chapters": [],

@@ -319,7 +319,7 @@ def store(tensor_desc: Descriptor, coord, src: Memory):
     _hand_over(tensor_desc, src, "store", lambda tile: tensor_desc.store(coord, tile))
 
 
-@operation("async_reduce_shared_to_global")
+@operation("async_reduce_shared_to_global", ("tma", "async_atomic_add"))
 def reduce(tensor_desc: Descriptor, coord, src: Memory):
     """TMA adds the tile to what is there (``steps.backward_hopper.lib``)."""
     coord = tensor_desc.own(coord)

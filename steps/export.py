@@ -1,0 +1,74 @@
+"""A step as a program of its own: ``python -m steps.export epilogue_overlap --head-dim 64 --output fmha.py``.
+
+Writes one file that needs PyTorch, and Triton or cuTile, and nothing of this project: the kernel, the code that
+launches it, and, where the file is started, a check and a benchmark. ``--all`` writes those that ``steps/kernels/``
+holds. Needs no GPU. Exit status: 0 done; 2 the request makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tutorial_lib.command import BadRequest, as_command, check_file, parser_of, whole_number
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = parser_of("steps.export", __doc__)
+    parser.add_argument("step", nargs="?", help="number or name of a step")
+    parser.add_argument("--all", action="store_true", help="write the chosen ones to steps/kernels/")
+    parser.add_argument("--head-dim", type=whole_number, metavar="N", help="(as the step's own problem, as all below)")
+    parser.add_argument("--seq-len", type=whole_number, metavar="N", help="query length")
+    parser.add_argument("--seq-len-kv", type=whole_number, metavar="N", help="key and value length (as --seq-len)")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"))
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
+    parser.add_argument("--window", type=whole_number, metavar="N", help="sliding window")
+    parser.add_argument("--arch", help="architecture (the step's own, such as sm_90)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the program here")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from steps import get_step
+    from steps.core.ladder import program_file
+    from steps.exporting.standalone import chosen, standalone
+    from tutorial_lib.files import write_whole
+
+    if options.all == bool(options.step):
+        raise BadRequest("name a step, or ask for --all")
+    if options.all:
+        for step in chosen():
+            path = program_file(step)
+            write_whole(path, standalone(step, step.default_problem))
+            print(path)
+        return 0
+    if options.arch == "cpu":
+        raise BadRequest("argument --arch: must be a GPU's, such as sm_90, got cpu")
+    try:
+        step = get_step(options.step)
+        asked = {"head_dim": options.head_dim, "dtype": options.dtype, "causal": options.causal}
+        asked |= {"window": options.window, "seq_len_q": options.seq_len}
+        asked["seq_len_kv"] = options.seq_len_kv or options.seq_len
+        problem = replace(step.default_problem, **{name: value for name, value in asked.items() if value is not None})
+        text = standalone(step, problem, options.arch)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    if not options.output:
+        print(text, end="")
+        return 0
+    check_file("--output", options.output)
+    write_whole(options.output, text)
+    print(options.output)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return as_command("steps.export", lambda: run(make_parser().parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

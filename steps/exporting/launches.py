@@ -1,0 +1,225 @@
+"""What a step's launch tells a standalone program: which templates of host code it takes, and their values.
+
+Each class of steps has a function here, which asks the step for what its own launch asks for: shapes of tiles, boxes
+and layouts for TMA, warps, hints to the compiler, and which block computes which tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial, singledispatch
+
+from steps.backward_cutile import kernel as backward_kernels
+from steps.backward_cutile.skeleton import ROWS, CuTileGradients
+from steps.backward_hopper import rows
+from steps.backward_hopper.skeleton import ROW_WARPS, HopperGradients
+from steps.core.order import Order
+from steps.core.step import Step, Unsupported
+from steps.core.tiles import Tile
+from steps.cutile.skeleton import CuTileStep
+from steps.everyday import decoding
+from steps.everyday.decode_kernel import make_merge
+from steps.exporting.tables import backward_tables, forward_tables
+from steps.gluon.launching import PointerStep
+from steps.hopper.launching import TmaStep
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.problem import Problem
+
+
+class Raw(str):
+    """Text of a program, written as it is."""
+
+    __repr__ = str.__str__
+
+
+@dataclass
+class Launch:
+    """What a program is made of. hosts: templates; kernels: name in the templates -> (entry, constants).
+
+    values: what stands for ``HOST.name``, and what conditions ask for; layouts: likewise, written by the names that the
+    kernel has for them. left_out: what the tutorial's step does besides. tables: makes what tells of the kernel.
+    """
+
+    hosts: tuple[str, ...]
+    kernels: dict[str, tuple[Callable, dict]]
+    values: dict[str, object]
+    layouts: dict[str, object] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    tables: Callable[[], list[str]] = list
+
+
+REWRITTEN = (
+    "The tutorial's step also has its PTX rewritten before ptxas sees it: descriptors of wgmma are made where they are "
+    "used, and barriers of warps that nothing needs are taken out, where a comment in the kernel asks for that. This "
+    "takes a hook in Triton, and is faster."
+)
+PAIRED = (
+    "The tutorial's step also has two neighbouring blocks share what TMA brings of keys and values, on this problem. "
+    "This takes PTX that Triton does not write, and is faster."
+)
+
+
+@singledispatch
+def launch_of(step: Step, problem: Problem, arch: str) -> Launch:
+    """What a program of this step is made of."""
+    raise Unsupported(f"step {step.label} is launched in a way that is not exported")
+
+
+def of_order(order: Order, problem: Problem, tile: Tile) -> dict:
+    """What a program is told of which block computes which tiles. problem: as the order counts it."""
+    listed = bool(order.persistent and not (order.computes(problem, tile) or order.counts(problem)))
+    return {
+        "rows": tile.query,
+        "tile_key": tile.key,
+        "stays": order.persistent and order.places(problem, tile, 1) == 1,  # more: all tiles have blocks
+        "lists": listed,
+        "uneven": order.computes(problem, tile) and problem.causal,
+        "balanced_tail": order.balanced_tail,
+        "section_bytes": Raw(f"{order.section_bytes // 2**20} * 2**20") if order.section_bytes else None,
+        "sharing": problem.group_size,
+    }
+
+
+@launch_of.register
+def _of_cutile(step: CuTileStep, problem: Problem, arch: str) -> Launch:
+    variant = step.variant(problem, arch)
+    order, (launched, tile) = step.order_for(problem), step.launched(problem, variant)
+    values = of_order(order, launched, tile) | {
+        "flat": bool(variant.section),
+        "section": variant.section,
+        "ragged": variant.ragged,
+        "together": variant.together,
+        "heads": Raw("k.shape[1]" if variant.together else "q.shape[1]"),
+        "occupancy": step.occupancy or 1,
+        "hints": hints(step.warps, step.occupancy, step.cluster),
+    }
+    return Launch(hosts("cutile", values), {"kernel": step.entry(problem, arch)}, values)
+
+
+@launch_of.register
+def _of_pointers(step: PointerStep, problem: Problem, arch: str) -> Launch:
+    variant = step.variant(problem, arch)
+    values = {
+        "rows": variant.tile.query,
+        "tile_key": variant.tile.key,
+        "ragged": variant.ragged,
+        "warps": step.number_of_warps(variant),
+        "heads_first": getattr(variant, "xcd_swizzle", False),
+    }
+    return Launch(("checks", "pointers"), {"kernel": step.entry(problem, arch)}, values)
+
+
+@launch_of.register
+def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
+    left_out = []
+    if pairs := getattr(step, "pairs", False):
+        if pairs is True:
+            why = "it is made of pairs of blocks, which take PTX that Triton does not write"
+            raise Unsupported(f"step {step.label} cannot be exported: {why}")
+        left_out += [PAIRED] if step.for_problem(problem).pairs else []
+        step = replace(step, pairs=False)
+    variant = step.variant(problem)
+    left_out += [REWRITTEN] if variant.rewrite else []
+    values = of_order(step.order_for(problem), problem, variant.tile) | {
+        "ragged": variant.ragged,
+        "part": variant.rows,
+        "columns": variant.head_dim,
+        "output_columns": variant.output_columns,
+        "warps": variant.warps,
+        "ctas": variant.ctas,
+    }
+    layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
+    kernels = {"kernel": step.entry(problem, arch)}
+    return Launch(hosts("tma", values), kernels, values, layouts, left_out, partial(forward_tables, step, problem))
+
+
+@launch_of.register
+def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Launch:
+    variant = step.variant(problem, arch)
+    function, shape = step.kernel(variant)
+    kernels = {"kernel": (function, {})}
+    if step.merges_apart:
+        gpu = REFERENCE_GPUS.get(arch)
+        parts = decoding.at_once(step.splits(problem, gpu.multiprocessors if gpu else 1))
+        merge = make_merge(parts, variant.head_dim, variant.members, variant.queries, False)
+        kernels["merge"] = (merge, {})
+    values = {
+        "tile_key": variant.tile.key,
+        "rows": variant.tile.query,
+        "members": variant.members,
+        "queries": problem.seq_len_q,
+        "ragged": variant.ragged,
+        "split": step.split,
+        "merges_apart": step.merges_apart,
+        "start": decoding.START,
+        "occupancy": shape.occupancy or 1,
+        "hints": hints(shape.warps, shape.occupancy, shape.cluster),
+    }
+    return Launch(("checks", "decoding"), kernels, values)
+
+
+@launch_of.register
+def _of_gradients(step: CuTileGradients, problem: Problem, arch: str) -> Launch:
+    of_rows = backward_kernels.make_prepare if step.prepared else backward_kernels.make_row_sums
+    small = step.variant(problem, ROWS)
+    kernels: dict = {"of_rows": (of_rows(small), {}), "kernel": step.entry(problem, arch)}
+    shapes = {"": step.keys}
+    if step.adds:
+        kernels["scaled"] = (backward_kernels.make_scaled(small), {})
+    else:
+        kernels["queries_kernel"] = (step.kernel("queries", problem)[1], {})
+        shapes["queries_"] = step.queries
+    values = {
+        "small_rows": ROWS.query,
+        "tile_key": step.keys.tile.key,
+        "queries_rows": step.queries.tile.query,
+        "ragged": problem.seq_len_kv % step.keys.tile.key != 0 or problem.seq_len_kv % step.queries.tile.key != 0,
+        "adds": step.adds,
+        "prepared": step.prepared,
+        **{f"{which}hints": hints(s.warps, s.occupancy, s.cluster) for which, s in shapes.items()},
+    }
+    return Launch(("checks", "backward_cutile"), kernels, values)
+
+
+@launch_of.register
+def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> Launch:
+    variant = step.variant(problem)
+    absent = {} if variant.counts else {"Counts": None}
+    kernels = {"prepare": (rows.prepare, {"variant": variant} | absent), "kernel": step.entry(problem, arch)}
+    kernels["scaled"] = (rows.scaled, {"variant": variant, "of_keys": False, "followed": variant.sharing > 1})
+    if variant.sharing > 1:
+        kernels["scaled_keys"] = (rows.scaled, {"variant": variant, "of_keys": True, "followed": False})
+    values = {
+        "rows": variant.tile.query,
+        "tile_key": variant.tile.key,
+        "ragged": variant.ragged,
+        "all_seen": problem.causal and not variant.unseen,
+        "parts": variant.parts,
+        "sharing": variant.sharing,
+        "spare": variant.spare,
+        "ahead": variant.ahead,
+        "counts": variant.counts,
+        "early": variant.begin.early,
+        "by_tma": variant.adding.by_tma,
+        "query_rows": variant.query_rows,
+        "query_columns": variant.query_columns,
+        "rows_prepared": variant.rows_prepared,
+        "rows_scaled": variant.rows_scaled,
+        "warps": variant.warps,
+        "small_warps": ROW_WARPS,
+    }
+    layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
+    show = partial(backward_tables, step, problem)
+    return Launch(("checks", "backward_hopper"), kernels, values, layouts, [REWRITTEN], show)
+
+
+def hosts(name: str, values: dict) -> tuple[str, ...]:
+    """The templates of a forward program."""
+    return ("checks", *(["dealing"] if values["lists"] else []), name)
+
+
+def hints(warps: int | None, occupancy: int | None, cluster: int | None) -> Raw:
+    """What cuTile's compiler is told of a kernel; what is None is left to it."""
+    given = {"occupancy": occupancy, "num_worker_warps": warps, "num_ctas": cluster}
+    return Raw(", ".join(f"{name}={value}" for name, value in given.items() if value is not None))

@@ -1,0 +1,292 @@
+"""Standalone programs: a step's kernel, the host code of its launch, a check and a benchmark, as one Python file.
+
+The kernel is what ``written.written_out`` makes. The host code is one of the templates in ``hosts``, one for each way
+of launching, filled in with what the step's launch says (``launches``).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+
+from steps.core.fused import FusedStep
+from steps.core.ladder import get_step
+from steps.core.step import Step, Unsupported
+from steps.exporting.launches import Launch, Raw, launch_of
+from steps.writing.flat import formatted, import_lines
+from steps.writing.trees import LINE_LENGTH, fresh
+from steps.writing.written import flat_text, module_in
+from tutorial_lib.passes import pass_of
+from tutorial_lib.problem import Problem
+
+HOSTS = Path(__file__).parent / "hosts"
+VALUE = re.compile(r"\bHOST\.(\w+)")
+# What the kernels have of the project's own, and what Triton 3.9 has for it.
+STAND_INS = {"async_reduce_shared_to_global": "tma.async_atomic_add"}
+NAMES = {  # of the host code's constants, and what kernels call them
+    "head_dim": ("D", "HEAD_DIM", "head_dim"),
+    "rows": ("TILE_Q", "TILE_QUERY", "queries of a tile"),
+    "tile_key": ("TILE_K", "TILE_KEY", "keys of a tile"),
+    "group_size": ("GROUP", "GROUP_SIZE", "query heads for each head of keys and values"),
+}
+WORDS = {  # what kernels say of the project, and what stands for it in a program
+    " (``skeleton.heads_ahead``)": "",
+    " (see adding.py)": "",
+    " (see shared_fours)": "",
+    ": see shared_fours": "",
+}
+CHOSEN = (
+    "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
+    "explicit swizzle split_q stages gluon_larger_tile "
+    "wgmma producer intra_warpgroup_overlap lpt_scheduler epilogue_overlap pv_wait_after_max next_softmax_first "
+    "two_blocks deferred_reduce_add two_cta_mma xcd_swizzle paged pack_gqa hopper_soft_cap"
+)
+OUTPUTS = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "paged": ("o",)}
+FUNCTIONS = {
+    "forward": "attention(q, k, v, scale=None) -> o",
+    "backward": "gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv",
+    "paged": "paged(q, k_pages, v_pages, page_table, lengths, scale=None) -> o",
+}
+GPUS = {
+    "sm_80": "A100",
+    "sm_90": "H100, H200",
+    "sm_100": "B200",
+    "sm_103": "B300",
+    "gfx942": "MI300",
+    "gfx950": "MI350",
+}
+
+
+def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
+    """The program of ``step`` for ``problem`` on ``arch`` (None: what the step is made for).
+
+    Raises Unsupported for a step that has no kernel for one device, or needs more than Triton and cuTile offer.
+    """
+    arch = arch or step.made_for
+    if step.several or not isinstance(step, FusedStep):
+        what = "computes over several GPUs" if step.several else "calls PyTorch"
+        raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
+    if reason := step.unsupported(problem, arch):
+        raise Unsupported(f"step {step.label}: {reason}")
+    if problem.lengths is not None:
+        raise Unsupported(f"step {step.label} cannot be exported for packed sequences: choose a problem without them")
+    launch = launch_of(step.configured(problem, arch), problem, arch)
+    texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
+    merged, names = joined({name: without_docstring(text) for name, text in texts.items()})
+    for said, instead in WORDS.items():
+        merged = merged.replace(said, instead)
+    values = {**common(step, problem, arch), **launch.values, **names}
+    values |= {name: _constant(merged, layout) for name, layout in launch.layouts.items()}
+    host = host_code((*launch.hosts, "main"), values, merged)
+    whole, _ = joined({"kernel": merged, "host": host})
+    if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", whole, re.MULTILINE):
+        raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
+    return formatted(f'"""{header(step, problem, arch, launch)}"""\n\n{whole}')
+
+
+def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
+    """What the program says of itself."""
+    what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
+    language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
+    mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
+    mask += [f"a soft cap of {problem.softcap}"] if problem.softcap else []
+    compiled_in = [f"head_dim {problem.head_dim}", problem.dtype, " and ".join(mask) or "no mask"]
+    if problem.group_size > 1:
+        compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
+    compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
+    paragraphs = [
+        f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
+        "launch is chosen for the problem at the end of this file. It needs PyTorch and "
+        f"{'cuda-tile' if step.backend == 'cutile' else 'Triton 3.9'}.",
+        *launch.left_out,
+    ]
+    options = [f"--head-dim {problem.head_dim} --seq-len {problem.seq_len_q}"]
+    options += [f"--seq-len-kv {problem.seq_len_kv}"] if problem.seq_len_kv != problem.seq_len_q else []
+    options += [f"--dtype {problem.dtype}", "--causal" if problem.causal else "--no-causal"]
+    options += [f"--window {problem.window}"] if problem.window else []
+    options += [f"--arch {arch}"] if arch != step.made_for else []
+    return "\n\n".join(
+        [
+            textwrap.fill(f"{what[step.direction]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
+            f"    {FUNCTIONS[step.direction]}",
+            *(textwrap.fill(paragraph, LINE_LENGTH) for paragraph in paragraphs),
+            *launch.tables(),
+            f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
+            f"python -m steps.export {step.name} {' '.join(options)}\n",
+        ]
+    )
+
+
+def gpu(arch: str) -> str:
+    """What runs code for ``arch``, in words."""
+    names = f" ({GPUS[arch]})" if arch in GPUS else ""
+    if arch.startswith("gfx"):
+        return f"an AMD GPU {arch}{names}"
+    return f"an NVIDIA GPU of compute capability {arch[3:-1]}.{arch[-1]}{names}"
+
+
+def common(step: Step, problem: Problem, arch: str) -> dict:
+    """What all programs are told."""
+    keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
+    if problem.page_size:
+        width = -(-problem.seq_len_kv // problem.page_size)
+        keys = (problem.batch * width, problem.page_size, problem.kv_heads, problem.head_dim)
+    other_gpu = f"{arch!r} not in torch.cuda.get_device_properties().gcnArchName"
+    if arch.startswith("sm_"):
+        other_gpu = f"torch.cuda.get_device_capability() != {(int(arch[3:-1]), int(arch[-1]))}"
+    return {
+        "head_dim": problem.head_dim,
+        "dtype": Raw(f"torch.{problem.dtype}"),
+        "causal": problem.causal,
+        "group_size": problem.group_size,
+        "grouped": problem.group_size > 1,
+        "window": problem.window,
+        "softcap": problem.softcap,
+        "page_size": problem.page_size,
+        "lengths": list(problem.lengths_in_pages) if problem.page_size else None,
+        **{name: step.direction == name for name in OUTPUTS},
+        "outputs": OUTPUTS[step.direction],
+        "shape_q": (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim),
+        "shape_k": keys,
+        "needs": Raw(gpu(arch)),
+        "other_gpu": Raw(other_gpu),
+        "what": Raw(FUNCTIONS[step.direction].partition("(")[0]),
+        "sm_90": arch == "sm_90",
+        "plain": not (problem.window or problem.softcap or problem.page_size),
+        "tag": Raw(step.name),
+        "theirs": Raw("PyTorch" if problem.softcap or problem.page_size else "SDPA"),
+        "operations": Raw(f"{int(pass_of(step).operations(problem)):_}"),
+        **dict.fromkeys(("ragged", "section", "queries", "all_seen", "lists", "together"), None),
+    }
+
+
+# --- text ---
+
+
+def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
+    """The templates filled in, with constants in front for what stands in them often, and the kernel has no int for."""
+    theirs = {field: f"{theirs} = {values.get(field)}" for field, (_, theirs, _) in NAMES.items()}
+    shared = {field for field, line in theirs.items() if re.search(f"^{line}$", kernel, re.MULTILINE)}
+    names = {field: theirs if field in shared else own for field, (own, theirs, _) in NAMES.items()}
+    named = values | {field: Raw(name) for field, name in names.items()}
+    text = "\n\n".join(
+        filled_in((HOSTS / f"{name}.txt").read_text(encoding="utf-8"), values, named) for name in templates
+    )
+    used = [field for field, (own, *_) in NAMES.items() if re.search(rf"\b{own}\b", text)]
+    return "".join(f"{NAMES[field][0]} = {values[field]!r}  # {NAMES[field][2]}\n" for field in used) + text
+
+
+def filled_in(template: str, values: dict[str, object], written: dict[str, object]) -> str:
+    """A template's code behind its docstring, without what is not asked for. written: what stands for values in it."""
+    lines, hidden = [], None  # hidden: how far the line is indented below which nothing is kept
+    for line in without_docstring(template).splitlines():
+        indent = len(line) - len(line.lstrip())
+        if not line.strip():
+            lines.append("")
+            continue
+        if hidden is not None and indent > hidden:
+            continue
+        hidden = None
+        line, _, condition = line.partition("  #? ")
+        if condition and not eval(condition, {}, values):
+            hidden = indent
+            continue
+        lines.append(VALUE.sub(lambda found: repr(written[found[1]]), line).replace(", )", ")"))
+    return "\n".join(lines) + "\n"
+
+
+def without_docstring(text: str) -> str:
+    """A module's text behind its docstring."""
+    return text.split('"""', 2)[2].lstrip()
+
+
+def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
+    """(one module's text, the last function of each): of what stands in several, the first alone.
+
+    Where two texts have different things under the same name, the later one's is called otherwise. Imports are in
+    front, and constants of all but the host code.
+    """
+    imports, constants, others, known, lasts = {}, [], [], {}, {}
+    for name, text in texts.items():
+        for own, stand_in in STAND_INS.items():
+            if own in (defined := _defined(text)):
+                text = text.replace(defined[own], "").replace(f"{own}(", f"{stand_in}(")
+        for one, code in _defined(text).items():
+            if known.get(one, code) != code:
+                text = _renamed(text, one, fresh(one, {*known, *_defined(text)}))
+        lines, before = text.splitlines(), None
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names:
+                    as_other = f" as {alias.asname}" if alias.asname else ""
+                    imports[alias.asname or alias.name.split(".")[0]] = f"{origin}import {alias.name}{as_other}"
+                continue
+            code, one = _with_comments(lines, node), _name(node)
+            lasts[name] = Raw(one) if isinstance(node, ast.FunctionDef) else lasts.get(name)
+            if one in known:
+                continue
+            known |= {one: code} if one else {}
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If):
+                others.append(code)
+            elif name != "host":
+                constants.append(code)
+            elif before is not None and not isinstance(before, ast.FunctionDef):
+                others[-1] += f"\n{code}"
+            else:
+                others.append(code)
+            before = node
+    body = "\n\n\n".join(filter(None, ["\n".join(constants), *others]))
+    imports = {name: line for name, line in imports.items() if re.search(rf"\b{name}\b", body)}
+    space = "\n\n" if constants else "\n\n\n"
+    return f"{import_lines(imports)}{space}{body}\n", lasts
+
+
+def _name(node: ast.stmt) -> str | None:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return node.name
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _defined(text: str) -> dict[str, str]:
+    """name -> code of what a text defines."""
+    lines = text.splitlines()
+    return {name: _with_comments(lines, node) for node in ast.parse(text).body if (name := _name(node))}
+
+
+def _with_comments(lines: list[str], node: ast.stmt) -> str:
+    """The lines of a statement, with its decorators, and the comments right in front."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
+    while first and lines[first - 1].startswith("#"):
+        first -= 1
+    return "\n".join(lines[first : node.end_lineno])
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """A module's text with another name for what it defines as ``old``."""
+    lines = text.splitlines()
+    places = [(node.lineno, node.col_offset) for node in ast.walk(ast.parse(text)) if getattr(node, "id", None) == old]
+    for row, column in sorted(places, reverse=True):
+        line = lines[row - 1].encode()  # columns count bytes
+        lines[row - 1] = (line[:column] + new.encode() + line[column + len(old) :]).decode()
+    return re.sub(rf"^(def|class) {old}\b", rf"\1 {new}", "\n".join(lines), flags=re.MULTILINE)
+
+
+def _constant(text: str, layout: object) -> Raw:
+    """How the host code writes a layout: by the name of the kernel's constant, or as it is made."""
+    for name, value in vars(module_in(text)).items():
+        if getattr(value, "value", None) == layout:
+            return Raw(f"{name}.value")
+    return Raw(f"gl.{layout!r}")
+
+
+def chosen() -> list[FusedStep]:
+    """The steps of which ``steps/kernels/`` holds a program (``steps.export --all``), as the ladder has them.
+
+    The path of cuTile, Gluon and Hopper as far as its steps can be exported, and of every other part the last or best.
+    """
+    return [get_step(name) for name in CHOSEN.split()]

@@ -1,0 +1,166 @@
+"""Tables of a kernel's barriers and shared memory, of what one of its blocks does on the simulator.
+
+A block of the kernel, with the constants of its problem, computes a few tiles of queries. What it allocates, who
+arrives at a barrier and who waits there is noted meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from steps.backward_hopper.skeleton import HopperGradients
+from steps.backward_hopper.skeleton import arguments as of_backward
+from steps.gluon.tensors import shapes
+from steps.hopper.launching import TmaStep, arguments
+from steps.writing.trees import LINE_LENGTH
+from tutorial_lib.problem import Problem
+
+TILES = 4  # of queries
+TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
+
+
+@dataclass
+class Row:
+    """A ring of barriers. arrive: who does; wait: who does, and for which parity first."""
+
+    slots: int = 0
+    count: int = 0
+    arrive: dict[str, None] = field(default_factory=dict)
+    wait: dict[str, int] = field(default_factory=dict)
+
+
+class Notes:
+    """What is seen of one block. names, sizes: of what it allocates, by buffer."""
+
+    def __init__(self):
+        self.rows: dict[object, Row] = {}
+        self.names: dict[object, str] = {}
+
+    def row(self, barrier) -> Row:
+        """The row of a barrier, whose block's buffers are called what the current role calls them now."""
+        from tutorial_lib.simulator import state
+        from tutorial_lib.simulator.block import frames
+
+        block, role = barrier.block, state.role()
+        role.variables = [dict(frame.f_locals) for frame in frames()]
+        for buffer in block.buffers:
+            if (name := block.name_of(buffer)) != buffer.name and buffer.space != "tensor":
+                self.names.setdefault(buffer, name)
+        row = self.rows.setdefault(barrier.buffer, Row())
+        row.slots, row.count = len(barrier.buffer.bytes) // 8, barrier.count
+        return row
+
+
+@contextmanager
+def noted() -> Iterator[Notes]:
+    """Inside, what kernels do on the simulator is noted."""
+    from tutorial_lib.simulator import state
+    from tutorial_lib.simulator.hopper import MBarrier
+
+    notes, arrive, fill, passed = Notes(), MBarrier.arrive, MBarrier.fill, MBarrier.passed
+
+    def noting_arrive(self, *how):
+        by_role = sys._getframe(1).f_code.co_name in ("arrive", "expect")
+        notes.row(self).arrive[state.role().name if by_role else "tcgen05"] = None
+        arrive(self, *how)
+
+    def noting_fill(self, *how):
+        notes.rows[self.buffer].arrive["TMA"] = None
+        fill(self, *how)
+
+    def noting_passed(self, parity):
+        notes.row(self).wait.setdefault(state.role().name, parity)
+        return passed(self, parity)
+
+    MBarrier.arrive, MBarrier.fill, MBarrier.passed = noting_arrive, noting_fill, noting_passed
+    try:
+        yield notes
+    finally:
+        MBarrier.arrive, MBarrier.fill, MBarrier.passed = arrive, fill, passed
+
+
+def forward_tables(step: TmaStep, problem: Problem) -> list[str]:
+    """The table of barriers and what shared memory holds, of the kernel that ``step`` runs for ``problem``."""
+    variant = step.variant(problem)
+    small, tensors = few_tiles(problem, TILES * max(variant.tile.query, variant.tile.key))
+    _, lists = step.order_for(problem).blocks(small, variant.tile, tensors[0].device)
+    passed = (*arguments(*tensors, small, 1.0, lists, variant), variant)
+    return tables(step.kernel(problem), passed, variant.warps, step.made_for, variant.ctas)
+
+
+def backward_tables(step: HopperGradients, problem: Problem) -> list[str]:
+    """Likewise, of the kernel whose blocks own keys: the first of them, which waits for no other."""
+    import torch
+
+    variant = step.variant(problem)
+    small, (q, k, v, do) = few_tiles(problem, TILES * variant.tile.query, variant.tile.key)
+    sums = torch.zeros(q.shape, dtype=torch.float32)
+    numbers, counts = sums.new_zeros(2 * small.heads, q.shape[2]), torch.zeros(2 * q.shape[2], dtype=torch.int32)
+    into = (sums.new_zeros(k.shape),) * 2 if variant.sharing > 1 else (k, v)
+    passed = (*of_backward(q, k, v, do, numbers, sums, *into, small, q.shape[2], variant), variant)
+    passed = (*passed, counts) if variant.counts else passed
+    if variant.spare:
+        strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
+        passed = (*passed, sums, q, numbers, q, do, sums, strides, (0, 0))
+    return tables(step.kernel(problem), passed, variant.warps, step.made_for)
+
+
+def few_tiles(problem: Problem, queries: int, keys: int | None = None) -> tuple[Problem, list]:
+    """A problem like another with so few queries and keys, of the heads that share keys, and q, k, v and o for it."""
+    import torch
+
+    heads = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
+    small = replace(problem, **heads, seq_len_q=queries, seq_len_kv=keys or queries)
+    return small, [torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes(small)]
+
+
+def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1) -> list[str]:
+    """What the tables' block is seen to do."""
+    from tutorial_lib.simulator.machine import MACHINES
+    from tutorial_lib.simulator.run import launch
+
+    with noted() as notes:
+        launch(kernel, (1, 1, 1), passed, warps, machine=MACHINES[arch], ctas=ctas)
+    products = " tcgen05 arrives when a product is complete." * any(
+        "tcgen05" in row.arrive for row in notes.rows.values()
+    )
+    return [TOLD + products, aligned(barrier_rows(notes)), memory(notes)]
+
+
+def barrier_rows(notes: Notes) -> list[tuple]:
+    """A row for each ring of barriers; of the CTAs of a cluster one for both."""
+    rows: dict[str, Row] = {}
+    for buffer, row in notes.rows.items():
+        known = rows.setdefault(called(notes, buffer), row)
+        known.arrive |= row.arrive
+        known.wait |= row.wait
+    found = [("barrier", "slots", "arrivals", "who arrives", "who waits, for which parity first")]
+    for name, row in sorted(rows.items()):
+        wait = ", ".join(f"{role}: {parity}" for role, parity in sorted(row.wait.items()))
+        found.append((name, row.slots, row.count, ", ".join(sorted(row.arrive, key=str.lower)), wait))
+    return found
+
+
+def memory(notes: Notes) -> str:
+    """How much each allocation of shared memory takes, and all barriers; of a cluster, those of a CTA."""
+    sizes = {called(notes, buffer): len(buffer.bytes) for buffer in notes.names}
+    barriers = {called(notes, buffer) for buffer in notes.rows}
+    tiles = {name: size for name, size in sizes.items() if name not in barriers}
+    found = tiles | {"barriers": sum(sizes.get(name, 0) for name in barriers)}
+    listed = ", ".join(f"{name} {size:,}" for name, size in found.items())
+    return textwrap.fill(f"Bytes of shared memory: {listed}; together {sum(found.values()):,}.", LINE_LENGTH)
+
+
+def called(notes: Notes, buffer) -> str:
+    """What the kernel calls a buffer, without the record that it is in."""
+    return notes.names.get(buffer, buffer.name).rpartition(".")[2]
+
+
+def aligned(rows: list[tuple]) -> str:
+    """Rows as a table."""
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)

@@ -1,0 +1,199 @@
+"""Attention in cuTile, with its launch, for an NVIDIA GPU of compute capability 9.0 (H100, H200).
+
+    attention(q, k, v, scale=None) -> o
+
+Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
+launch is chosen for the problem at the end of this file. It needs PyTorch and cuda-tile.
+
+Made from step 6 occupancy (Two blocks an SM) of the FMHA tutorial by
+python -m steps.export occupancy --head-dim 128 --seq-len 4096 --dtype float16 --causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+
+import cuda.tile as ct
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+GROUP_SIZE = 1
+TILE_QUERY = 64
+HEAD_DIM = 128
+TILE_KEY = 128
+LATENCY_KEY = 2
+INVERSE_LN2 = 1 / math.log(2)
+LATENCY_VALUE = 4
+
+
+def divide_exactly(accumulator, row_sum):
+    """Output rows [query, head_dim], divided as IEEE 754 rounds."""
+    return accumulator / row_sum
+
+
+def softmax_exp2(scores, row_max, scale):
+    """As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (over ln 2)."""
+    scale = scale * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
+    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
+    weights = ct.exp2(scores * scale - new_max, flush_to_zero=True)
+    correction = ct.exp2(row_max - new_max, flush_to_zero=True)
+    return weights, correction, new_max
+
+
+def load_key_transposed(K, batch, head, j):
+    """The j-th tile of keys, its axes swapped by the load itself: [head_dim, key]."""
+    k = ct.load(
+        K,
+        (batch, head, 0, j),
+        (1, 1, HEAD_DIM, TILE_KEY),
+        order=(0, 1, 3, 2),
+        padding_mode=ct.PaddingMode.ZERO,
+        latency=LATENCY_KEY,
+    )
+    return ct.reshape(k, (HEAD_DIM, TILE_KEY))
+
+
+def fmha(Q, K, V, Out, scale):
+    # Attention of one tile of queries to all keys that it sees.
+    i = ct.bid(0)
+    head = ct.bid(1)
+    batch = ct.bid(2)
+    kv_head = head // GROUP_SIZE
+    seq_len_kv = K.shape[2]
+    # The i-th tile of queries [query, head_dim].
+    q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+    q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
+    # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
+    row_max = ct.full((TILE_QUERY, 1), -math.inf, ct.float32)
+    row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
+    accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
+    # Which keys a tile of queries sees: tiles [0, unmasked) whole, tiles [unmasked, end) in part.
+    unmasked = seq_len_kv // TILE_KEY
+    end = ct.cdiv(seq_len_kv, TILE_KEY)
+    unmasked = min(unmasked, (i * TILE_QUERY) // TILE_KEY)
+    end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))
+    query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)[:, None]
+
+    for j in range(end):
+        # QK product: scores [query, key].
+        k = load_key_transposed(K, batch, kv_head, j)  # [head_dim, key]
+        scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
+        # The compiler splits the loop here: whole tiles never ask.
+        if j >= unmasked:
+            # Minus infinity for keys that a query does not see.
+            key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[None, :]
+            scores = ct.where(key_index <= query_index, scores, -math.inf)
+        # Online softmax and PV product: maxima, sums and output with one more tile of keys.
+        weights, correction, row_max = softmax_exp2(scores, row_max, scale)  # [query, key], [query, 1], [query, 1]
+        row_sum = row_sum * correction
+        row_sum = row_sum + ct.sum(weights, axis=1, keepdims=True)
+        accumulator = accumulator * correction
+
+        # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
+        v = ct.load(
+            V,
+            (batch, kv_head, j, 0),
+            (1, 1, TILE_KEY, HEAD_DIM),
+            padding_mode=ct.PaddingMode.ZERO,
+            latency=LATENCY_VALUE,
+        )
+        v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
+        accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
+    # Normalise and store; rows past the end are dropped.
+    o = ct.astype(divide_exactly(accumulator, row_sum), Out.dtype)
+    ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
+
+
+KERNEL = ct.kernel(fmha, occupancy=2)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
+    check(q, k, v)
+    scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    tiles = -(-q.shape[2] // TILE_QUERY)  # of queries, a head
+    grid = (tiles, q.shape[1], q.shape[0])
+    arguments = (q, k, v, o, scale)
+    with torch.cuda.device(q.device):
+        ct.launch(torch.cuda.current_stream(), grid, KERNEL, arguments)
+    return o
+
+
+def exact(q, k, v):
+    """Attention in float64, a head of Q at a time."""
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h], v[b, h]))
+        scores = queries @ keys.T / math.sqrt(HEAD_DIM)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        o[b, h] = scores.softmax(1) @ values
+    return o
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    ours = partial(attention, q, k, v)
+    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    compared = [("o", ours(), theirs(), exact(q, k, v))]
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"occupancy: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 549_755_813_888 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"occupancy: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

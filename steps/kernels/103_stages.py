@@ -1,0 +1,291 @@
+"""Attention in Gluon, with its launch, for an NVIDIA GPU of compute capability 9.0 (H100, H200).
+
+    attention(q, k, v, scale=None) -> o
+
+Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
+launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+
+Made from step 103 stages (Two stages) of the FMHA tutorial by
+python -m steps.export stages --head-dim 128 --seq-len 4096 --dtype float16 --causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+
+import torch
+import triton
+from torch.nn.functional import scaled_dot_product_attention
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+HEAD_DIM = gl.constexpr(128)
+COLUMNS = gl.constexpr(64)
+TILE_QUERY = gl.constexpr(64)
+STAGES = gl.constexpr(2)
+TILE_KEY = gl.constexpr(64)
+GROUP_SIZE = gl.constexpr(1)
+ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))
+SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
+COPY = gl.constexpr(
+    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 8], warps_per_cta=[4, 1], order=[1, 0])
+)
+RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=2))
+LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
+
+
+@gluon.jit
+def tiles_to_visit(first_query, seq_len_kv):
+    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    whole = gl.minimum(whole, first_query // TILE_KEY)
+    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
+    return whole, end
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def hide(scores, first_query, first_key):
+    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def softmax(scores, row_max, scale):
+    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
+
+
+@gluon.jit
+def copy_rows(shared, pointer, stride, first, limit, guard: gl.constexpr):
+    """Begin to copy rows [first, first + tile) to shared memory; with guard, rows from limit on become zero."""
+    row = gl.arange(0, shared.shape[0], gl.SliceLayout(1, COPY))
+    column = gl.arange(0, shared.shape[1], gl.SliceLayout(0, COPY))
+    first = gl.to_tensor(first)
+    source = (pointer + first.to(gl.int64) * stride) + (row[:, None] * stride + column[None, :])
+    if guard:
+        async_copy.async_load(shared, source, mask=(row < limit - first)[:, None])
+    else:
+        async_copy.async_load(shared, source)
+
+
+@gluon.jit
+def copy_panels(panels, stage, pointer, stride, tile_index, limit):
+    """Begin to copy the tile_index-th tile of keys or values, panel by panel, into a stage of its ring."""
+    for c in gl.static_range(HEAD_DIM // COLUMNS):
+        first = tile_index * TILE_KEY
+        copy_rows(panels[c].index(stage), pointer + c * COLUMNS, stride, first, limit, False)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
+def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv):
+    PANELS: gl.constexpr = HEAD_DIM // COLUMNS
+    ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+    dtype: gl.constexpr = Q.dtype.element_ty
+
+    # --- which queries are ours, and which keys they see ---
+    first_query = gl.program_id(0) * TILE_QUERY
+    # The four pointers, moved to this block's head.
+    head = gl.program_id(1).to(gl.int64)
+    batch = gl.program_id(2).to(gl.int64)
+    Q += batch * q_strides[0] + head * q_strides[1]
+    K += batch * k_strides[0] + head // GROUP_SIZE * k_strides[1]
+    V += batch * v_strides[0] + head // GROUP_SIZE * v_strides[1]
+    Out += batch * o_strides[0] + head * o_strides[1]
+    row_stride = k_strides[2]  # of K and of V: the launch sees to it that they agree, and copies share their offsets
+    whole, end = tiles_to_visit(first_query, seq_len_kv)
+
+    # --- shared memory, in panels of COLUMNS columns ---
+    keys = ()
+    values = ()
+    for _ in gl.static_range(PANELS):
+        keys = keys + (gl.allocate_shared_memory(dtype, [STAGES, TILE_KEY, COLUMNS], SHARED),)
+        values = values + (gl.allocate_shared_memory(dtype, [STAGES, TILE_KEY, COLUMNS], SHARED),)
+    query = ()
+    for c in gl.static_range(PANELS):
+        panel = gl.allocate_shared_memory(dtype, [TILE_QUERY, COLUMNS], SHARED)
+        copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)
+        query = query + (panel,)
+
+    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
+    for n in gl.static_range(STAGES):
+        copy_panels(keys, n, K, row_stride, gl.minimum(n, end - 1), seq_len_kv)
+        copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv)
+        async_copy.commit_group()
+
+    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    accumulators = ()  # not yet normalised
+    for _ in gl.static_range(PANELS):
+        accumulators = accumulators + (gl.full([TILE_QUERY, COLUMNS], 0.0, gl.float32, ACCUMULATOR),)
+
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- wait for this tile ---
+            stage = j % STAGES
+            async_copy.wait_group(STAGES - 1)
+            gl.barrier()
+
+            # --- scores: QK product ---
+            scores = gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
+            for c in gl.static_range(PANELS):
+                k = keys[c].index(stage).permute((1, 0)).load(RIGHT)
+                scores = mma_v2(query[c].load(LEFT), k, scores)
+            if masked:
+                scores = hide(scores, first_query, j * TILE_KEY)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            weights = gl.convert_layout(weights.to(dtype), LEFT)
+
+            # --- output: PV product ---
+            updated = ()
+            for c in gl.static_range(PANELS):
+                v = values[c].index(stage).load(RIGHT)
+                updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
+            accumulators = updated
+
+            # --- all warps have read this tile: begin to copy a later one into its place ---
+            gl.barrier()
+            # Begin to copy a later tile into the stage of the j-th, which all warps have read.
+            later = gl.minimum(j + STAGES, end - 1)
+            copy_panels(keys, stage, K, row_stride, later, seq_len_kv)
+            copy_panels(values, stage, V, row_stride, later, seq_len_kv)
+            async_copy.commit_group()
+
+    # --- normalise and store; rows past the end are dropped ---
+    async_copy.wait_group(0)
+    for c in gl.static_range(PANELS):
+        o = accumulators[c] * (1.0 / row_sum)[:, None]
+        # Write o [query, columns] to rows [first, limit); through shared memory, so that a lane writes 16 bytes.
+        pointer = Out + c * COLUMNS * o_strides[3]
+        o_2 = o
+        o_2 = gl.convert_layout(o_2.to(pointer.dtype.element_ty), COPY)
+        row = first_query + gl.arange(0, o_2.shape[0], gl.SliceLayout(1, COPY))
+        column = gl.arange(0, o_2.shape[1], gl.SliceLayout(0, COPY))
+        target = pointer + row.to(gl.int64)[:, None] * o_strides[2] + column[None, :] * o_strides[3]
+        gl.store(target, o_2, mask=(row < seq_len_q)[:, None])
+
+
+D = 128  # head_dim
+TILE_Q = 64  # queries of a tile
+TILE_K = 64  # keys of a tile
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+
+
+# Triton 3.9 gives Hopper's code to a newer ptxas, which keeps less of such kernels in registers than the other.
+triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+
+
+def copyable(x):
+    """x, or a copy of it where its rows cannot be copied 16 bytes at a time."""
+    even = all(stride % 16 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    near = x.stride(2) < 2**23  # offsets inside a tile have 32 bits
+    fits = even and near and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
+    check(q, k, v)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    q, k, v = copyable(q), copyable(k), copyable(v)
+    if k.stride(2) != v.stride(2):  # the kernel takes one stride for the rows of both
+        k, v = (x.clone(memory_format=torch.contiguous_format) for x in (k, v))
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    grid = (-(-q.shape[2] // TILE_Q), q.shape[1], q.shape[0])  # tiles of queries, heads, batch
+    strides = [tuple(x.stride()) for x in (q, k, v, o)]
+    arguments = (q, k, v, o, *strides, scale / math.log(2), q.shape[2], k.shape[2])  # the scale is in base 2
+    with torch.cuda.device(q.device):
+        fmha[grid](*arguments, num_warps=4, enable_fp_fusion=True)
+    return o
+
+
+def exact(q, k, v):
+    """Attention in float64, a head of Q at a time."""
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h], v[b, h]))
+        scores = queries @ keys.T / math.sqrt(D)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        o[b, h] = scores.softmax(1) @ values
+    return o
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    ours = partial(attention, q, k, v)
+    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    compared = [("o", ours(), theirs(), exact(q, k, v))]
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"stages: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 549_755_813_888 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"stages: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,390 @@
+"""Attention in Gluon, with its launch, for an NVIDIA GPU of compute capability 9.0 (H100, H200).
+
+    attention(q, k, v, scale=None) -> o
+
+Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
+launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+
+The tutorial's step also has its PTX rewritten before ptxas sees it: descriptors of wgmma are made where they are used,
+and barriers of warps that nothing needs are taken out, where a comment in the kernel asks for that. This takes a hook
+in Triton, and is faster.
+
+Roles are called by their functions, with a number. TMA arrives when its bytes are there.
+
+barrier     slots  arrivals  who arrives     who waits, for which parity first
+key_full    2      1         all warps, TMA  all warps: 0
+query_full  1      1         all warps, TMA  all warps: 0
+value_full  2      1         all warps, TMA  all warps: 0
+
+Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
+
+Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
+python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+from torch.nn.functional import scaled_dot_product_attention
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+STAGES = gl.constexpr(2)
+TILE_QUERY = gl.constexpr(128)
+GROUP_SIZE = gl.constexpr(1)
+QUERY_STAGES = gl.constexpr(1)
+PARTS = gl.constexpr(1)
+ROWS = gl.constexpr(128)
+HEAD_DIM = gl.constexpr(128)
+TILE_KEY = gl.constexpr(128)
+OUTER = gl.constexpr([1, 1])
+SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
+ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
+OUTPUT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
+WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
+
+
+class Arrays(NamedTuple):
+    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+
+    query: object
+    key: object
+    value: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+
+    query_full: object
+    key_full: object
+    value_full: object
+
+
+class Work(NamedTuple):
+    """What is to be computed."""
+
+    heads: object
+    tiles_a_head: object
+
+
+class Place(NamedTuple):
+    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
+
+    row: object
+    kv_head: object
+    batch: object
+    seq_len_kv: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+@gluon.jit
+def tiles_to_visit(first_query, seq_len_kv):
+    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    whole = gl.minimum(whole, first_query // TILE_KEY)
+    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
+    return whole, end
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def hide(scores, first_query, first_key):
+    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def softmax(scores, row_max, scale):
+    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
+
+
+@gluon.jit
+def barrier_ring(length: gl.constexpr):
+    """As many mbarriers, each complete after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=1)
+    return barriers
+
+
+@gluon.jit
+def await_tile(ready, turn, stages: gl.constexpr):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+
+
+@gluon.jit
+def position(number, work):
+    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
+    head = number // work.tiles_a_head
+    return head % work.heads, head // work.heads, number % work.tiles_a_head
+
+
+@gluon.jit
+def fetch(array, ring, ready, head, batch, row, stage):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
+    mbarrier.expect(ready.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+
+
+@gluon.jit
+def by_row(x):
+    """One number a row, from the layout of the scores to that of the output."""
+    return gl.convert_layout(x, gl.SliceLayout(1, OUTPUT))[:, None]
+
+
+@gluon.jit
+def fetch_both(arrays, tiles, barriers, place, j, stage):
+    """Ask for the j-th tile of keys and of values."""
+    row = j * TILE_KEY
+    fetch(arrays.key, tiles.key, barriers.key_full, place.kv_head, place.batch, row, stage)
+    fetch(arrays.value, tiles.value, barriers.value_full, place.kv_head, place.batch, row, stage)
+
+
+@gluon.jit
+def attend(query, arrays, tiles, barriers, place, turn, scale):
+    """Attention of a block's queries to the keys that they see, a tile after the other.
+
+    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    """
+    ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
+    accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
+    whole, end = tiles_to_visit(place.row, place.seq_len_kv)
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2):
+        for j in range(whole if masked else 0, end if masked else whole):
+            # --- scores: QK product ---
+            await_tile(barriers.key_full, turn, STAGES)
+            # Begin the QK product [query, key]. K and Q lie in shared memory.
+            none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
+            key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            if masked:
+                scores = hide(scores, place.row, j * TILE_KEY)
+
+            # --- online softmax ---
+            weights, correction, row_max = softmax(scores, row_max, scale)
+            row_sum = row_sum * correction + gl.sum(weights, 1)
+            accumulator = accumulator * by_row(correction)
+            weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+
+            # --- output: PV product ---
+            await_tile(barriers.value_full, turn, STAGES)
+            # Begin to add the PV product to the output; V lies in shared memory.
+            value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
+            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+            gl.barrier()  # all warps have read this tile: fetch a later one into its place
+            if j + STAGES < end:
+                fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+            turn += 1
+    return accumulator, row_sum, turn
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
+    arrays = Arrays(Q, K, V)
+    # Places in shared memory for tiles of queries, keys, values and the output.
+    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS] + OUTER + [ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
+    queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
+    keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
+    values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
+    tiles = Tiles(queries, keys, values, queries)
+    query_full, key_full, value_full = barrier_ring(1), barrier_ring(STAGES), barrier_ring(STAGES)
+    barriers = Barriers(query_full, key_full, value_full)
+    fence_async_shared()  # TMA sees the barriers
+    work = Work(heads, tiles_a_head)
+
+    # --- the first copies are under way before anything is computed ---
+    head, batch, i = position(gl.program_id(0), work)
+    place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
+    _, end = tiles_to_visit(place.row, seq_len_kv)
+    # Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there.
+    ready = barriers.query_full.index(0)
+    mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+    at = [batch, head, place.row, 0]
+    tma.async_load(arrays.query, at, ready, tiles.query.index(0))
+    for j in gl.static_range(STAGES):
+        if j < end:
+            fetch_both(arrays, tiles, barriers, place, j, j)
+
+    # A loop with one turn, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a mask.
+    n = gl.program_id(0)
+    last = n + 1
+    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    while n < last:
+        head, batch, i = position(n, work)
+        place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
+        await_tile(barriers.query_full, 0, 1)
+        query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
+        accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale)
+
+        # --- normalise and store; TMA drops rows past the end ---
+        o = (accumulator * by_row(1.0 / row_sum)).to(Q.dtype)
+        # Hand the output to TMA, which drops rows past the end.
+        place_2 = tiles.output.index(0)
+        # Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free.
+        tma.store_wait(0)
+        place_2.reshape(o.shape).store(o)
+        fence_async_shared()
+        tma.async_store(Out, [batch, head, place.row, 0], place_2)
+        tma.store_wait(0)
+        n += 1
+    tma.store_wait(0)
+
+
+D = 128  # head_dim
+TILE_Q = 128  # queries of a tile
+TILE_K = 128  # keys of a tile
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+
+
+# Triton 3.9 gives Hopper's code to a newer ptxas, which keeps less of such kernels in registers than the other.
+triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+
+
+def describable(x):
+    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
+    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def describe(x, rows, columns, layout):
+    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
+    check(q, k, v)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    q, k, v = describable(q), describable(k), describable(v)
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
+    blocks = tiles * lines
+    order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
+    arguments = (
+        describe(q, 128, 128, SHARED.value),
+        describe(k, TILE_K, 128, SHARED.value),
+        describe(v, TILE_K, 128, SHARED.value),
+        describe(o, 128, 128, SHARED.value),
+        *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
+    )
+    with torch.cuda.device(q.device):
+        fmha[(blocks, 1, 1)](*arguments, num_warps=8, enable_fp_fusion=True)
+    return o
+
+
+def exact(q, k, v):
+    """Attention in float64, a head of Q at a time."""
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h], v[b, h]))
+        scores = queries @ keys.T / math.sqrt(D)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        o[b, h] = scores.softmax(1) @ values
+    return o
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    ours = partial(attention, q, k, v)
+    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    compared = [("o", ours(), theirs(), exact(q, k, v))]
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"wgmma: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 549_755_813_888 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"wgmma: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

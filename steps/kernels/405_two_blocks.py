@@ -1,0 +1,298 @@
+"""Gradients of attention in cuTile, with its launch, for an NVIDIA GPU of compute capability 9.0 (H100, H200).
+
+    gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
+
+Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
+launch is chosen for the problem at the end of this file. It needs PyTorch and cuda-tile.
+
+Made from step 405 two_blocks (Autotuned: two blocks an SM) of the FMHA tutorial by
+python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+
+import cuda.tile as ct
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+TILE_QUERY = 64
+INVERSE_LN2 = 1 / math.log(2)
+HEAD_DIM = 128
+TILE_KEY = 64
+GROUP_SIZE = 1
+TILE_QUERY_2 = 128
+
+
+def load_rows(X, batch, head, i):
+    """The i-th tile of a tensor's rows [rows, head_dim]; rows past the end are zero."""
+    x = ct.load(X, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(x, (TILE_QUERY, HEAD_DIM))
+
+
+def seen_or_infinite(lse):
+    """Log-sum-exps with infinity in place of minus infinity, which stands where no key is seen."""
+    return ct.where(lse > -math.inf, lse, math.inf)
+
+
+def store_numbers(X, batch, head, i, x):
+    """Store a number for each row of the i-th tile; what lies past the end is dropped."""
+    ct.store(X, (batch, head, i), ct.reshape(x, (1, 1, *x.shape)))
+
+
+def prepare(Out, DO, LSE, RowSum, Prepared):
+    # D of the block's tile of queries.
+    i_2, head_2, batch_2 = ct.bid(0), ct.bid(1), ct.bid(2)
+    o = load_rows(Out, batch_2, head_2, i_2)
+    do = load_rows(DO, batch_2, head_2, i_2)
+    store_numbers(RowSum, batch_2, head_2, i_2, ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1))
+    i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    lse = ct.reshape(
+        ct.load(LSE, (batch, head, i), (1, 1, TILE_QUERY), padding_mode=ct.PaddingMode.ZERO), (TILE_QUERY,)
+    )
+    store_numbers(Prepared, batch, head, i, seen_or_infinite(lse) * INVERSE_LN2)
+
+
+def weigh_prepared(scores, lse, scale):
+    """As step folded_lse's, with the log-sum-exp in base 2 already."""
+    return ct.exp2(scores * (scale * INVERSE_LN2) - lse, flush_to_zero=True)
+
+
+def load_rows_2(X, batch, head, i, rows):
+    """The i-th tile of a tensor's rows [rows, head_dim]; rows past the end are zero."""
+    x = ct.load(X, (batch, head, i, 0), (1, 1, rows, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(x, (rows, HEAD_DIM))
+
+
+def load_numbers(X, batch, head, i):
+    """One number for each row of the i-th tile [rows]; past the end it is padding."""
+    return ct.reshape(ct.load(X, (batch, head, i), (1, 1, TILE_QUERY), padding_mode=ct.PaddingMode.ZERO), (TILE_QUERY,))
+
+
+def store_rows(X, batch, head, i, x):
+    """Store the i-th tile of rows; what lies past the end is dropped."""
+    ct.store(X, (batch, head, i, 0), ct.reshape(ct.astype(x, X.dtype), (1, 1, *x.shape)))
+
+
+def turn_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale):
+    """(d_key, d_value) with what the i-th tile of queries adds to them; and, with atomics, what the keys add to dQ."""
+    q = load_rows_2(Q, batch, head, i, TILE_QUERY)
+    do = load_rows_2(DO, batch, head, i, TILE_QUERY)
+    lse = load_numbers(LSE, batch, head, i)
+    row_sum = load_numbers(RowSum, batch, head, i)
+    query_index = i * TILE_QUERY + ct.arange(TILE_QUERY, dtype=ct.int32)
+    key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)
+    # Which queries see which keys; the indices stand along two axes.
+    key_index_2 = key_index[:, None]
+    visible = key_index_2 < seq_len_kv
+    visible = visible & (key_index_2 <= query_index[None, :])
+    # [key, query], as dV and dK need them: of what is computed, only dS must be turned, for dQ
+    none = ct.zeros((k.shape[0], q.shape[0]), ct.float32)
+    scores = ct.mma(k, ct.permute(q, (1, 0)), none)
+    weights = weigh_prepared(scores, lse[None, :], scale)
+    if masked:
+        weights = ct.where(visible, weights, 0.0)
+    d_weights = ct.mma(v, ct.permute(do, (1, 0)), none)
+    d_scores = weights * (d_weights - row_sum[None, :])
+    weights, d_scores = ct.astype(weights, Q.dtype), ct.astype(d_scores, Q.dtype)
+    d_value = ct.mma(weights, do, d_value)
+    d_key = ct.mma(d_scores, q, d_key)
+    return d_key, d_value
+
+
+def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
+    # dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its part of that.
+    j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    k = load_rows_2(K, batch, kv_head, j, TILE_KEY)
+    v = load_rows_2(V, batch, kv_head, j, TILE_KEY)
+    d_key = ct.zeros((TILE_KEY, HEAD_DIM), ct.float32)
+    d_value = ct.zeros((TILE_KEY, HEAD_DIM), ct.float32)
+    tiles = ct.cdiv(Q.shape[2], TILE_QUERY)
+    first = min(tiles, (j * TILE_KEY) // TILE_QUERY)
+    for head in range(kv_head * GROUP_SIZE, kv_head * GROUP_SIZE + GROUP_SIZE):
+        cut = min(tiles, ct.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
+        for i in range(first, cut):
+            d_key, d_value = turn_of_keys(
+                Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale
+            )
+        for i in range(cut, tiles):
+            d_key, d_value = turn_of_keys(
+                Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, K.shape[2], False, scale
+            )
+    store_rows(DK, batch, kv_head, j, d_key * scale)
+    store_rows(DV, batch, kv_head, j, d_value)
+
+
+def load_rows_3(X, batch, head, i, rows):
+    """The i-th tile of a tensor's rows [rows, head_dim]; rows past the end are zero."""
+    x = ct.load(X, (batch, head, i, 0), (1, 1, rows, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(x, (rows, HEAD_DIM))
+
+
+def turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale):
+    """d_query with what the j-th tile of keys adds to it."""
+    k = load_rows_3(K, batch, kv_head, j, TILE_KEY)
+    v = load_rows_3(V, batch, kv_head, j, TILE_KEY)
+    query_index = i * TILE_QUERY_2 + ct.arange(TILE_QUERY_2, dtype=ct.int32)
+    key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)
+    # Which queries see which keys; the indices stand along two axes.
+    key_index_2 = key_index[None, :]
+    visible = key_index_2 < K.shape[2]
+    visible = visible & (key_index_2 <= query_index[:, None])
+    # (weights, dS) of one tile of scores ``left right^T``, both in the inputs' dtype.
+    none = ct.zeros((q.shape[0], k.shape[0]), ct.float32)
+    scores = ct.mma(q, ct.permute(k, (1, 0)), none)
+    weights = weigh_prepared(scores, lse, scale)
+    if masked:
+        weights = ct.where(visible, weights, 0.0)
+    d_weights = ct.mma(do, ct.permute(v, (1, 0)), none)
+    d_scores = weights * (d_weights - row_sum)
+    _, d_scores = ct.astype(weights, K.dtype), ct.astype(d_scores, K.dtype)
+    return ct.mma(d_scores, k, d_query)
+
+
+def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
+    i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    i = ct.num_blocks(0) - 1 - i  # under a causal mask later queries see more keys
+    kv_head = head // GROUP_SIZE
+    seq_len_kv = K.shape[2]
+    q = load_rows_3(Q, batch, head, i, TILE_QUERY_2)
+    do = load_rows_3(DO, batch, head, i, TILE_QUERY_2)
+    lse = load_numbers(LSE, batch, head, i)[:, None]
+    row_sum = load_numbers(RowSum, batch, head, i)[:, None]
+    d_query = ct.zeros((TILE_QUERY_2, HEAD_DIM), ct.float32)
+    end = ct.cdiv(seq_len_kv, TILE_KEY)
+    end = min(end, ct.cdiv((i + 1) * TILE_QUERY_2, TILE_KEY))
+    cut = end  # what the mask cuts begins here
+    cut = min(cut, (i * TILE_QUERY_2 + 1) // TILE_KEY)
+    for j in range(cut):
+        d_query = turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale)
+    for j in range(cut, end):
+        d_query = turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale)
+    # Store the i-th tile of rows; what lies past the end is dropped.
+    x = d_query * scale
+    ct.store(DQ, (batch, head, i, 0), ct.reshape(ct.astype(x, DQ.dtype), (1, 1, *x.shape)))
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
+
+
+def check_rest(q, o, lse, do):
+    """Likewise, of what the forward pass left, and the gradient of its output."""
+    check_tensor("o", o, *q.shape)
+    check_tensor("do", do, *q.shape)
+    fits = (lse.shape, lse.dtype, lse.device) == (q.shape[:3], torch.float32, q.device)
+    expect(fits, "lse", f"torch.float32 {list(q.shape[:3])}", f"{lse.dtype} {list(lse.shape)}")
+
+
+OF_ROWS = ct.kernel(prepare)
+OF_KEYS = ct.kernel(fmha_backward, occupancy=2)
+OF_QUERIES = ct.kernel(fmha_backward_queries, occupancy=1, num_worker_warps=8)
+
+
+def gradients(q, k, v, o, lse, do, scale=None):
+    """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
+    check(q, k, v)
+    check_rest(q, o, lse, do)
+    scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    row_sum = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    rows = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])
+    keys = (-(-k.shape[2] // TILE_KEY), k.shape[1], k.shape[0])
+    queries = (-(-q.shape[2] // 128), q.shape[1], q.shape[0])
+    with torch.cuda.device(q.device):
+        stream = torch.cuda.current_stream()
+        given, lse = lse, torch.empty_like(row_sum)  # in base 2
+        ct.launch(stream, rows, OF_ROWS, (o, do, given, row_sum, lse))
+        ct.launch(stream, keys, OF_KEYS, (q, k, v, do, lse, row_sum, dk, dv, scale))
+        ct.launch(stream, queries, OF_QUERIES, (q, k, v, do, lse, row_sum, dq, scale))
+    return dq, dk, dv
+
+
+def exact(q, k, v, do):
+    """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time."""
+    o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
+    lse, scale = o.new_empty(q.shape[:3]), 1 / math.sqrt(HEAD_DIM)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        n = h  # head of K and V
+        queries, keys, values, grad = (x.double() for x in (q[b, h], k[b, n], v[b, n], do[b, h]))
+        scores = queries @ keys.T * scale
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        lse[b, h] = scores.logsumexp(1)
+        weights, d_weights = scores.softmax(1), grad @ values.T
+        o[b, h] = weights @ values
+        d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)) * scale
+        dq[b, h] = d_scores @ keys
+        dk[b, n] += d_scores.T @ queries
+        dv[b, n] += weights.T @ grad
+    return o, lse, dq, dk, dv
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    do = torch.randn_like(q)
+    o, lse, *right = exact(q, k, v, do)
+    ours = partial(gradients, q, k, v, o.to(q.dtype), lse.float(), do)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    graph = scaled_dot_product_attention(*leaves, is_causal=True)
+    theirs = partial(torch.autograd.grad, graph, leaves, do, retain_graph=True)
+    compared = zip(("dq", "dk", "dv"), ours(), theirs(), right)
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"two_blocks: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 1_374_389_534_720 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"two_blocks: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

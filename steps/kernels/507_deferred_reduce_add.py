@@ -1,0 +1,991 @@
+"""Gradients of attention in Gluon, with its launch, for an NVIDIA GPU of compute capability 9.0 (H100, H200).
+
+    gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
+
+Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
+is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+
+The tutorial's step also has its PTX rewritten before ptxas sees it: descriptors of wgmma are made where they are used,
+and barriers of warps that nothing needs are taken out, where a comment in the kernel asks for that. This takes a hook
+in Triton, and is faster.
+
+Roles are called by their functions, with a number. TMA arrives when its bytes are there.
+
+barrier         slots  arrivals  who arrives           who waits, for which parity first
+d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
+d_output_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+d_scores_full   2      2         consume 0, consume 1  consume 0: 1, consume 1: 1
+done            2      2         consume 0, consume 1  consume 0: 0, consume 1: 0
+keys_full       1      1         produce 2, TMA        consume 0: 0, consume 1: 0
+query_empty     2      2         consume 0, consume 1  produce 2: 1
+query_full      2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+
+Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_output 32,768, row_sum 1,024, d_scores
+65,536, d_query 32,768, barriers 104; together 198,760.
+
+Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
+python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+from torch.nn.functional import scaled_dot_product_attention
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+TILE_QUERY = gl.constexpr(128)
+HEAD_DIM = gl.constexpr(64)
+ROWS = gl.constexpr(
+    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 8], warps_per_cta=[4, 1], order=[1, 0])
+)
+LINE = gl.constexpr(gl.BlockedLayout(size_per_thread=[4], threads_per_warp=[32], warps_per_cta=[4], order=[0]))
+STAGES = gl.constexpr(2)
+TILE_KEY = gl.constexpr(128)
+QUERY_ROWS = gl.constexpr(64)
+QUERY_COLUMNS = gl.constexpr(64)
+PARTS = gl.constexpr(2)
+WRITERS = gl.constexpr(2)
+SHARING = gl.constexpr(1)
+KEYS_2 = gl.constexpr(64)
+GROUP_SIZE = gl.constexpr(1)
+ROWS_PREPARED = gl.constexpr(16)
+ROWS_SCALED = gl.constexpr(8)
+AWAIT = gl.constexpr(
+    "{ .reg .pred wrong; .reg .b32 seen; again: ld.acquire.gpu.global.b32 seen, [$1]; setp.ne.b32 wrong, seen, $2"
+    "; @wrong bra again; fence.proxy.async.global; mov.b32 $0, seen; }"
+)
+AHEAD = gl.constexpr(144)
+KEPT = gl.constexpr(64)
+WORKERS = gl.constexpr([4, 1, 2, 1])
+BUDGETS = gl.constexpr([240, 24, 24, 24])
+SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
+SHARED_NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32))
+SHARED_SCORES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
+SHARED_SUMS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4))
+SUMS_2 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+ROWS_OF_ONE = gl.constexpr(
+    gl.BlockedLayout(size_per_thread=[1, 4], threads_per_warp=[2, 16], warps_per_cta=[1, 1], order=[1, 0])
+)
+ROWS_OF_TWO = gl.constexpr(
+    gl.BlockedLayout(size_per_thread=[1, 16], threads_per_warp=[8, 4], warps_per_cta=[2, 1], order=[1, 0])
+)
+LINE_OF_TWO = gl.constexpr(gl.BlockedLayout(size_per_thread=[4], threads_per_warp=[32], warps_per_cta=[2], order=[0]))
+SCORES_2 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+SHARED_FOURS = gl.constexpr(
+    gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20], [2, 8], [4, 16], [8, 0],
+    [16, 0], [32, 0], [0, 32]]),
+)  # fmt: skip
+QUERY_FOURS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 64],
+    )
+)
+QUERY_SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS_2, k_width=2))
+KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES_2, k_width=2))
+
+
+@gluon.jit
+def prepare_rows(
+    Out,
+    DO,
+    LSE,
+    Numbers,
+    o_strides,
+    do_strides,
+    lse_strides,
+    first_row,
+    head,
+    batch,
+    heads,
+    batches,
+    seq_len_q,
+    padded,
+):
+    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
+    row = first_row + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
+    there = row < seq_len_q
+    far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
+    line = batch.to(gl.int64) * heads + head
+
+    NONE: gl.constexpr = float("-inf")
+    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
+    lse = gl.load(lse_rows + far * lse_strides[2])
+
+    # --- D ---
+    o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
+    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]))
+    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]))
+    row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
+    gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
+
+    # --- log-sum-exp ---
+    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * 1.4426950408889634, float("inf")))
+
+
+@gluon.jit
+def first_head_first():
+    """The head of a block of a small kernel, among those of all batches that it is for. A GPU starts block 0 first."""
+    return gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
+def prepare(
+    Out,
+    DO,
+    LSE,
+    Numbers,
+    Sums,
+    o_strides,
+    do_strides,
+    lse_strides,
+    seq_len_q,
+    padded,
+    heads,
+    batches,
+    counts,
+    pieces,
+    clearing,
+    Counts=None,
+):
+    """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+    i = gl.program_id(0)
+    line = gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
+    prepare_rows(
+        Out,
+        DO,
+        LSE,
+        Numbers,
+        o_strides,
+        do_strides,
+        lse_strides,
+        i * TILE_QUERY,
+        line % heads,
+        line // heads,
+        heads,
+        batches,
+        seq_len_q,
+        padded,
+    )
+    if line < clearing:
+        # Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time.
+        line_2 = line.to(gl.int64)
+        SUMS: gl.constexpr = TILE_QUERY * HEAD_DIM
+        place = gl.arange(0, SUMS, LINE)
+        gl.store(Sums + (line_2 * padded + (i * TILE_QUERY)) * HEAD_DIM + place, gl.full([SUMS], 0.0, gl.float32, LINE))
+    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
+    if Counts is not None:
+        for n in range(line * gl.num_programs(0) + i, counts, programs):
+            gl.store(Counts + n, 0)
+
+
+class Arrays(NamedTuple):
+    """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
+
+    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value:
+    where query heads have blocks of their own, pointers to the like for dK and dV.
+    """
+
+    query: object
+    key: object
+    value: object
+    d_output: object
+    numbers: object
+    sums: object
+    d_key: object
+    d_value: object
+
+
+class Aside(NamedTuple):
+    """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
+
+    counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
+    to prepare and to scale in a turn, times 2^16.
+    """
+
+    counts: object
+    output: object
+    d_output: object
+    lse: object
+    numbers: object
+    sums: object
+    d_query: object
+    strides: object
+    rates: object
+    seq_len_q: object
+    padded: object
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
+
+    d_query: every part's dQ of one tile, where TMA adds it.
+    """
+
+    key: object
+    value: object
+    query: object
+    lse: object
+    d_output: object
+    row_sum: object
+    d_scores: object
+    d_query: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers: complete when TMA has filled a place, and when all parts have used it.
+
+    d_scores_full: between parts, when all that write dS have, and when all have multiplied it. done: when all parts
+    have read K and V for the last time, and when all have written dK and dV.
+    """
+
+    keys_full: object
+    query_full: object
+    query_empty: object
+    d_output_full: object
+    d_output_empty: object
+    d_scores_full: object
+    done: object
+
+
+class Work(NamedTuple):
+    """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
+
+    head: the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
+    """
+
+    key_row: object
+    head: object
+    kv_head: object
+    batch: object
+    heads: object
+    batches: object
+    a_head: object
+
+
+@gluon.jit
+def in_fours(d_query):
+    """A lane has four columns side by side."""
+    # A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves.
+    x = d_query
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
+    return gl.convert_layout(x, QUERY_FOURS, assert_trivial=True)
+
+
+@gluon.jit
+def add_to_query(d_query, tiles, part: gl.constexpr):
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums, in the order of blocks."""
+    # Store a part's dQ when TMA has read the last one. It is asked to add it when the next scores are under way.
+    tma.store_wait(0)
+    # Store a part's dQ where TMA reads it. A fence must follow.
+    place = tiles.d_query.index(part)
+    shape: gl.constexpr = [QUERY_ROWS, QUERY_COLUMNS]
+    place.reinterpret(gl.float32, shape, SHARED_FOURS).store(in_fours(d_query))
+
+
+@gluon.jit
+def await_kernels_before():
+    """Wait until all kernels before this one have ended, as this one may begin early."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def position(work, turn):
+    """(head, index of the tile of queries) of a turn."""
+    head = work.head
+    return head, turn
+
+
+@gluon.jit
+def corner(turn, work, part: gl.constexpr):
+    """Where a part's dQ of a turn's tile of queries begins: [batch, head, row, column]."""
+    head, i = position(work, turn)
+    first_row = i * TILE_QUERY + (part * QUERY_ROWS)
+    return [work.batch, head, first_row, 0]
+
+
+@gluon.jit
+def let_tma_add(arrays, tiles, turn, work, part: gl.constexpr):
+    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
+    fence_async_shared()
+    tma.async_atomic_add(arrays.sums, corner(turn, work, part), tiles.d_query.index(part))
+
+
+@gluon.jit
+def add_stored(arrays, tiles, turns, work, part: gl.constexpr):
+    """Ask TMA to add what was stored at the end of the turn before."""
+    if turns > 1:
+        let_tma_add(arrays, tiles, turns - 2, work, part)
+
+
+@gluon.jit
+def add_last(arrays, tiles, turns, work, part: gl.constexpr):
+    """Ask TMA to add dQ of the last turn."""
+    let_tma_add(arrays, tiles, turns - 1, work, part)
+
+
+@gluon.jit
+def own_line(work):
+    """The number of a block's head, among those of all batches."""
+    return work.batch * gl.num_programs(1) + work.head
+
+
+@gluon.jit
+def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line):
+    """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
+    mbarrier.expect(ready, TILE_QUERY * (HEAD_DIM * place.dtype.primitive_bitwidth // 8 + 4))
+    tma.async_load(array, [batch, head, i * TILE_QUERY, 0], ready, place)
+    tma.async_load(numbers, [line, i * TILE_QUERY], ready, number_place)
+
+
+@gluon.jit
+def rows_of(ring, turn):
+    """A tile of Q or dO [query, head_dim] of a ring."""
+    return ring.index(turn % STAGES).reshape([TILE_QUERY, HEAD_DIM])
+
+
+@gluon.jit
+def keys_of(tile):
+    """The block's K or V [key, head_dim]."""
+    return tile.reshape([TILE_KEY, HEAD_DIM])
+
+
+@gluon.jit
+def number_of(ring, turn):
+    """A number for each query, along the columns of scores [1, query]."""
+    numbers = ring.index(turn % STAGES).reshape([TILE_QUERY])
+    return numbers.load(gl.SliceLayout(0, SCORES_2))[None, :]
+
+
+@gluon.jit
+def issue_part_of_d_query(tiles, turn, part: gl.constexpr):
+    """Begin this part's share of a turn's dQ: its queries, or its columns."""
+    d_scores = tiles.d_scores.index(turn & 1)
+    keys = keys_of(tiles.key)
+    d_scores = d_scores.slice(part * QUERY_ROWS, QUERY_ROWS, 1)
+    # Begin dQ [query, head_dim] of a tile: dS, turned, times K.
+    none = gl.full([QUERY_ROWS, QUERY_COLUMNS], 0.0, gl.float32, QUERY_SUMS)
+    return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def all_parts(barriers, n: gl.constexpr):
+    """Wait until all parts are here, for the n-th time."""
+    mbarrier.arrive(barriers.done.index(n), count=1)
+    mbarrier.wait(barriers.done.index(n), 0)
+
+
+@gluon.jit
+def prepare_rows_2(
+    Out,
+    DO,
+    LSE,
+    Numbers,
+    o_strides,
+    do_strides,
+    lse_strides,
+    first_row,
+    head,
+    batch,
+    heads,
+    batches,
+    seq_len_q,
+    padded,
+):
+    """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
+    row = first_row + gl.arange(0, ROWS_PREPARED, gl.SliceLayout(1, ROWS_OF_TWO))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_TWO))
+    there = row < seq_len_q
+    far = gl.minimum(row, seq_len_q - 1).to(gl.int64)  # all may be asked for, and nobody waits to know which are there
+    line = batch.to(gl.int64) * heads + head
+
+    NONE: gl.constexpr = float("-inf")
+    lse_rows = LSE + batch.to(gl.int64) * lse_strides[0] + head.to(gl.int64) * lse_strides[1]
+    lse = gl.load(lse_rows + far * lse_strides[2])
+
+    # --- D ---
+    o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
+    do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
+    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]))
+    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]))
+    row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
+    gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
+
+    # --- log-sum-exp ---
+    gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * 1.4426950408889634, float("inf")))
+
+
+@gluon.jit
+def clear_rows(Sums, first_row, line, padded):
+    """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
+    SUMS: gl.constexpr = ROWS_PREPARED * HEAD_DIM
+    place = gl.arange(0, SUMS, LINE_OF_TWO)
+    gl.store(Sums + (line * padded + first_row) * HEAD_DIM + place, gl.full([SUMS], 0.0, gl.float32, LINE_OF_TWO))
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
+    """As many mbarriers, each complete after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def await_tile(ready, turn):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
+
+
+@gluon.jit
+def lines_ahead():
+    """The heads from a block's own to that whose rows it prepares, or clears."""
+    return gl.maximum(2, AHEAD // gl.num_programs(0))
+
+
+@gluon.jit
+def turns_before(j, tiles):
+    """Turns that the first j blocks of a head take, of so many tiles of queries."""
+    j, tiles = j.to(gl.int64), tiles.to(gl.int64)
+    return j * tiles
+
+
+@gluon.jit
+def own_share(pieces, rate, work):
+    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes."""
+    tiles = work.a_head
+    j = work.key_row // TILE_KEY
+    first = turns_before(j, tiles) * rate >> 16
+    end = turns_before(j + 1, tiles) * rate >> 16
+    return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
+
+
+@gluon.jit
+def prepare_ahead(work, aside):
+    """The spare warps that prepare rows of a later head."""
+    await_kernels_before()
+    line = own_line(work) + lines_ahead()
+    lines = gl.num_programs(1) * gl.num_programs(2)
+    if line < lines:
+        first, end = own_share(aside.padded // ROWS_PREPARED, aside.rates[0], work)
+        for piece in range(first, end):
+            prepare_rows_2(
+                aside.output,
+                aside.d_output,
+                aside.lse,
+                aside.numbers,
+                aside.strides[0],
+                aside.strides[1],
+                aside.strides[2],
+                piece * ROWS_PREPARED,
+                line % work.heads,
+                line // work.heads,
+                work.heads,
+                work.batches,
+                aside.seq_len_q,
+                aside.padded,
+            )
+            clear_rows(aside.sums, piece * ROWS_PREPARED, line.to(gl.int64), aside.padded)
+        gl.barrier()  # one thread counts for all
+        gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
+
+
+@gluon.jit
+def await_rows(aside, work):
+    """Wait until this block's head is prepared."""
+    # Wait until so many pieces are there of what spare warps make for this block's head.
+    pieces = aside.padded // ROWS_PREPARED
+    line = own_line(work)
+    if line >= lines_ahead():  # what those before need a kernel has made
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, aside):
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
+    ready = barriers.keys_full.index(0)
+    mbarrier.expect(ready, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+    await_kernels_before()  # now: no kernel of this call has written keys or values
+    await_rows(aside, work)
+    for turn in range(GROUP_SIZE * work.a_head):
+        head, i = position(work, turn)
+        line = work.batch * work.heads + head
+        stage = turn % STAGES
+        used = turn // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_empty.index(stage), used)
+        ready = barriers.query_full.index(stage)
+        fetch_rows(
+            arrays.query,
+            arrays.numbers,
+            tiles.query.index(stage),
+            tiles.lse.index(stage),
+            ready,
+            head,
+            work.batch,
+            i,
+            line,
+        )
+        mbarrier.wait(barriers.d_output_empty.index(stage), used)
+        ready = barriers.d_output_full.index(stage)
+        fetch_rows(
+            arrays.d_output,
+            arrays.numbers,
+            tiles.d_output.index(stage),
+            tiles.row_sum.index(stage),
+            ready,
+            head,
+            work.batch,
+            i,
+            work.batches * work.heads + line,
+        )
+
+
+@gluon.jit
+def tell_added(aside, work, two_behind: gl.constexpr):
+    """Count this part of this block, when all that it has added to dQ is in global memory.
+
+    two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
+    """
+    SO_FAR: gl.constexpr = (
+        "cp.async.bulk.wait_group 2; mov.b32 $0, 0;" if two_behind else "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
+    )
+    gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.barrier()  # one thread counts for all
+    lines = gl.num_programs(1) * gl.num_programs(2)
+    gl.atomic_add(aside.counts + lines + own_line(work), 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def consume(arrays, tiles, barriers, work, scale, aside, part: gl.constexpr):
+    """A part: dK and dV of its keys, and its share of what the block adds to dQ."""
+    dtype: gl.constexpr = tiles.key.dtype
+    keys = keys_of(tiles.key).slice(part * KEYS_2, KEYS_2, 0)
+    values = keys_of(tiles.value).slice(part * KEYS_2, KEYS_2, 0)
+    d_key = gl.full([KEYS_2, HEAD_DIM], 0.0, gl.float32, SUMS_2)
+    d_value = gl.full([KEYS_2, HEAD_DIM], 0.0, gl.float32, SUMS_2)
+    turns = GROUP_SIZE * work.a_head
+    mbarrier.wait(barriers.keys_full.index(0), 0)
+    kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
+    for turn in range(turns):
+        _, i = position(work, turn)
+        query, d_output = rows_of(tiles.query, turn), rows_of(tiles.d_output, turn)
+
+        # --- the weights again, and dV ---
+        await_tile(barriers.query_full, turn)
+        # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
+        none = gl.full([KEYS_2, TILE_QUERY], 0.0, gl.float32, SCORES_2)
+        scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+        await_tile(barriers.d_output_full, turn)
+        # Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO.
+        none_2 = gl.full([KEYS_2, TILE_QUERY], 0.0, gl.float32, SCORES_2)
+        d_weights = warpgroup_mma(values, d_output.permute((1, 0)), none_2, use_acc=False, is_async=True)
+        add_stored(arrays, tiles, turn, work, part)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        # The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides.
+        lse = number_of(tiles.lse, turn)
+        weights = exp2(scores * scale - lse)
+        rounded = weights.to(dtype)
+        factor = gl.convert_layout(rounded, FACTOR)
+        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+
+        # --- dS ---
+        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+        weights = rounded.to(gl.float32)
+        # dS: the row sums are taken off now.
+        d_weights_2 = d_weights
+        d_weights_2 -= number_of(tiles.row_sum, turn)
+        d_scores = (weights * d_weights_2).to(dtype)
+        before = turn + 1  # of the two places of dS, that of the turn before
+        # Likewise: both parts said so of dO in the turn before.
+        told = (turn + STAGES - 1) // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.d_output_empty.index((turn + 1) % STAGES), told)
+        tiles.d_scores.index(turn & 1).slice(part * KEYS_2, KEYS_2, 0).store(d_scores)
+
+        # --- dQ of the turn before, and dK; under dK's product dQ is added ---
+        mbarrier.wait(barriers.d_scores_full.index(before & 1), turn - 1 >> 1 & 1)
+        d_query = issue_part_of_d_query(tiles, before, part)
+        d_key = warpgroup_mma(gl.convert_layout(d_scores, FACTOR), query, d_key, is_async=True)
+        # Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence.
+        fence_async_shared()
+        mbarrier.arrive(barriers.d_scores_full.index(turn & 1), count=1)
+        d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
+        mbarrier.arrive(barriers.d_output_empty.index(turn % STAGES), count=1)
+        if turn > 0:
+            add_to_query(d_query, tiles, part)
+        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        mbarrier.arrive(barriers.query_empty.index(turn % STAGES), count=1)
+
+    # --- dQ of the last turn ---
+    if turns > 0:
+        add_stored(arrays, tiles, turns, work, part)
+        mbarrier.wait(barriers.d_scores_full.index(turns + 1 & 1), turns - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part)])
+        add_to_query(d_query, tiles, part)
+        add_last(arrays, tiles, turns, work, part)
+
+    # --- dK and dV ---
+    dtype_2: gl.constexpr = tiles.key.dtype
+    all_parts(barriers, 0)
+    keys.store((d_key * (scale * 0.6931471805599453)).to(dtype_2))
+    values.store(d_value.to(dtype_2))
+    fence_async_shared()
+    all_parts(barriers, 1)
+    if part == 0:
+        tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
+        tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+    TWO_BEHIND: gl.constexpr = part == 0 and SHARING == 1
+    tell_added(aside, work, TWO_BEHIND)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def scale_rows(aside, first_row, head, batch, work, scale):
+    """dQ of a few rows: what has been added up, times the scale, rounded. A lane has four sums, as they are stored."""
+    row = first_row + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_ONE))
+
+    # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added ---
+    place = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
+    line = batch.to(gl.int64) * work.heads + head
+    sums = gl.load(aside.sums + line * aside.padded * HEAD_DIM + place)
+
+    # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further ---
+    column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
+    strides = aside.strides[3]
+    rows = aside.d_query + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+    target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
+    target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
+    dtype: gl.constexpr = aside.d_query.dtype.element_ty
+    gl.store(rows + target, (sums * scale * 0.6931471805599453).to(dtype), mask=(row < aside.seq_len_q)[:, None])
+
+
+@gluon.jit
+def scale_behind(work, scale, aside):
+    """The spare warp that scales dQ of an earlier head."""
+    await_kernels_before()
+    line = own_line(work) - lines_ahead()
+    if line >= 0:
+        first, end = own_share(aside.padded // ROWS_SCALED, aside.rates[1], work)
+        if first < end:
+            added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
+            parts = gl.num_programs(0) * PARTS
+            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
+        for piece in range(first, end):
+            scale_rows(aside, piece * ROWS_SCALED, line % work.heads, line // work.heads, work, scale)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
+def fmha_backward(
+    Q,
+    K,
+    V,
+    DO,
+    Numbers,
+    Sums,
+    DK,
+    DV,
+    scale,
+    seq_len_q,
+    seq_len_kv,
+    heads,
+    batches,
+    padded,
+    Counts,
+    AllSums=None,
+    DQ=None,
+    AllNumbers=None,
+    Out=None,
+    AllDO=None,
+    LSE=None,
+    strides=None,
+    rates=None,
+):
+    arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
+    # Places in shared memory.
+    ROWS: gl.constexpr = [STAGES, 1, 1, TILE_QUERY, HEAD_DIM]
+    KEYS: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
+    NUMBERS: gl.constexpr = [STAGES, 1, TILE_QUERY]
+    SCORES: gl.constexpr = [2, TILE_KEY, TILE_QUERY]
+    SUMS: gl.constexpr = [PARTS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
+    tiles = Tiles(
+        gl.allocate_shared_memory(Q.dtype, KEYS, SHARED),
+        gl.allocate_shared_memory(Q.dtype, KEYS, SHARED),
+        gl.allocate_shared_memory(Q.dtype, ROWS, SHARED),
+        gl.allocate_shared_memory(gl.float32, NUMBERS, SHARED_NUMBERS),
+        gl.allocate_shared_memory(Q.dtype, ROWS, SHARED),
+        gl.allocate_shared_memory(gl.float32, NUMBERS, SHARED_NUMBERS),
+        gl.allocate_shared_memory(Q.dtype, SCORES, SHARED_SCORES),
+        gl.allocate_shared_memory(gl.float32, SUMS, SHARED_SUMS),
+    )
+    # mbarriers for roles. None is made that nobody uses: the compiler would give its place to something else, too.
+    query_full = barrier_ring(STAGES, 1)
+    d_scores_full = barrier_ring(2, WRITERS)
+    done = barrier_ring(2, PARTS)
+    keys_full = barrier_ring(1, 1)
+    query_empty = barrier_ring(STAGES, PARTS)
+    d_output_full = barrier_ring(STAGES, 1)
+    d_output_empty = barrier_ring(STAGES, PARTS)
+    barriers = Barriers(keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, done)
+    fence_async_shared()  # TMA sees the barriers
+    # The work of this block.
+    j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    tiles_2 = gl.cdiv(seq_len_q, TILE_QUERY)
+    work = Work(j * TILE_KEY, head, head // SHARING, batch, heads, batches, tiles_2)
+    aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
+
+    # --- who does what; the first part's warps are those that the block began with ---
+    gl.warp_specialize(
+        [
+            (consume, (arrays, tiles, barriers, work, scale, aside, 0)),
+            (consume, (arrays, tiles, barriers, work, scale, aside, 1)),
+            (produce, (arrays, tiles, barriers, work, aside)),
+            (prepare_ahead, (work, aside)),
+            (scale_behind, (work, scale, aside)),
+        ],
+        WORKERS,
+        BUDGETS,
+    )
+
+
+@gluon.jit
+def last_head_first():
+    """Likewise, the last head first. It is what the kernel before has written last, and L2 is likely to hold it; and of
+    what this kernel reads or writes the next one needs the first head's rows first.
+    """
+    return gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
+def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
+    """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    i = gl.program_id(0)
+    line = (first_line + last_head_first()).to(gl.int64)
+    head, batch = line % heads, line // heads
+    row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
+    far = row.to(gl.int64)
+    # in odd rows halves of 128 bytes have changed places
+    place = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    place = gl.max_contiguous(gl.multiple_of(place, [1, 8]), [1, 8])
+    sums = gl.load(Sums + line * padded * HEAD_DIM + place)
+    sums = sums.reshape([TILE_QUERY, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([TILE_QUERY, HEAD_DIM])
+    sums = gl.convert_layout(sums, ROWS)
+    rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
+    target = rows + (far[:, None] * dq_strides[2] + column[None, :])
+    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=(row < seq_len_q)[:, None])
+
+
+D = 64  # head_dim
+TILE_Q = 128  # queries of a tile
+TILE_K = 128  # keys of a tile
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+
+
+def check_rest(q, o, lse, do):
+    """Likewise, of what the forward pass left, and the gradient of its output."""
+    check_tensor("o", o, *q.shape)
+    check_tensor("do", do, *q.shape)
+    fits = (lse.shape, lse.dtype, lse.device) == (q.shape[:3], torch.float32, q.device)
+    expect(fits, "lse", f"torch.float32 {list(q.shape[:3])}", f"{lse.dtype} {list(lse.shape)}")
+
+
+# Triton 3.9 gives Hopper's code to a newer ptxas, which keeps less of such kernels in registers than the other.
+triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+
+
+def describable(x):
+    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
+    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def describe(x, rows, columns, layout):
+    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+
+
+def pieces_a_turn(rows, seq_len_q, seq_len_kv):
+    """Pieces of so many rows that spare warps do in a turn, times 2^16, such that a head's are done in its turns."""
+    tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)
+    turns = tiles * blocks
+    return -(-(tiles * TILE_Q // rows << 16) // turns)
+
+
+def gradients(q, k, v, o, lse, do, scale=None):
+    """(dq, dk, dv) of attention. o: its output; lse: each query's log-sum-exp, natural logarithm; do: o's gradient."""
+    check(q, k, v)
+    check_rest(q, o, lse, do)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    q, k, v, o, do = (describable(x) for x in (q, k, v, o, do))
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
+    tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)  # of queries, and of keys, a head
+    padded, lines = tiles * TILE_Q, batch * heads
+
+    # --- what the kernels hand to each other: log-sum-exps in base 2, and row sums; sums in float32; counts ---
+    numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=q.device)
+    sums = torch.empty((batch, heads, padded, D), dtype=torch.float32, device=q.device)
+    counts = torch.empty(2 * lines, dtype=torch.int32, device=q.device)
+
+    # --- the kernel whose blocks own keys, and small ones in front of it and behind ---
+    strides = (o.stride()[:3], do.stride()[:3], lse.stride())
+    cleared = min(lines, max(2, 144 // blocks))  # heads of which spare warps do not prepare rows
+    rows = (tiles, 1, cleared)
+    sizes = (seq_len_q, padded, heads)
+    to_clear = [0, 0, cleared]  # counts, tiles of sums for dK and dV, heads of sums for dQ
+    to_clear[0] = counts.numel()
+    preparing = (o, do, lse, numbers, sums, *strides, *sizes, batch, *to_clear, counts)
+    arguments = (
+        describe(q, TILE_Q, D, SHARED.value),
+        describe(k, TILE_K, D, SHARED.value),
+        describe(v, TILE_K, D, SHARED.value),
+        describe(do, TILE_Q, D, SHARED.value),
+        TensorDescriptor(numbers, list(numbers.shape), [padded, 1], [1, TILE_Q], SHARED_NUMBERS.value),
+        describe(sums, 64, 64, SHARED_SUMS.value),
+        *(describe(x, TILE_K, D, SHARED.value) for x in (dk, dv)),
+        *(scale / math.log(2), seq_len_q, seq_len_kv, heads, batch, padded),
+        counts,
+        *(sums, dq),
+        *(numbers, o, do, lse, (*strides, dq.stride()[:3])),
+        tuple(pieces_a_turn(n, seq_len_q, seq_len_kv) for n in (16, 8)),
+    )
+    how = {"enable_fp_fusion": True}
+    early = {**how, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
+    with torch.cuda.device(q.device):
+        prepare[rows](*preparing, num_warps=4, **how)
+        own = (blocks, kv_heads, batch)
+        fmha_backward[own](*arguments, num_warps=4, **early)
+        first_line = lines - cleared  # heads in front of it were scaled by spare warps
+        scaling = (sums, dq, dq.stride()[:3], scale, *sizes, first_line)
+        scaled[rows](*scaling, num_warps=4, **early)
+    return dq, dk, dv
+
+
+def exact(q, k, v, do):
+    """(o, log-sum-exps, dq, dk, dv) in float64, a head of Q at a time."""
+    o, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v))
+    lse, scale = o.new_empty(q.shape[:3]), 1 / math.sqrt(D)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        n = h  # head of K and V
+        queries, keys, values, grad = (x.double() for x in (q[b, h], k[b, n], v[b, n], do[b, h]))
+        scores = queries @ keys.T * scale
+        lse[b, h] = scores.logsumexp(1)
+        weights, d_weights = scores.softmax(1), grad @ values.T
+        o[b, h] = weights @ values
+        d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)) * scale
+        dq[b, h] = d_scores @ keys
+        dk[b, n] += d_scores.T @ queries
+        dv[b, n] += weights.T @ grad
+    return o, lse, dq, dk, dv
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 64), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    do = torch.randn_like(q)
+    o, lse, *right = exact(q, k, v, do)
+    ours = partial(gradients, q, k, v, o.to(q.dtype), lse.float(), do)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    graph = scaled_dot_product_attention(*leaves, is_causal=False)
+    theirs = partial(torch.autograd.grad, graph, leaves, do, retain_graph=True)
+    compared = zip(("dq", "dk", "dv"), ours(), theirs(), right)
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"deferred_reduce_add: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 1_374_389_534_720 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"deferred_reduce_add: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,460 @@
+"""Attention in Gluon, with its launch, for an NVIDIA GPU of compute capability 10.0 (B200).
+
+    attention(q, k, v, scale=None) -> o
+
+Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the
+launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+
+Roles are called by their functions, with a number. TMA arrives when its bytes are there. tcgen05 arrives when a product is complete.
+
+barrier      slots  arrivals  who arrives                                  who waits, for which parity first
+key_full     2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+output_full  1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
+query_full   1      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+scores_full  1      1         tcgen05                                      all warps of CTA 0: 0, all warps of CTA 1: 0
+value_full   2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
+
+Bytes of shared memory: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
+
+Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
+python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import blackwell, hopper
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+PARTS = gl.constexpr(1)
+ROWS = gl.constexpr(256)
+HEAD_DIM = gl.constexpr(128)
+STAGES = gl.constexpr(2)
+TILE_KEY = gl.constexpr(128)
+PRODUCTS = gl.constexpr(1)
+TILE_QUERY = gl.constexpr(256)
+GROUP_SIZE = gl.constexpr(1)
+AT_ONCE_2 = gl.constexpr(64)
+SHARED = gl.constexpr(
+    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
+)
+SHARED_KEY = gl.constexpr(
+    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
+)
+SHARED_VALUE = gl.constexpr(
+    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 0, 1]])
+)
+SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
+SUMS = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
+ACCUMULATOR = gl.constexpr(
+    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
+    lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
+    shape=[256, 128]),
+)  # fmt: skip
+WEIGHTS = gl.constexpr(
+    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
+    lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
+    shape=[256, 128]),
+)  # fmt: skip
+OUTPUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]],
+        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
+        warp_bases=[[32, 0], [64, 0]],
+        block_bases=[[128, 0]],
+        shape=[256, 64],
+    )
+)
+
+
+class Tiles(NamedTuple):
+    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Arrays(NamedTuple):
+    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+
+    query: object
+    key: object
+    value: object
+    output: object
+
+
+class Work(NamedTuple):
+    """What is to be computed."""
+
+    heads: object
+    tiles_a_head: object
+    seq_len_kv: object
+
+
+class Barriers(NamedTuple):
+    """mbarriers. query, scores, weights, output, factors: one for each part. key, value: one for each place."""
+
+    query_full: object  # TMA has brought a part's queries
+    key_full: object
+    value_full: object
+    scores_full: object  # the QK product has ended
+    output_full: object  # the PV product has ended
+
+
+class Columns(NamedTuple):
+    """Places in tensor memory, one for each part: scores and outputs in float32, weights in Q's dtype."""
+
+    scores: object
+    weights: object
+    output: object
+
+
+class Place(NamedTuple):
+    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
+
+    row: object
+    kv_head: object
+    batch: object
+    seq_len_kv: object
+
+
+@gluon.jit
+def allocate_columns(dtype: gl.constexpr):
+    """All the columns that a block needs."""
+    scores = blackwell.allocate_tensor_memory(gl.float32, [PARTS, ROWS, TILE_KEY], SCORES)
+    output = blackwell.allocate_tensor_memory(gl.float32, [PARTS, ROWS, HEAD_DIM], SUMS)
+    weights = blackwell.allocate_tensor_memory(dtype, [PARTS, ROWS, TILE_KEY], SCORES)
+    return Columns(scores, weights, output)
+
+
+@gluon.jit
+def issue_scores(query, keys, turn, scores, done):
+    """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
+    key = keys.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+    blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
+
+
+@gluon.jit
+def issue_output(weights, values, turn, output, add, done):
+    """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
+    value = values.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+    blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
+
+
+@gluon.jit
+def rescale(output, factor):
+    """Multiply the rows of an output [query, head_dim] by a factor [query], some columns at a time."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
+    for column in gl.static_range(0, HEAD_DIM, AT_ONCE_2):
+        some = output.slice(column, AT_ONCE_2)
+        some.store(some.load(OUTPUT) * factor)
+
+
+@gluon.jit
+def to_panels(output, factor, panels):
+    """As ``to_shared_memory``, to a place for every AT_ONCE columns [panel, ..., query, column]."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
+    for n in gl.static_range(HEAD_DIM // AT_ONCE_2):
+        some = output.slice(n * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * factor
+        panels.index(n).reshape([ROWS, AT_ONCE_2]).store(some.to(panels.dtype))
+
+
+@gluon.jit
+def add_up(row_sum, correction, weights):
+    """The sums [query] so far, and those of one more tile of weights [query, key]."""
+    some = gl.reshape(weights, [ROWS, TILE_KEY // 16, 16])
+    total = gl.sum(gl.sum(some, 2), 1)
+    return row_sum * correction + gl.convert_layout(total, row_sum.type.layout)
+
+
+@gluon.jit
+def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constexpr):
+    """As many mbarriers in a cluster of two CTAs, each complete after so many arrivals.
+
+    joint: both CTAs have them together. TMA tells the first one what it brings to either, and only the first one waits.
+    """
+    if joint:
+        barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout([[0]]))
+    else:
+        barriers = gl.allocate_shared_memory(gl.int64, [length, 2], mbarrier.MBarrierLayout([[1]]))
+    for n in gl.static_range(length):
+        mbarrier.init(barriers.index(n), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def fetch_for_both(array, ring, ready, place, row, stage):
+    """Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both."""
+    mbarrier.expect(ready.index(stage), array.nbytes_per_cta)
+    at = [place.batch, place.kv_head, row, 0]
+    tma.async_load(array, at, ready.index(stage), ring.index(stage), multicast=False)
+
+
+@gluon.jit
+def fetch_keys(arrays, tiles, barriers, place, j, turn):
+    """Ask TMA for the j-th tile of keys, the turn-th that the block asks for."""
+    row = j * TILE_KEY
+    stage = turn % STAGES
+    fetch_for_both(arrays.key, tiles.key, barriers.key_full, place, row, stage)
+
+
+@gluon.jit
+def fetch_values(arrays, tiles, barriers, place, j, turn):
+    """Ask TMA for the j-th tile of values, the turn-th that the block asks for."""
+    row = j * TILE_KEY
+    stage = turn % STAGES
+    fetch_for_both(arrays.value, tiles.value, barriers.value_full, place, row, stage)
+
+
+@gluon.jit
+def tiles_to_visit(seq_len_kv):
+    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    return whole, end
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def next_maxima(scores, row_max, scale):
+    """(maximum [query] in base 2 that weights are relative to, correction [query] of what was summed up before)."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    return new_max, exp2(row_max - new_max)
+
+
+@gluon.jit
+def weigh(scores, row_max, scale):
+    """Weights [query, key]: 2^(score - maximum)."""
+    exponent = scores * scale - row_max[:, None]
+    return exp2(exponent)
+
+
+@gluon.jit
+def await_tile(ready, turn):
+    """Wait until TMA has brought the turn-th tile of a ring."""
+    mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
+
+
+@gluon.jit
+def work_together(arrays, tiles, columns, barriers, work, scale):
+    """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
+    ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+    # The n-th tile of queries in the order: (its place, head).
+    n = gl.program_id(0)
+    # (head, batch) and index of a tile of queries in its head, from the tile's number.
+    head = n // work.tiles_a_head
+    head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
+    place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, work.seq_len_kv)
+    whole, end = tiles_to_visit(place.seq_len_kv)
+    # Ask TMA for a part's queries.
+    ready = barriers.query_full.index(0)
+    mbarrier.expect(ready, arrays.query.nbytes_per_cta)
+    at = [place.batch, head, place.row, 0]
+    tma.async_load(arrays.query, at, ready, tiles.query.index(0))
+    for j in gl.static_range(STAGES):
+        if j < end:
+            fetch_keys(arrays, tiles, barriers, place, j, j)
+            fetch_values(arrays, tiles, barriers, place, j, j)
+    query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
+    scores_at = columns.scores.index(0)
+    weights_at = columns.weights.index(0)
+    output_at = columns.output.index(0)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
+    mbarrier.wait(barriers.query_full.index(0), 0)
+    for j in range(0, whole):
+        # --- scores: QK product ---
+        await_tile(barriers.key_full, j)
+        issue_scores(query, tiles.key, j, scores_at, barriers.scores_full.index(0))
+        mbarrier.wait(barriers.scores_full.index(0), j & 1)
+        if j + STAGES < end:
+            fetch_keys(arrays, tiles, barriers, place, j + STAGES, j)
+        scores = scores_at.load(ACCUMULATOR)
+
+        # --- online softmax ---
+        row_max, correction = next_maxima(scores, row_max, scale)
+        weights = weigh(scores, row_max, scale)
+        row_sum = add_up(row_sum, correction, weights)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        if j > 0:
+            rescale(output_at, correction)
+        weights_at.store(weights)
+
+        # --- output: PV product ---
+        await_tile(barriers.value_full, j)
+        # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
+        # of both reads and writes in both.
+        hopper.cluster.barrier()
+        issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_full.index(0))
+        mbarrier.wait(barriers.output_full.index(0), j & 1)
+        if j + STAGES < end:
+            fetch_values(arrays, tiles, barriers, place, j + STAGES, j)
+
+    # Multiply a part's output by a factor [query], and let TMA store it. It leaves from where the part's Q was.
+    PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
+    panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
+    to_panels(columns.output.index(0), 1.0 / row_sum, panels)
+    fence_async_shared()
+    for n_2 in gl.static_range(PANELS[0]):
+        at_2 = [place.batch, head, place.row, n_2 * AT_ONCE_2]
+        tma.async_store(arrays.output, at_2, panels.index(n_2))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
+def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
+    QUERIES: gl.constexpr = [PARTS, 1, 1, ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
+    dtype: gl.constexpr = Q.dtype
+
+    # --- shared memory; the output leaves from where Q was ---
+    queries = gl.allocate_shared_memory(dtype, QUERIES, SHARED)
+    keys = gl.allocate_shared_memory(dtype, KEYS, SHARED_KEY)
+    values = gl.allocate_shared_memory(dtype, KEYS, SHARED_VALUE)
+    tiles = Tiles(queries, keys, values, queries)
+
+    # --- tensor memory ---
+    columns = allocate_columns(dtype)
+
+    # --- who does what; the first part's warps are those that the block began with ---
+    arrays = Arrays(Q, K, V, Out)
+    work = Work(heads, tiles_a_head, seq_len_kv)
+    query_full = cluster_ring(PARTS, 1, True)
+    key_full = cluster_ring(STAGES, 1, True)
+    value_full = cluster_ring(STAGES, 1, True)
+    scores_full = cluster_ring(PARTS, PRODUCTS, False)
+    output_full = cluster_ring(PARTS, PRODUCTS, False)
+    barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
+    work_together(arrays, tiles, columns, barriers, work, scale)
+
+
+D = 128  # head_dim
+TILE_Q = 256  # queries of a tile
+TILE_K = 128  # keys of a tile
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+
+
+def describable(x):
+    """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
+    even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    fits = even and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def describe(x, rows, columns, layout):
+    """A tensor as TMA takes it: in boxes of so many rows and columns of a head. From behind its end come zeros."""
+    # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
+    strides = [stride if length > 1 else D for stride, length in zip(x.stride()[:3], x.shape)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
+    check(q, k, v)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    q, k, v = describable(q), describable(k), describable(v)
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
+    blocks = tiles * lines
+    order = starts = torch.empty(1, dtype=torch.int32, device=q.device)  # nobody reads them
+    arguments = (
+        describe(q, 256, 128, SHARED.value),
+        describe(k, TILE_K, 128, SHARED.value),
+        describe(v, TILE_K, 128, SHARED_VALUE.value),
+        describe(o, 256, 64, SHARED.value),
+        *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
+    )
+    with torch.cuda.device(q.device):
+        fmha[(blocks, 1, 1)](*arguments, num_warps=4, num_ctas=2, enable_fp_fusion=True)
+    return o
+
+
+def exact(q, k, v):
+    """Attention in float64, a head of Q at a time."""
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h], v[b, h]))
+        scores = queries @ keys.T / math.sqrt(D)
+        o[b, h] = scores.softmax(1) @ values
+    return o
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (10, 0):
+        print("this program needs an NVIDIA GPU of compute capability 10.0 (B200)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    ours = partial(attention, q, k, v)
+    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=False)
+    compared = [("o", ours(), theirs(), exact(q, k, v))]
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"two_cta_mma: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 1_099_511_627_776 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"two_cta_mma: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

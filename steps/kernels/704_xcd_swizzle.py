@@ -1,0 +1,300 @@
+"""Attention in Gluon, with its launch, for an AMD GPU gfx950 (MI350).
+
+    attention(q, k, v, scale=None) -> o
+
+Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
+launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+
+Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
+python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import partial
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import amd
+from triton.experimental.gluon.language.amd import cdna3
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+GROUP_SIZE = gl.constexpr(1)
+TILES = gl.constexpr(3)
+TILE_KEY = gl.constexpr(64)
+HEAD_DIM = gl.constexpr(128)
+TILE_QUERY = gl.constexpr(256)
+STAGES_PRODUCTS = gl.constexpr(1)
+STAGES_SOFTMAX = gl.constexpr(0)
+ACCUMULATOR = gl.constexpr(
+    amd.AMDMFMALayout(version=4, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[8, 1])
+)
+SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=16, order=[1, 0]))
+COPY = gl.constexpr(
+    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 16], warps_per_cta=[8, 1], order=[1, 0])
+)
+LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=8))
+RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=8))
+
+
+@gluon.jit
+def offsets(row, column, stride, left, guard: gl.constexpr):
+    """Offsets [row, column] of elements from the first row on, of which ``left`` are there."""
+    if guard:
+        row = gl.minimum(row, left - 1)
+    return row[:, None] * stride + column[None, :]
+
+
+@gluon.jit
+def load_queries(pointer, stride, first, limit):
+    """Rows [first, first + tile) of Q, from memory into registers, as the first factor of a product."""
+    row = gl.arange(0, TILE_QUERY, gl.SliceLayout(1, LEFT))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LEFT))
+    first = gl.to_tensor(first)
+    return cdna3.buffer_load(pointer + first.to(gl.int64) * stride, offsets(row, column, stride, limit - first, True))
+
+
+@gluon.jit
+def fetch(place, pointer, stride, tile_index, limit):
+    """Bring a tile of keys or values to its place in LDS, or, where that is direct, begin to."""
+    row = gl.arange(0, TILE_KEY, gl.SliceLayout(1, COPY))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY))
+    first = gl.to_tensor(tile_index * TILE_KEY)
+    source = pointer + first.to(gl.int64) * stride
+    at = offsets(row, column, stride, limit - first, False)
+    async_copy.buffer_load_to_shared(place, source, at)
+
+
+@gluon.jit
+def read(place):
+    """A tile in LDS, as the second factor of a product."""
+    return async_copy.load_shared_relaxed(place, RIGHT)
+
+
+@gluon.jit
+def store_rows(pointer, o, row_stride, column_stride, first, limit):
+    """Write o [query, head_dim] to rows [first, limit), straight from the registers where the products left it."""
+    row = gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ACCUMULATOR))
+    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ACCUMULATOR))
+    first = gl.to_tensor(first)
+    at = row[:, None] * row_stride + column[None, :] * column_stride
+    target = pointer + first.to(gl.int64) * row_stride
+    cdna3.buffer_store(o.to(pointer.dtype.element_ty), target, at, mask=(row < limit - first)[:, None])
+
+
+@gluon.jit
+def softmax(scores, row_max):
+    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
+    highest = gl.max(scores, 1)
+    new_max = gl.maximum(row_max, highest)
+    return gl.exp2(scores - new_max[:, None]), gl.exp2(row_max - new_max), new_max
+
+
+@gluon.jit
+def tiles_to_visit(first_query, seq_len_kv):
+    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    whole = gl.minimum(whole, first_query // TILE_KEY)
+    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
+    return whole, end
+
+
+@gluon.jit
+def hide(scores, first_query, first_key):
+    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def to_head(pointer, strides, head, batch):
+    """A pointer, moved to a head of a batch."""
+    return pointer + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+
+
+@gluon.jit
+def no_sum(columns: gl.constexpr):
+    """Zeros [row, column], to which a product is added."""
+    return gl.full([TILE_QUERY, columns], 0.0, gl.float32, ACCUMULATOR)
+
+
+@gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
+def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_len_q, seq_len_kv):
+    ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+    dtype: gl.constexpr = Q.dtype.element_ty
+
+    # --- which queries are ours, and which keys they see ---
+    first_query, head, batch, heads = (
+        gl.program_id(1) * TILE_QUERY,
+        gl.program_id(0),
+        gl.program_id(2),
+        gl.num_programs(0),
+    )
+    Q = to_head(Q, q_strides, head, batch)
+    K = to_head(K, k_strides, head // GROUP_SIZE, batch)
+    V = to_head(V, v_strides, head // GROUP_SIZE, batch)
+    Out = to_head(Out, o_strides, head, batch)
+    k_stride = k_strides[2]
+    v_stride = v_strides[2]
+    whole, end = tiles_to_visit(first_query, seq_len_kv)
+
+    # --- Q in registers, K and V in LDS ---
+    q = load_queries(Q, q_strides[2], first_query, seq_len_q)
+    q = (q.to(gl.float32) * scale).to(dtype)
+    keys = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
+    values = gl.allocate_shared_memory(dtype, [TILES, TILE_KEY, HEAD_DIM], SHARED)
+
+    # --- copies that run ahead of the loop; a tile past the end is the last one again, which nobody reads ---
+    AHEAD: gl.constexpr = TILES - 1
+    for n in gl.static_range(AHEAD):
+        fetch(keys.index(n), K, k_stride, gl.minimum(n, end - 1), seq_len_kv)
+        fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv)
+        async_copy.commit_group()
+    async_copy.wait_group(AHEAD - 1)  # in the loop, a turn waits for the tile of the next one
+
+    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
+    accumulator = no_sum(HEAD_DIM)  # not yet normalised
+
+    # Two loops from one text: over whole tiles, and over those that need the mask.
+    for masked in gl.static_range(2):
+        for j in range(whole if masked else 0, end if masked else whole):
+            with amd.warp_pipeline_stage("scores", priority=STAGES_PRODUCTS):
+                k = read(keys.index(j % TILES).permute((1, 0)))
+                scores = cdna3.mfma(q, k, no_sum(TILE_KEY))
+
+            with amd.warp_pipeline_stage("softmax", priority=STAGES_SOFTMAX):
+                # Into the place of the tile of the turn before, which both halves have left.
+                later = gl.minimum(j + AHEAD, end - 1)
+                fetch(keys.index((j + AHEAD) % TILES), K, k_stride, later, seq_len_kv)
+                fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv)
+                async_copy.commit_group()
+                if masked:
+                    scores = hide(scores, first_query, j * TILE_KEY)
+                weights, correction, row_max = softmax(scores, row_max)
+                row_sum = row_sum * correction + gl.sum(weights, 1)
+                weights = gl.convert_layout(weights.to(dtype), LEFT)
+                accumulator = accumulator * correction[:, None]
+
+            # For the next turn's tile. All waves meet once, for this wait and for the end of the stage.
+            async_copy.wait_group(AHEAD - 1)
+
+            with amd.warp_pipeline_stage("output", priority=STAGES_PRODUCTS):
+                accumulator = cdna3.mfma(weights, read(values.index(j % TILES)), accumulator)
+
+    # --- normalise and store; rows past the end are dropped ---
+    async_copy.wait_group(0)  # what still comes would come to the LDS of another block
+    o = accumulator * (1.0 / row_sum)[:, None]
+    store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q)
+
+
+D = 128  # head_dim
+TILE_Q = 256  # queries of a tile
+TILE_K = 64  # keys of a tile
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.float16, name, "torch.float16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+def check(q, k, v):
+    """Raise ValueError for what the kernel was not compiled for."""
+    check_tensor("q", q, "batch", "heads", "seq_len_q", D)
+    check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
+    check_tensor("v", v, *k.shape)
+    expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
+    expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
+
+
+def copyable(x):
+    """x, or a copy of it where its rows cannot be copied 16 bytes at a time."""
+    even = all(stride % 16 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
+    near = x.stride(2) < 2**23  # offsets inside a tile have 32 bits
+    fits = even and near and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def attention(q, k, v, scale=None):
+    """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
+    check(q, k, v)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    q, k, v = copyable(q), copyable(k), copyable(v)
+    if k.stride(2) != v.stride(2):  # the kernel takes one stride for the rows of both
+        k, v = (x.clone(memory_format=torch.contiguous_format) for x in (k, v))
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    grid = (q.shape[1], -(-q.shape[2] // TILE_Q), q.shape[0])  # heads, tiles of queries, batch
+    strides = [tuple(x.stride()) for x in (q, k, v, o)]
+    arguments = (q, k, v, o, *strides, scale / math.log(2), q.shape[2], k.shape[2])  # the scale is in base 2
+    with torch.cuda.device(q.device):
+        fmha[grid](*arguments, num_warps=8, enable_fp_fusion=True)
+    return o
+
+
+def exact(q, k, v):
+    """Attention in float64, a head of Q at a time."""
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, h], v[b, h]))
+        scores = queries @ keys.T / math.sqrt(D)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        o[b, h] = scores.softmax(1) @ values
+    return o
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or "gfx950" not in torch.cuda.get_device_properties().gcnArchName:
+        print("this program needs an AMD GPU gfx950 (MI350)", file=sys.stderr)
+        return 2
+    q, k, v = (torch.randn((4, 32, 4096, 128), dtype=torch.float16, device="cuda") for _ in range(3))
+    v += 0.5  # so that the mean of the output is not zero
+    ours = partial(attention, q, k, v)
+    theirs = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    compared = [("o", ours(), theirs(), exact(q, k, v))]
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"xcd_swizzle: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 549_755_813_888 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; SDPA: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"xcd_swizzle: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""Attention to keys in pages in cuTile, with its launch, for an NVIDIA GPU of compute capability 9.0 (H100, H200).
+
+    paged(q, k_pages, v_pages, page_table, lengths, scale=None) -> o
+
+Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head of keys and values, pages of 64. Batch,
+heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
+It needs PyTorch and cuda-tile.
+
+Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
+python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
+"""
+
+import itertools
+import math
+import statistics
+import sys
+from functools import lru_cache, partial
+
+import cuda.tile as ct
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+TILE_KEY = 64
+PAGE_SIZE = 64
+MEMBERS = 8
+QUERIES = 2
+HEAD_DIM = 128
+TILE_QUERY = 16
+LN2 = math.log(2)
+LEAST = -1e38
+LATENCY_KEY = 8
+LATENCY_VALUE = 8
+INVERSE_LN2 = 1 / math.log(2)
+AT_ONCE = 4
+
+
+def softmax_exp2(scores, row_max, scale):
+    """As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (over ln 2)."""
+    scale = scale * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
+    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
+    weights = ct.exp2(scores * scale - new_max, flush_to_zero=True)
+    correction = ct.exp2(row_max - new_max, flush_to_zero=True)
+    return weights, correction, new_max
+
+
+def place(Table, batch, j):
+    """Of a page that is no smaller than a tile: its number, and which of its tiles the j-th of a sequence is."""
+    tiles_a_page = PAGE_SIZE // TILE_KEY
+    return ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page
+
+
+def load_key_from_pages(K, batch, kv_head, j):
+    """The j-th tile of keys, transposed: [head_dim, key]."""
+    Pages, Table, _ = K
+    number, within = place(Table, batch, j)
+    shape = (1, 1, HEAD_DIM, TILE_KEY)
+    k = ct.load(Pages, (number, kv_head, 0, within), shape, order=(0, 2, 3, 1), latency=LATENCY_KEY)
+    return ct.reshape(k, (HEAD_DIM, TILE_KEY))
+
+
+def load_value_from_pages(V, batch, kv_head, j):
+    """The j-th tile of values [key, head_dim]."""
+    Pages, Table, _ = V
+    number, within = place(Table, batch, j)
+    shape = (1, TILE_KEY, 1, HEAD_DIM)
+    v = ct.load(Pages, (number, within, kv_head, 0), shape, latency=LATENCY_VALUE)
+    return ct.reshape(v, (TILE_KEY, HEAD_DIM))
+
+
+def fmha_decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
+    split = ct.bid(0)
+    # What this block owns: its kv head, a tile of rows of that group, and its sequence.
+    tiles_a_group = ct.cdiv(Q.shape[2], MEMBERS)
+    kv_head, t, batch = ct.bid(1) // tiles_a_group, ct.bid(1) % tiles_a_group, ct.bid(2)
+    length = ct.load(Lengths, (batch,), ())
+    # The tiles [first, end) of a split: equal shares, of which the last may be shorter, or empty.
+    splits = ct.num_blocks(0)
+    tiles = ct.cdiv(length, TILE_KEY)
+    share = ct.cdiv(tiles, splits)
+    first, end = min(split * share, tiles), min((split + 1) * share, tiles)
+    last = (length - 1) // PAGE_SIZE
+    # The t-th tile of the queries of a group, as rows [row, head_dim]; rows without a query are zero.
+    shape = (1, 1, MEMBERS, QUERIES, HEAD_DIM)
+    q = ct.load(Q, (batch, kv_head, t, 0, 0), shape, padding_mode=ct.PaddingMode.ZERO)
+    q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
+    # Maxima, sums and output, not yet normalised, of the rows q over the tiles [first, end) of keys.
+    row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
+    row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
+    accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
+    for j in range(first, end):
+        k = load_key_from_pages((K, Table, last), batch, kv_head, j)
+        scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
+        v = load_value_from_pages((V, Table, last), batch, kv_head, j)
+        # The compiler splits the loop here: whole tiles never ask.
+        if j >= length // TILE_KEY:
+            # Minus infinity for the keys behind the end, and for those behind a query where it is one of the last.
+            key_index_2 = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[None, :]
+            scores = ct.where(key_index_2 < length, scores, -math.inf)
+            key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[:, None]
+            v = ct.where(key_index < length, v, 0)
+        weights, correction, row_max = softmax_exp2(scores, row_max, scale)
+        row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
+        accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
+    tile = batch * ct.num_blocks(1) + ct.bid(1)
+    # A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys.
+    o = ct.where(row_sum > 0, accumulator / row_sum, 0.0)
+    lse = (row_max + ct.log2(row_sum)) * LN2
+    ct.store(LSE, (split, tile), ct.reshape(lse, (1, TILE_QUERY)), check_bounds=False, allow_tma=False)
+    o = ct.reshape(o, (1, TILE_QUERY, HEAD_DIM))
+    ct.store(Parts, (split, tile, 0), o, check_bounds=False, allow_tma=False)
+
+
+def merge(Parts, LSE, Out):
+    i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    kv_head, member = head // Out.shape[2], head % Out.shape[2]
+    tile = (batch * Out.shape[1] + kv_head) * ct.cdiv(Out.shape[2], MEMBERS) + member // MEMBERS
+    row = (tile * MEMBERS + member % MEMBERS) * QUERIES + i
+    high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
+    o = ct.zeros((1, HEAD_DIM), ct.float32)
+    for n in range(ct.cdiv(Parts.shape[0], AT_ONCE)):
+        lse = ct.load(LSE, (n, row), (AT_ONCE, 1), padding_mode=ct.PaddingMode.NEG_INF)
+        part = ct.load(Parts, (n, row, 0), (AT_ONCE, 1, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+        part = ct.reshape(part, (AT_ONCE, HEAD_DIM))
+        now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
+        weight, correction = ct.exp(lse - now), ct.exp(high - now)
+        total = total * correction + ct.sum(weight, axis=0, keepdims=True)
+        o = o * correction + ct.sum(weight * part, axis=0, keepdims=True)
+        high = now
+    o = ct.where(total > 0, o / total, 0.0)
+    o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, HEAD_DIM))
+    ct.store(Out, (batch, kv_head, member, i, 0), o)
+
+
+GROUP = 8  # query heads for each head of keys and values
+
+
+def expect(holds, name, wanted, came):
+    """Raise ValueError unless this holds: which tensor, what was expected, and what came."""
+    if not holds:
+        raise ValueError(f"{name}: expected {wanted}, got {came}")
+
+
+def check_tensor(name, x, *shape):
+    """A tensor of the type that the kernel was made for, on a GPU. shape: lengths, and names of those that are free."""
+    fits = x.ndim == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+    expect(fits, name, f"shape [{', '.join(map(str, shape))}]", list(x.shape))
+    expect(x.dtype == torch.bfloat16, name, "torch.bfloat16", x.dtype)
+    expect(x.device.type == "cuda", name, "a tensor on a GPU", x.device)
+
+
+KERNEL = ct.kernel(fmha_decode, occupancy=2)
+MERGE = ct.kernel(merge)
+
+
+@lru_cache(maxsize=256)
+def number_of_splits(seq_len_kv, groups, device):
+    """How many blocks share the keys, so that all are done soonest: beginning and ending takes one 4 tiles."""
+    tiles = -(-seq_len_kv // TILE_KEY)
+    at_a_time = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+    def turns(splits):
+        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + 4)
+
+    return min(range(1, tiles + 1), key=lambda splits: (turns(splits), splits))
+
+
+def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
+    """Attention of a sequence's last queries to keys and values in pages, as q.
+
+    k_pages and v_pages: [pages, 64, kv_heads, head_dim]. page_table: int32 [batch, pages of the longest],
+    the numbers of a sequence's pages. lengths: int32 [batch], keys of each sequence. Nobody checks what they hold.
+    """
+    check_tensor("q", q, "batch", "heads", 1, HEAD_DIM)
+    check_tensor("k_pages", k_pages, "pages", 64, "kv_heads", HEAD_DIM)
+    check_tensor("v_pages", v_pages, *k_pages.shape)
+    heads = GROUP * k_pages.shape[2]
+    expect(q.shape[1] == heads, "q", f"{GROUP} heads for each of k_pages', {heads}", q.shape[1])
+    shapes = [(page_table.dtype, *page_table.shape[:1]), (lengths.dtype, *lengths.shape)]
+    expect(shapes == [(torch.int32, q.shape[0])] * 2, "page_table, lengths", f"int32, {q.shape[0]} rows", shapes)
+    longest = page_table.shape[1] * 64
+    return decode(q, (k_pages, v_pages, page_table, lengths), k_pages.shape[2], longest, scale)
+
+
+def decode(q, sources, kv_heads, seq_len_kv, scale):
+    """Attention of q. sources: what the kernel reads beside it."""
+    scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    groups = kv_heads * -(-GROUP // 8)  # tiles of rows of a sequence
+    by_group = (kv_heads, GROUP)  # heads, as the kernels see them
+    q, out = q.unflatten(1, by_group), o.unflatten(1, by_group)
+    splits = number_of_splits(seq_len_kv, q.shape[0] * groups, q.device)
+    kept = (splits, q.shape[0] * groups * TILE_QUERY)
+    parts = torch.empty((*kept, HEAD_DIM), dtype=torch.float32, device=q.device)
+    lse = torch.empty(kept, dtype=torch.float32, device=q.device)
+    arguments = (q, *sources, parts, lse, scale)
+    with torch.cuda.device(q.device):
+        ct.launch(torch.cuda.current_stream(), (splits, groups, q.shape[0]), KERNEL, arguments)
+        merging = (q.shape[3], o.shape[1], q.shape[0])  # a block for each query of each head
+        ct.launch(torch.cuda.current_stream(), merging, MERGE, (parts, lse, out))
+    return o
+
+
+def hidden(queries, keys):
+    """Which keys a query does not see, [queries, keys]."""
+    behind = torch.arange(keys, device="cuda") - torch.arange(queries, device="cuda")[:, None]
+    return behind > keys - queries  # queries are the last of their sequence
+
+
+def gathered(pages, table):
+    """Pages in the order of a table, [batch, kv_heads, tokens, head_dim]: a copy."""
+    return pages[table.long()].flatten(1, 2).transpose(1, 2).contiguous()
+
+
+def exact(q, k, v):
+    """Attention in float64, a head of Q at a time."""
+    o = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for b, h in itertools.product(*map(range, q.shape[:2])):
+        n = h // GROUP  # head of K and V
+        queries, keys, values = (x.double() for x in (q[b, h], k[b, n], v[b, n]))
+        scores = queries @ keys.T / math.sqrt(HEAD_DIM)
+        scores = scores.masked_fill(hidden(*scores.shape), -math.inf)
+        o[b, h] = scores.softmax(1) @ values
+    return o
+
+
+def pytorch(q, k_pages, v_pages, table, lengths):
+    """What PyTorch makes of it: pages are gathered first, and a mask hides what is behind a sequence's end."""
+    k, v = gathered(k_pages, table), gathered(v_pages, table)
+    end = lengths[:, None].expand(-1, q.shape[2])
+    end = end - torch.arange(q.shape[2] - 1, -1, -1, device="cuda")
+    mask = torch.arange(k.shape[2], device="cuda") < end[:, None, :, None]
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def clock(*functions, rounds=20, calls=10):
+    """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
+    times = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, its in zip(functions, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+            begin.record()
+            for _ in range(calls):
+                function()
+            end.record()
+            end.synchronize()
+            its.append(begin.elapsed_time(end) / calls)
+    return map(statistics.median, times)
+
+
+def main():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("this program needs an NVIDIA GPU of compute capability 9.0 (H100, H200)", file=sys.stderr)
+        return 2
+    shapes = (8, 64, 1, 128), (4096, 64, 8, 128), (4096, 64, 8, 128)
+    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
+    v += 0.5  # so that the mean of the output is not zero
+    table = torch.randperm(k.shape[0], device="cuda").int().view(q.shape[0], -1)
+    lengths = torch.tensor([32768, 30720, 28672, 26624, 24576, 22528, 20480, 18432], dtype=torch.int32, device="cuda")
+    each = zip(q, gathered(k, table), gathered(v, table), lengths.tolist())
+    right = torch.cat([exact(a[None], b[None, :, :n], c[None, :, :n]) for a, b, c, n in each])
+    ours, theirs = partial(paged, q, k, v, table, lengths), partial(pytorch, q, k, v, table, lengths)
+    compared = [("o", ours(), theirs(), right)]
+    for name, mine, its, wanted in compared:
+        step = torch.finfo(mine.dtype).eps * 2.0 ** math.floor(math.log2(wanted.abs().max()))  # of rounding
+        error, limit = (mine - wanted).abs().max(), 2 * (its - wanted).abs().max() + step
+        judged = "right" if error <= limit else "WRONG"
+        print(f"paged: {name} {judged}, error {error:.3g}, at most {limit:.3g} is allowed")
+        if judged == "WRONG":
+            return 1
+    mine, its = clock(ours, theirs)
+    work = 6_710_886_400 / 1e9  # of the matrix products
+    told = f"{mine:.4f} ms, {work / mine:.1f} TFLOPS; PyTorch: {its:.4f} ms, {work / its:.1f} TFLOPS"
+    print(f"paged: {told}; {its / mine:.2f} times as fast")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

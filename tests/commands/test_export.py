@@ -1,0 +1,349 @@
+"""``python -m steps.export``: programs of their own. They launch what the step launches, and compute what it does."""
+
+import contextlib
+import inspect
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
+import cuda.tile as ct
+import pytest
+import torch
+
+from steps import Unsupported, get_step
+from steps.core.fused import FusedStep
+from steps.core.ladder import KERNELS, program_file, whole_ladder
+from steps.core.launch import untold
+from steps.cutile.launching import compiled_when_launched
+from steps.export import main
+from steps.exporting.standalone import chosen, standalone
+from steps.writing.written import module_in
+from tests.selection import sampled
+from tests.shapes import few_at_once, problem
+from tutorial_lib import accuracy, interpreter
+from tutorial_lib.passes import pass_of
+from tutorial_lib.simulator.machine import MACHINES
+from tutorial_lib.simulator.run import simulate
+
+
+def call(*arguments) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(list(arguments))
+    return status, out.getvalue(), err.getvalue()
+
+
+def signature(x):
+    """What a launch tells of an argument."""
+    if isinstance(x, torch.Tensor):
+        return tuple(x.shape), x.stride(), x.dtype
+    if hasattr(x, "block_shape"):
+        return signature(x.base), list(x.shape), list(x.strides), list(x.block_shape), x.layout
+    if isinstance(x, tuple):
+        return tuple(map(signature, x))
+    return round(x, 5) if isinstance(x, float) else x
+
+
+class Launches(list):
+    """(grid, warps, blocks of a cluster, arguments as ``signature`` tells them, what lists hold) of every launch."""
+
+    def note(self, grid, warps, ctas, arguments):
+        told = [x for x in arguments if not (x is None or isinstance(x, bool) or hasattr(x, "tile"))]
+        lists = [x.tolist() for x in told if getattr(x, "dtype", None) == torch.int32 and x.numel() > 1]
+        self.append(((*grid, 1, 1)[:3], warps, ctas, [signature(x) for x in told], lists))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """All launches on the CPU, of steps and of programs."""
+    from triton import knobs
+
+    found = Launches()
+    for module in map(
+        import_module, ("steps.gluon.launching", "steps.hopper.launching", "steps.backward_hopper.skeleton")
+    ):
+
+        def launcher(kernel, blocks, arguments, warps, *more, real=module.gluon_launcher, ctas=1, **asked):
+            run = real(kernel, blocks, arguments, warps, *more, ctas=ctas, **asked)
+            return lambda *tensors: found.note(blocks, warps, ctas, arguments) or run(*tensors)
+
+        monkeypatch.setattr(module, "gluon_launcher", launcher)
+    real_launch = interpreter.launch
+
+    def launch(grid, function, arguments):
+        found.note(grid, None, 1, arguments)
+        real_launch(grid, function, arguments)
+
+    monkeypatch.setattr(interpreter, "launch", launch)
+    monkeypatch.setattr(ct, "launch", lambda stream, grid, kernel, arguments: launch(grid, kernel._pyfunc, arguments))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    device = SimpleNamespace(multi_processor_count=3, gcnArchName="gfx950 cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: device)
+    with knobs.nvidia.scope():  # in which programs choose their ptxas
+        yield found
+
+
+class OnTheSimulator:
+    """A kernel that is launched as Triton launches one."""
+
+    def __init__(self, kernel, machine, launches):
+        # Another test may have put one of these in the kernel's place.
+        self.kernel = kernel.kernel if isinstance(kernel, OnTheSimulator) else kernel
+        self.machine, self.launches = machine, launches
+
+    def __getitem__(self, grid):
+        def run(*arguments, num_warps, num_ctas=1, **_):
+            self.launches.note(grid, num_warps, num_ctas, arguments)
+            simulate(self.kernel, grid, num_warps, *arguments, machine=self.machine, ctas=num_ctas)
+
+        return run
+
+
+def program_of(step, asked, launches):
+    """A program's module, which launches on the CPU. cuTile's tiles are others there."""
+    arch = "cpu" if step.backend == "cutile" else step.made_for
+    module = module_in(standalone(step, asked, arch).replace('"cuda"', '"cpu"'))
+    for name in set(re.findall(r"(\w+)\[\(?\w+[^\]]*\]\(\*", inspect.getsource(module))):
+        setattr(module, name, OnTheSimulator(getattr(module, name), MACHINES[step.made_for], launches))
+    return module
+
+
+FUNCTION = {"forward": "attention", "backward": "gradients", "paged": "paged"}
+EXAMPLES = (
+    *("mask_loop", "pack_gqa", "window", "split_kv", "paged", "two_blocks", "explicit", "gluon_larger_tile"),
+    *("pv_wait_after_max", "next_softmax_first", "deferred_reduce_add", "blackwell_persistent", "two_cta_mma"),
+    *("plain_triton", "xcd_swizzle"),
+)
+CHOSEN = [get_step(name) for name in EXAMPLES]  # a kind of launch each
+QUICK = ("mask_loop", "paged", "explicit", "xcd_swizzle")
+KEPT = chosen()
+STEPS = [step for step in whole_ladder() if isinstance(step, FusedStep)]
+
+
+def case(step, **changes):
+    """A small problem that a step is for, with lengths that differ and fill no tile."""
+    usual = step.default_problem
+    shape = {"batch": 1, "heads": 4, "seq_len_q": 200, "seq_len_kv": 150, "head_dim": 64, "causal": usual.causal}
+    shape |= {"window": usual.window and 70, "softcap": usual.softcap, "page_size": usual.page_size}
+    shape |= {"kv_heads": 2} if usual.group_size > 1 else {}
+    shape |= {"seq_len_q": 1} if usual.seq_len_q == 1 else {}
+    return problem(**shape | changes)
+
+
+def assert_alike(step, asked, launches):
+    """A step's program launches what the step does, and is right."""
+    module, way, launches[:] = program_of(step, asked, launches), pass_of(step), []
+    inputs = way.inputs(asked, 0)
+    alone = replace(step, pairs=False) if getattr(step, "pairs", None) else step
+    with untold(None):
+        expected = way.call(alone, asked, inputs)
+    theirs, launches[:] = list(launches), []
+    made = getattr(module, FUNCTION[step.direction])(*inputs)
+    for (*ours, lists), (*its, its_lists) in zip(launches, theirs, strict=True):
+        assert ours == its
+        assert lists == its_lists or step.direction == "backward"  # whose counts nobody has written so far
+    exact = way.reference(asked, inputs)
+    made = made if isinstance(made, tuple) else (made,)
+    for mine, other, right, limit in zip(made, expected, exact, way.yardstick(asked, inputs, exact), strict=True):
+        assert accuracy.compare(mine, right, limit).correct
+        assert step.direction == "backward" or torch.equal(mine, other)
+
+
+@sampled(core=lambda step: step in CHOSEN and step.name not in ("pv_wait_after_max", "blackwell_persistent"))
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
+    try:
+        assert_alike(step, case(step), launches)
+    except Unsupported as error:
+        assert "made of pairs of blocks" in str(error)
+
+
+OTHERS = [
+    {"kv_heads": 2, "head_dim": 128, "causal": False},
+    {"dtype": "bfloat16", "head_dim": 32, "causal": True},
+    {"seq_len_q": 256, "seq_len_kv": 256, "head_dim": 128, "batch": 2},
+    {"seq_len_q": 1024, "seq_len_kv": 256, "heads": 2, "head_dim": 128},
+]
+
+
+@sampled(core=lambda step, other: other == 0 and step.name in QUICK)
+@pytest.mark.parametrize("other", range(len(OTHERS)))
+@pytest.mark.parametrize("step", CHOSEN, ids=lambda step: step.name)
+def test_so_it_does_for_other_problems(step, other, launches):
+    changes = OTHERS[other]
+    if step.default_problem.features:  # which not all masks and lengths go with
+        changes = {name: value for name, value in changes.items() if name in ("head_dim", "kv_heads", "dtype", "batch")}
+    asked = case(step, **changes)
+    if (reason := step.unsupported(asked, "cpu")) is None:
+        assert_alike(step, asked, launches)
+    else:
+        with pytest.raises(Unsupported, match=re.escape(reason)):
+            standalone(step, asked, "cpu")
+
+
+@sampled(core=lambda step, changes: False)
+@pytest.mark.parametrize("changes", [{}, {"causal": True}, {"kv_heads": 1}, {"kv_heads": 1, "causal": True}], ids=str)
+@pytest.mark.parametrize(
+    "step", [s for s in STEPS if getattr(s, "helpers", None) and s.cta_per_query_head][-3:], ids=lambda s: s.name
+)
+def test_a_program_has_what_spare_warps_and_query_heads_apart_need(step, changes, launches, monkeypatch):
+    few_at_once(monkeypatch)
+    assert_alike(step, case(step, heads=8, seq_len_kv=200, **{"kv_heads": 8, "causal": False} | changes), launches)
+
+
+@sampled(core=lambda step: step.name in (*QUICK, "two_blocks"))
+@pytest.mark.parametrize("step", CHOSEN, ids=lambda step: step.name)
+def test_a_program_that_is_started_tells_what_is_right_and_what_is_wrong(step, launches, monkeypatch, capsys):
+    module = program_of(step, case(step), launches)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (int(step.made_for[3:-1]), int(step.made_for[-1])))
+    monkeypatch.setattr(module, "clock", lambda *functions: (1.0, 1.25))
+    assert module.main() == 0
+    outputs = ("dq", "dk", "dv") if step.direction == "backward" else ("o",)
+    lines = [rf"{step.name}: {name} right, error \S+, at most \S+ is allowed\n" for name in outputs]
+    speed = pass_of(step).operations(case(step)) / 1e9
+    theirs = rf"(SDPA|PyTorch): 1.2500 ms, {speed / 1.25:.1f} TFLOPS; 1.25 times as fast\n"
+    lines += f"{step.name}: 1.0000 ms, {speed:.1f} TFLOPS; {theirs}"
+    assert re.fullmatch("".join(lines), capsys.readouterr().out)
+    name = FUNCTION[step.direction]
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: wrong(real(*given)))
+    assert module.main() == 1
+    assert f"{step.name}: {outputs[-1]} WRONG" in capsys.readouterr().out
+
+
+def wrong(made):
+    """With a number that is off, in the last output."""
+    (made[-1] if isinstance(made, tuple) else made)[0, 0, 0, 0] += 0.5
+    return made
+
+
+@sampled(core=lambda step: step.name == "pv_wait_after_max")
+@pytest.mark.parametrize("step", [step for step in CHOSEN if step.pads_head_dim], ids=lambda step: step.name)
+def test_a_head_dim_between_those_of_tiles_is_filled_up(step, launches):
+    assert_alike(step, case(step, head_dim=80), launches)
+
+
+@sampled(core=lambda step: step.name in QUICK)
+@pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
+def test_the_kernel_of_a_program_is_the_code_of_its_step(step):
+    """For the problem and the architecture that the step is for; with cuTile's hints as the program gives them."""
+    asked, module = step.default_problem, module_in(program_file(step).read_text(encoding="utf-8"))
+    step = replace(step, pairs=False) if getattr(step, "pairs", None) else step
+    names = {name for name, value in vars(module).items() if isinstance(value, ct.kernel)}
+    kernel = module.OF_KEYS if "OF_KEYS" in names else module.KERNEL if names else None
+    if kernel is None:
+        entry = step.entry(asked, step.made_for)[0].fn.__name__
+        assert step.compile_kernel(getattr(module, entry), asked, step.made_for).code == step.compile(asked).code
+    else:
+        configured = step.configured(asked, step.made_for)
+        own = configured.compile_kernel(configured.entry(asked, step.made_for)[0], asked, step.made_for)
+        assert configured.compile_kernel(kernel._pyfunc, asked, step.made_for).code == own.code
+        assert kernel._compiler_options == hinted(configured, asked)._compiler_options
+
+
+def hinted(step, asked):
+    """The kernel of a step in cuTile as it is launched."""
+    function = step.entry(asked, step.made_for)[0]
+    if hasattr(step, "compiled_when_launched"):
+        return step.compiled_when_launched(function)
+    shape = step.keys if hasattr(step, "keys") else step.kernel(step.variant(asked, step.made_for))[1]
+    return compiled_when_launched(function, shape)
+
+
+MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 300}  # of a program; and of its host code:
+MOST_HOST = {"forward": 155, "paged": 145, "backward": 170}
+ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
+
+
+@pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
+def test_a_program_is_short_names_nothing_of_the_project_and_tells_which_gpu_it_needs(step, capsys):
+    text = program_file(step).read_text(encoding="utf-8")
+    assert text.count("\n") <= MOST_LINES.get(step.backend, math.inf)
+    assert text[text.index("\ndef expect(") :].count("\n") <= MOST_HOST[step.direction]
+    assert not ABOUT_HERE.search(text)
+    assert f"python -m steps.export {step.name} " in text
+    assert module_in(text).main() == 2
+    assert re.fullmatch(r"this program needs an? .* GPU .*\n", capsys.readouterr().err)
+
+
+def test_a_program_runs_where_the_project_is_not(tmp_path):
+    path = tmp_path / "fmha.py"
+    path.write_text(standalone(get_step("exp2"), get_step("exp2").default_problem), encoding="utf-8")
+    where = {**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, env=where, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"this program needs an? .* GPU .*\n", done.stderr)
+
+
+def test_a_program_tells_in_one_line_what_it_was_not_made_for(launches):
+    step = CHOSEN[0]
+    asked = case(step, seq_len_q=256, seq_len_kv=256, kv_heads=2)
+    module = program_of(step, asked, launches)
+    q, k, v = pass_of(step).inputs(asked, 0)
+    for given, told in {
+        (q[..., :32], k, v): r"q: expected shape \[batch, heads, seq_len_q, 64\], got \[1, 4, 256, 32\]",
+        (q, k.bfloat16(), v): r"k: expected torch\.float16, got torch\.bfloat16",
+        (q, k, v[:, :, :5]): r"v: expected shape \[1, 2, 256, 64\], got \[1, 2, 5, 64\]",
+        (q[:, :2], k, v): r"q: expected 2 heads for each of k's, 4, got 2",
+        (q, k[:, :, :99], v[:, :, :99]): r"k: expected a multiple of \d+ keys, got 99",
+    }.items():
+        with pytest.raises(ValueError, match=told):
+            module.attention(*given)
+
+
+@sampled(core=lambda step: step.name == "wgmma")
+@pytest.mark.parametrize("step", [s for s in KEPT if s.backend in ("hopper", "blackwell")], ids=lambda step: step.name)
+def test_the_table_of_shared_memory_is_what_triton_allocates(step):
+    """But for what it adds for roles: which function a warp runs, and registers that it hands over."""
+    text = program_file(step).read_text(encoding="utf-8")
+    told = int(re.search(r"\btogether ([\d,]+)\.$", text, re.MULTILINE)[1].replace(",", ""))
+    assert 0 <= step.compile(step.default_problem).shared_bytes - told < 1024
+
+
+def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
+    path = tmp_path / "fmha.py"
+    status, out, err = call("mma", "--head-dim", "64", "--no-causal", "--output", str(path))
+    assert (status, out, err) == (0, f"{path}\n", "")
+    assert "Compiled in: head_dim 64, float16, no mask." in path.read_text(encoding="utf-8")
+    assert call("mma", "--head-dim", "64", "--no-causal")[1] == path.read_text(encoding="utf-8")
+    for asked, told in {
+        ("naive",): "step 1 naive has no kernel of its own to export: it calls PyTorch",
+        ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
+        ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
+        ("varlen",): "step 904 varlen cannot be exported for packed sequences",
+        ("mma", "--head-dim", "512"): "step 2 mma: head_dim must be",
+        ("no_such_step",): "no step no_such_step",
+        (): "name a step, or ask for --all",
+        ("mma", "--arch", "cpu"): "argument --arch: must be a GPU's, such as sm_90, got cpu",
+        ("mma", "--all"): "name a step, or ask for --all",
+        ("mma", "--output", str(tmp_path)): "argument --output: must be a file",
+    }.items():
+        status, out, err = call(*asked)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert told in err, err
+
+
+def test_all_writes_the_chosen_programs(tmp_path, monkeypatch):
+    """No more than a reader would look through, and no other is kept."""
+    assert {path.name for path in KERNELS.glob("*.py")} == {program_file(step).name for step in KEPT}
+    assert len(KEPT) <= 30
+    monkeypatch.setattr("steps.core.ladder.KERNELS", tmp_path)
+    monkeypatch.setattr("steps.exporting.standalone.chosen", lambda: KEPT[:2])
+    status, out, err = call("--all")
+    assert (status, err) == (0, "") and out.splitlines() == [str(tmp_path / f"{n}.py") for n in ("002_mma", "003_exp2")]
+    assert (tmp_path / "002_mma.py").read_text() == (KERNELS.parent / "kernels" / "002_mma.py").read_text()
+
+
+@pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
+def test_a_program_that_is_kept_is_what_is_exported_now(step):
+    kept = program_file(step).read_text(encoding="utf-8")
+    assert kept == standalone(step, step.default_problem), "python -m steps.export --all"
