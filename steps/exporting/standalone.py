@@ -213,9 +213,8 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
         for own, stand_in in STAND_INS.items():
             if own in (defined := _defined(text)):
                 text = text.replace(defined[own], "").replace(f"{own}(", f"{stand_in}(")
-        for one, code in _defined(text).items():
-            if known.get(one, code) != code:
-                text = _renamed(text, one, fresh(one, {*known, *_defined(text)}))
+        while clash := next((one for one, code in _defined(text).items() if known.get(one, code) != code), None):
+            text = _renamed(text, clash, fresh(clash, {*known, *_defined(text)}))  # and so who uses it is another, too
         lines, before = text.splitlines(), None
         for node in ast.parse(text).body:
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -132,6 +132,13 @@ def load_rows_3(X, batch, head, i, rows):
     return ct.reshape(x, (rows, HEAD_DIM))
 
 
+def load_numbers_2(X, batch, head, i):
+    """One number for each row of the i-th tile [rows]; past the end it is padding."""
+    return ct.reshape(
+        ct.load(X, (batch, head, i), (1, 1, TILE_QUERY_2), padding_mode=ct.PaddingMode.ZERO), (TILE_QUERY_2,)
+    )
+
+
 def turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale):
     """d_query with what the j-th tile of keys adds to it."""
     k = load_rows_3(K, batch, kv_head, j, TILE_KEY)
@@ -161,8 +168,8 @@ def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
     seq_len_kv = K.shape[2]
     q = load_rows_3(Q, batch, head, i, TILE_QUERY_2)
     do = load_rows_3(DO, batch, head, i, TILE_QUERY_2)
-    lse = load_numbers(LSE, batch, head, i)[:, None]
-    row_sum = load_numbers(RowSum, batch, head, i)[:, None]
+    lse = load_numbers_2(LSE, batch, head, i)[:, None]
+    row_sum = load_numbers_2(RowSum, batch, head, i)[:, None]
     d_query = ct.zeros((TILE_QUERY_2, HEAD_DIM), ct.float32)
     end = ct.cdiv(seq_len_kv, TILE_KEY)
     end = min(end, ct.cdiv((i + 1) * TILE_QUERY_2, TILE_KEY))

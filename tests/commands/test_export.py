@@ -23,7 +23,7 @@ from steps.core.ladder import KERNELS, program_file, whole_ladder
 from steps.core.launch import untold
 from steps.cutile.launching import compiled_when_launched
 from steps.export import main
-from steps.exporting.standalone import chosen, standalone
+from steps.exporting.standalone import chosen, joined, standalone
 from steps.writing.written import module_in
 from tests.selection import sampled
 from tests.shapes import few_at_once, problem
@@ -197,6 +197,17 @@ def test_so_it_does_for_other_problems(step, other, launches):
 def test_a_program_has_what_spare_warps_and_query_heads_apart_need(step, changes, launches, monkeypatch):
     few_at_once(monkeypatch)
     assert_alike(step, case(step, heads=8, seq_len_kv=200, **{"kv_heads": 8, "causal": False} | changes), launches)
+
+
+def test_kernels_of_one_program_may_have_other_tiles(launches):
+    """A function that reads a constant of another value is another function, however alike it reads."""
+    of_rows = "TILE = 64\n\n\ndef load(x):\n    return x[:TILE]\n\n\ndef rows(x):\n    return load(x)\n"
+    of_queries = of_rows.replace("64", "128").replace("rows", "queries")
+    made = {}
+    exec(joined({"rows": of_rows, "queries": of_queries})[0], made)
+    assert [len(made[name](range(200))) for name in ("rows", "queries")] == [64, 128]
+    step = get_step("two_blocks")  # whose kernels take 64 and 128 queries at head_dim 128
+    assert_alike(step, case(step, head_dim=128), launches)
 
 
 @sampled(core=lambda step: step.name in (*QUICK, "two_blocks"))
