@@ -267,6 +267,45 @@ def weigh(scores, row_max, scale):
 
 
 @gluon.jit
+def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, turn, scale):
+    """Attention of a part's queries to all tiles of keys but the first, with two products begun together.
+
+    first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
+    row, whole, end: of ``tiles_of_part``.
+
+    Returns (accumulator [query, head_dim], sums, turn of the last tile, its weights, whose PV product is not begun).
+    """
+    weights, row_max, row_sum = first
+    for j in range(1, end):
+        # --- issue: scores of this tile, output of the tile before ---
+        await_tile(barriers.key_full, turn + 1, STAGES)
+        scores = issue_scores(query, tiles.key, turn + 1)
+        await_tile(barriers.value_full, turn, STAGES)
+        accumulator = issue_output(weights, tiles.value, turn, accumulator)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        release(barriers.key_empty, turn + 1, STAGES)
+
+        # --- online softmax, while the output is computed ---
+        scores = cap(scores, scale)
+        scores = hide_in_part(scores, j, whole, row)
+        # The softmax of a tile, and the output rescaled, once the PV product of tile ``turn`` has ended.
+        new_max = raise_maxima(scores, row_max, SOFTCAP * 1.4426950408889634)
+        correction = exp2(row_max - new_max)
+        await_tile(barriers.value_full, turn, STAGES)
+        accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
+        weights = weigh(scores, new_max, SOFTCAP * 1.4426950408889634)
+        # What each lane holds of the sums so far, and of one more tile.
+        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
+        row_sum = row_sum * own[:, None] + sum_own(weights)
+        row_max = new_max
+        release(barriers.value_empty, turn, STAGES)
+        accumulator = accumulator * by_row(correction)
+        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
+        turn += 1
+    return accumulator, row_sum, turn, weights
+
+
+@gluon.jit
 def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: gl.constexpr):
     """Attention of a part's queries to the keys that they see.
 
@@ -297,33 +336,9 @@ def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: 
     first = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS), row_max, row_sum_2
 
     # --- all others, and the last tile's output ---
-    weights, row_max_2, row_sum = first
-    for j in range(1, end):
-        # --- issue: scores of this tile, output of the tile before ---
-        await_tile(barriers.key_full, turn + 1, STAGES)
-        scores_2 = issue_scores(query, tiles.key, turn + 1)
-        await_tile(barriers.value_full, turn, STAGES)
-        accumulator = issue_output(weights, tiles.value, turn, accumulator)
-        scores_2 = warpgroup_mma_wait(1, deps=[scores_2])
-        release(barriers.key_empty, turn + 1, STAGES)
-
-        # --- online softmax, while the output is computed ---
-        scores_2 = cap(scores_2, scale)
-        scores_2 = hide_in_part(scores_2, j, whole, row)
-        # The softmax of a tile, and the output rescaled, once the PV product of tile ``turn`` has ended.
-        new_max = raise_maxima(scores_2, row_max_2, SOFTCAP * 1.4426950408889634)
-        correction = exp2(row_max_2 - new_max)
-        await_tile(barriers.value_full, turn, STAGES)
-        accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-        weights = weigh(scores_2, new_max, SOFTCAP * 1.4426950408889634)
-        # What each lane holds of the sums so far, and of one more tile.
-        own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
-        row_sum = row_sum * own[:, None] + sum_own(weights)
-        row_max_2 = new_max
-        release(barriers.value_empty, turn, STAGES)
-        accumulator = accumulator * by_row(correction)
-        weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
-        turn += 1
+    accumulator, row_sum, turn, weights = attend_to_rest(
+        first, accumulator, query, tiles, barriers, row, whole, end, turn, scale
+    )
     last_turn = turn
     if end < block_end:
         turn += 1

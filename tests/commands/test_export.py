@@ -270,7 +270,12 @@ def hinted(step, asked):
     return compiled_when_launched(function, shape)
 
 
-MOST_LINES = {"cutile": 300, "gluon": 300, "cdna": 300}  # of a program; and of its host code:
+# Lines of a program, and of its host code. Hopper's are longer: see steps/kernels/README.md.
+MOST_LINES = {
+    "cutile": {"forward": 300, "paged": 300, "backward": 450},
+    "gluon": {"forward": 300},
+    "cdna": {"forward": 300},
+}
 MOST_HOST = {"forward": 155, "paged": 145, "backward": 170}
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 
@@ -278,7 +283,7 @@ ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_is_short_names_nothing_of_the_project_and_tells_which_gpu_it_needs(step, capsys):
     text = program_file(step).read_text(encoding="utf-8")
-    assert text.count("\n") <= MOST_LINES.get(step.backend, math.inf)
+    assert text.count("\n") <= MOST_LINES.get(step.backend, {}).get(step.direction, math.inf)
     assert text[text.index("\ndef expect(") :].count("\n") <= MOST_HOST[step.direction]
     assert not ABOUT_HERE.search(text)
     assert f"python -m steps.export {step.name} " in text
@@ -351,7 +356,8 @@ def test_all_writes_the_chosen_programs(tmp_path, monkeypatch):
     monkeypatch.setattr("steps.exporting.standalone.chosen", lambda: KEPT[:2])
     status, out, err = call("--all")
     assert (status, err) == (0, "") and out.splitlines() == [str(tmp_path / f"{n}.py") for n in ("002_mma", "003_exp2")]
-    assert (tmp_path / "002_mma.py").read_text() == (KERNELS.parent / "kernels" / "002_mma.py").read_text()
+    made, kept = ((folder / "002_mma.py").read_text(encoding="utf-8") for folder in (tmp_path, KERNELS))
+    assert made == kept
 
 
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)

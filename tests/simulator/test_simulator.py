@@ -325,7 +325,7 @@ def test_a_file_is_simulated_as_it_was_edited(capsys, tmp_path):
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
     path.write_text(
-        text.replace("warpgroup_mma_wait(1, deps=[scores])", "warpgroup_mma_wait(2, deps=[scores])"), encoding="utf-8"
+        text.replace("warpgroup_mma_wait(1, deps=[scores", "warpgroup_mma_wait(2, deps=[scores"), encoding="utf-8"
     )
     assert main([str(path)]) == 1
     assert "refused: wait(2) does not wait for this product" in capsys.readouterr().out
