@@ -62,7 +62,7 @@ class Sequence(Pieces):
 def add_to_query(
     d_query, arrays, tiles, barriers, turn, work, padded, aside, part: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums, in the order of blocks."""
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
     variant.sequence.before(barriers, aside, turn, work, part, variant)
     variant.adding.add(d_query, arrays, tiles, turn, work, padded, part, variant)
     variant.sequence.behind(barriers, turn, part, variant)

@@ -151,7 +151,7 @@ class Handover(NamedTuple):
 class Barriers(NamedTuple):
     """mbarriers: complete when TMA has filled a place, and when all parts have used it.
 
-    d_scores_full, d_scores_empty: between parts, when all that write dS have, and when all have multiplied it.
+    d_scores_full: between parts, when all that write dS have. d_scores_empty: when all have multiplied it.
     done: when all parts have read K and V for the last time, and when all have written dK and dV.
     turns: a part's completes when it is its turn to compute weights.
     sums_full, sums_empty: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such

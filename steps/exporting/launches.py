@@ -50,13 +50,12 @@ class Launch:
 
 
 REWRITTEN = (
-    "The tutorial's step also has its PTX rewritten before ptxas sees it: descriptors of wgmma are made where they are "
-    "used, and barriers of warps that nothing needs are taken out, where a comment in the kernel asks for that. This "
-    "takes a hook in Triton, and is faster."
+    "Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That "
+    "makes descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs."
 )
 PAIRED = (
-    "The tutorial's step also has two neighbouring blocks share what TMA brings of keys and values, on this problem. "
-    "This takes PTX that Triton does not write, and is faster."
+    "Not included: on this problem the tutorial's step also has two neighboring blocks share what TMA brings of keys "
+    "and values. This takes PTX that Triton does not write."
 )
 
 

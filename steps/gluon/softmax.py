@@ -30,7 +30,7 @@ def exp2(x):
 
 @gluon.jit
 def hide(scores, first_query, first_key, seq_len_kv, variant: gl.constexpr):
-    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, variant.accumulator))
     key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, variant.accumulator))
     if variant.causal:

@@ -2,6 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
+Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
+autograd.
+
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. It needs PyTorch and cuda-tile.
 
@@ -119,6 +122,8 @@ def check(q, k, v):
     check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
     check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
     check_tensor("v", v, *k.shape)
+    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
+    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
     expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
     expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
 
@@ -155,6 +160,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles = -(-q.shape[2] // TILE_QUERY)  # of queries, a head
     lines = q.shape[0] * q.shape[1]  # heads of all batches

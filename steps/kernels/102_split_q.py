@@ -2,6 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
+Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
+autograd.
+
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
 
@@ -13,6 +16,7 @@ import itertools
 import math
 import statistics
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -55,7 +59,7 @@ def exp2(x):
 
 @gluon.jit
 def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
     key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
     return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
@@ -204,12 +208,18 @@ def check(q, k, v):
     check_tensor("q", q, "batch", "heads", "seq_len_q", D)
     check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
     check_tensor("v", v, *k.shape)
+    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
+    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
     expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
 
-# Triton 3.9 gives Hopper's code to a newer ptxas, which keeps less of such kernels in registers than the other.
-triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+@contextmanager
+def older_ptxas():
+    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
+    with triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+        yield
 
 
 def copyable(x):
@@ -224,6 +234,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     q, k, v = copyable(q), copyable(k), copyable(v)
     if k.stride(2) != v.stride(2):  # the kernel takes one stride for the rows of both
         k, v = (x.clone(memory_format=torch.contiguous_format) for x in (k, v))
@@ -231,7 +242,7 @@ def attention(q, k, v, scale=None):
     grid = (-(-q.shape[2] // TILE_Q), q.shape[1], q.shape[0])  # tiles of queries, heads, batch
     strides = [tuple(x.stride()) for x in (q, k, v, o)]
     arguments = (q, k, v, o, *strides, scale / math.log(2), q.shape[2], k.shape[2])  # the scale is in base 2
-    with torch.cuda.device(q.device):
+    with torch.cuda.device(q.device), older_ptxas():
         fmha[grid](*arguments, num_warps=4, enable_fp_fusion=True)
     return o
 

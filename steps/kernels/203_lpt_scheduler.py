@@ -2,12 +2,14 @@
 
     attention(q, k, v, scale=None) -> o
 
+Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
+autograd.
+
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
 
-The tutorial's step also has its PTX rewritten before ptxas sees it: descriptors of wgmma are made where they are used,
-and barriers of warps that nothing needs are taken out, where a comment in the kernel asks for that. This takes a hook
-in Triton, and is faster.
+Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
+descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 
@@ -30,6 +32,7 @@ import itertools
 import math
 import statistics
 import sys
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -130,7 +133,7 @@ def exp2(x):
 
 @gluon.jit
 def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
     key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
     return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
@@ -444,6 +447,8 @@ def check(q, k, v):
     check_tensor("q", q, "batch", "heads", "seq_len_q", D)
     check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
     check_tensor("v", v, *k.shape)
+    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
+    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
     expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
@@ -473,8 +478,12 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
 
 
-# Triton 3.9 gives Hopper's code to a newer ptxas, which keeps less of such kernels in registers than the other.
-triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+@contextmanager
+def older_ptxas():
+    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
+    with triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+        yield
 
 
 def describable(x):
@@ -495,6 +504,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     q, k, v = describable(q), describable(k), describable(v)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles, lines = -(-q.shape[2] // TILE_Q), q.shape[0] * q.shape[1]  # of a head; heads of all batches
@@ -508,7 +518,7 @@ def attention(q, k, v, scale=None):
         describe(o, 64, 128, SHARED.value),
         *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
     )
-    with torch.cuda.device(q.device):
+    with torch.cuda.device(q.device), older_ptxas():
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
     return o
 

@@ -2,6 +2,9 @@
 
     gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
 
+Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
+autograd.
+
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. It needs PyTorch and cuda-tile.
 
@@ -203,6 +206,8 @@ def check(q, k, v):
     check_tensor("q", q, "batch", "heads", "seq_len_q", HEAD_DIM)
     check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", HEAD_DIM)
     check_tensor("v", v, *k.shape)
+    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
+    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
     expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
     expect(k.shape[2] % TILE_KEY == 0, "k", f"a multiple of {TILE_KEY} keys", k.shape[2])
 
@@ -212,7 +217,12 @@ def check_rest(q, o, lse, do):
     check_tensor("o", o, *q.shape)
     check_tensor("do", do, *q.shape)
     fits = (lse.shape, lse.dtype, lse.device) == (q.shape[:3], torch.float32, q.device)
-    expect(fits, "lse", f"torch.float32 {list(q.shape[:3])}", f"{lse.dtype} {list(lse.shape)}")
+    expect(
+        fits,
+        "lse",
+        f"torch.float32 {list(q.shape[:3])} on {q.device}",
+        f"{lse.dtype} {list(lse.shape)} on {lse.device}",
+    )
 
 
 OF_ROWS = ct.kernel(prepare)
@@ -225,6 +235,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     check(q, k, v)
     check_rest(q, o, lse, do)
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     row_sum = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     rows = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])

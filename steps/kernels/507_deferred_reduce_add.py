@@ -2,12 +2,14 @@
 
     gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
 
+Tensors are [batch, heads, length, head_dim]. There is no autograd. Blocks add to dQ in any order: its last bits differ
+from call to call.
+
 Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
 is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
 
-The tutorial's step also has its PTX rewritten before ptxas sees it: descriptors of wgmma are made where they are used,
-and barriers of warps that nothing needs are taken out, where a comment in the kernel asks for that. This takes a hook
-in Triton, and is faster.
+Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
+descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there.
 
@@ -31,6 +33,7 @@ import itertools
 import math
 import statistics
 import sys
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -259,8 +262,8 @@ class Tiles(NamedTuple):
 class Barriers(NamedTuple):
     """mbarriers: complete when TMA has filled a place, and when all parts have used it.
 
-    d_scores_full: between parts, when all that write dS have, and when all have multiplied it. done: when all parts
-    have read K and V for the last time, and when all have written dK and dV.
+    d_scores_full: between parts, when all that write dS have. done: when all parts have read K and V for the last time,
+    and when all have written dK and dV.
     """
 
     keys_full: object
@@ -300,7 +303,7 @@ def in_fours(d_query):
 
 @gluon.jit
 def add_to_query(d_query, tiles, part: gl.constexpr):
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums, in the order of blocks."""
+    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
     # Store a part's dQ when TMA has read the last one. It is asked to add it when the next scores are under way.
     tma.store_wait(0)
     # Store a part's dQ where TMA reads it. A fence must follow.
@@ -839,6 +842,8 @@ def check(q, k, v):
     check_tensor("q", q, "batch", "heads", "seq_len_q", D)
     check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
     check_tensor("v", v, *k.shape)
+    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
+    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
     expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
@@ -848,11 +853,20 @@ def check_rest(q, o, lse, do):
     check_tensor("o", o, *q.shape)
     check_tensor("do", do, *q.shape)
     fits = (lse.shape, lse.dtype, lse.device) == (q.shape[:3], torch.float32, q.device)
-    expect(fits, "lse", f"torch.float32 {list(q.shape[:3])}", f"{lse.dtype} {list(lse.shape)}")
+    expect(
+        fits,
+        "lse",
+        f"torch.float32 {list(q.shape[:3])} on {q.device}",
+        f"{lse.dtype} {list(lse.shape)} on {lse.device}",
+    )
 
 
-# Triton 3.9 gives Hopper's code to a newer ptxas, which keeps less of such kernels in registers than the other.
-triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+@contextmanager
+def older_ptxas():
+    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
+    with triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
+        yield
 
 
 def describable(x):
@@ -881,6 +895,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     check(q, k, v)
     check_rest(q, o, lse, do)
     scale = 1 / math.sqrt(D) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     q, k, v, o, do = (describable(x) for x in (q, k, v, o, do))
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     (batch, heads, seq_len_q, _), (_, kv_heads, seq_len_kv, _) = q.shape, k.shape
@@ -916,7 +931,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
     )
     how = {"enable_fp_fusion": True}
     early = {**how, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
-    with torch.cuda.device(q.device):
+    with torch.cuda.device(q.device), older_ptxas():
         prepare[rows](*preparing, num_warps=4, **how)
         own = (blocks, kv_heads, batch)
         fmha_backward[own](*arguments, num_warps=4, **early)

@@ -2,6 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
+Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
+autograd.
+
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
 launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
 
@@ -106,7 +109,7 @@ def tiles_to_visit(first_query, seq_len_kv):
 
 @gluon.jit
 def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or there is no key."""
+    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
     key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
     return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
@@ -218,6 +221,8 @@ def check(q, k, v):
     check_tensor("q", q, "batch", "heads", "seq_len_q", D)
     check_tensor("k", k, q.shape[0], "kv_heads", "seq_len_kv", D)
     check_tensor("v", v, *k.shape)
+    expect(q.device == k.device == v.device, "k and v", f"tensors on {q.device}", f"{k.device} and {v.device}")
+    expect(min(*q.shape, *k.shape) > 0, "q and k", "no length of 0", f"{list(q.shape)} and {list(k.shape)}")
     expect(q.shape[1] == k.shape[1], "q", f"as many heads as k, {k.shape[1]}", q.shape[1])
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
@@ -234,6 +239,7 @@ def attention(q, k, v, scale=None):
     """softmax(scale * q @ k^T) @ v, as q. scale: above 0; None means 1 / sqrt(head_dim)."""
     check(q, k, v)
     scale = 1 / math.sqrt(D) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     q, k, v = copyable(q), copyable(k), copyable(v)
     if k.stride(2) != v.stride(2):  # the kernel takes one stride for the rows of both
         k, v = (x.clone(memory_format=torch.contiguous_format) for x in (k, v))

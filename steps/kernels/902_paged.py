@@ -2,6 +2,8 @@
 
     paged(q, k_pages, v_pages, page_table, lengths, scale=None) -> o
 
+There is no autograd.
+
 Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head of keys and values, pages of 64. Batch,
 heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
 It needs PyTorch and cuda-tile.
@@ -184,6 +186,7 @@ def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
 def decode(q, sources, kv_heads, seq_len_kv, scale):
     """Attention of q. sources: what the kernel reads beside it."""
     scale = 1 / math.sqrt(HEAD_DIM) if scale is None else scale
+    expect(scale > 0, "scale", "a number above 0", scale)
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     groups = kv_heads * -(-GROUP // 8)  # tiles of rows of a sequence
     by_group = (kv_heads, GROUP)  # heads, as the kernels see them
