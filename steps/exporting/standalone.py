@@ -96,16 +96,14 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
     if problem.group_size > 1:
         compiled_in += [f"{problem.group_size} query heads for each head of keys and values"]
     compiled_in += [f"pages of {problem.page_size}"] if problem.page_size else []
-    seen = (
-        "Query i sees keys 0 to i, also where the lengths differ. " if problem.causal and not problem.page_size else ""
-    )
-    summed = getattr(step, "deterministic", True)
+    told = "" if problem.page_size else "Tensors are [batch, heads, length, head_dim]. "
+    if problem.causal and not problem.page_size:
+        told += "Query i sees keys 0 to i, also where the lengths differ. "
+    if not getattr(step, "deterministic", True):
+        told += "Blocks add to dQ in any order, so its last bits vary. "
     paragraphs = [
-        ("" if problem.page_size else f"Tensors are [batch, heads, length, head_dim]. {seen}")
-        + "There is no autograd."
-        + ("" if summed else " Blocks add to dQ in any order: its last bits differ from call to call."),
         f"Compiled in: {', '.join(compiled_in)}. Batch, heads and lengths may be others, as far as the checks say; the "
-        "launch is chosen for the problem at the end of this file. It needs PyTorch and "
+        f"launch is chosen for the problem at the end of this file. {told}There is no autograd. It needs PyTorch and "
         f"{'cuda-tile' if step.backend == 'cutile' else 'Triton 3.9'}.",
         *launch.left_out,
     ]

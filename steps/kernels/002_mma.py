@@ -2,11 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
-Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
-autograd.
-
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. It needs PyTorch and cuda-tile.
+launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
+keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 2 mma (Fused, tensor cores) of the FMHA tutorial by
 python -m steps.export mma --head-dim 128 --seq-len 4096 --dtype float16 --causal

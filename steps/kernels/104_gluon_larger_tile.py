@@ -2,10 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
-Tensors are [batch, heads, length, head_dim]. There is no autograd.
-
 Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. There is no
+autograd. It needs PyTorch and Triton 3.9.
 
 Made from step 104 gluon_larger_tile (A larger tile) of the FMHA tutorial by
 python -m steps.export gluon_larger_tile --head-dim 128 --seq-len 8192 --dtype float16 --no-causal

@@ -2,11 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
-Tensors are [batch, heads, length, head_dim]. Query i sees keys 0 to i, also where the lengths differ. There is no
-autograd.
-
 Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
+keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
 Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
 descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.

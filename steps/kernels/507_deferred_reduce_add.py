@@ -2,11 +2,9 @@
 
     gradients(q, k, v, o, lse, do, scale=None) -> dq, dk, dv
 
-Tensors are [batch, heads, length, head_dim]. There is no autograd. Blocks add to dQ in any order: its last bits differ
-from call to call.
-
 Compiled in: head_dim 64, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the launch
-is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Blocks add to dQ in any
+order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 3.9.
 
 Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
 descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.

@@ -2,10 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
-Tensors are [batch, heads, length, head_dim]. There is no autograd.
-
 Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be others, as far as the checks say; the
-launch is chosen for the problem at the end of this file. It needs PyTorch and Triton 3.9.
+launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. There is no
+autograd. It needs PyTorch and Triton 3.9.
 
 Roles are called by their functions, with a number. TMA arrives when its bytes are there. tcgen05 arrives when a product is complete.
 

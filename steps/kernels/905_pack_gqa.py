@@ -2,11 +2,9 @@
 
     attention(q, k, v, scale=None) -> o
 
-Tensors are [batch, heads, length, head_dim]. There is no autograd.
-
 Compiled in: head_dim 128, bfloat16, no mask, 8 query heads for each head of keys and values. Batch, heads and lengths
-may be others, as far as the checks say; the launch is chosen for the problem at the end of this file. It needs PyTorch
-and cuda-tile.
+may be others, as far as the checks say; the launch is chosen for the problem at the end of this file. Tensors are
+[batch, heads, length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
