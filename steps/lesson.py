@@ -139,6 +139,8 @@ class Lesson:
             return [f"{self.step.shown} ({error}). {where}.", code(text)]
         holes = [f"- `{change}`" for change in dataclasses.replace(self.step, previous=self.previous).key_changes()]
         changes = "\n".join(["What changes:", "", *holes])
+        if self.step.backend == "hopper" and before != text:
+            changes = ""  # names of functions, which the difference shows
         if before == text:
             told = "For this problem the kernel reads as before: what changes is how it is compiled or launched. "
             return [changes, told + where + "."]
@@ -170,7 +172,7 @@ class Lesson:
                 rows.append(
                     [f"{name} (deleted)", gone.change, m.previous, None, None, tables.tflops(m), tables.vs_previous(m)]
                 )
-        headers = ["", "what it does", "stands on", "registers", "spilled, bytes", "TFLOPS", "vs what it stands on"]
+        headers = ["", "what it does", "builds on", "registers", "spilled, bytes", "TFLOPS", "vs what it builds on"]
         where = f"TFLOPS were recorded: {tables.origin(self.recorded)}." if self.recorded else ""
         return Page(table(headers, rows), where)
 
@@ -232,7 +234,7 @@ class Lesson:
             return self._lost()
         last = timed[-1]
         told = f"The path so far on {tables.origin(self.recorded)}, as recorded."
-        told += f" Step {last.label} has {plots.share_of(last, sdpa):.0%} of SDPA's speed."
+        told += f" Step {last.label} has {last.tflops / sdpa.tflops:.0%} of SDPA's speed."
         return Page(told, plots.path(timed, sdpa), *self._lost().parts)
 
     def _lost(self) -> Page:
@@ -248,11 +250,12 @@ class Lesson:
         ]
         if taken:
             why = limits.explain(taken, limit.seconds, before.counters)
+            added = "" if limit.overlapped else " (products and softmax take turns here, so their times add)"
             parts.append(
-                f"At least {1000 * limit.seconds:.3g} ms by the model, at SDPA's clock, and {1000 * taken:.3g} ms "
-                f"measured: {why}."
+                f"At least {1000 * limit.seconds:.3g} ms by the model{added}, at SDPA's clock, and "
+                f"{1000 * taken:.3g} ms measured: {why}."
             )
-        return Page(*parts, f"What the model advises: {limit.advice}.")
+        return Page(*parts)
 
     def traffic(self, step: Step | None = None) -> Page:
         """What a step made of PyTorch calls moves through device memory, beside what attention must move."""
@@ -265,11 +268,12 @@ class Lesson:
         if gpu:
             moved, read = 2000 * held / gpu.bandwidth, 1000 * least / gpu.bandwidth
             products = 1000 * limits.floor(self.problem, gpu, pass_of(step)).units["tensor cores"]
-            parts.append(
-                f"Each intermediate matrix is written and read at least once. At {gpu.name}'s "
-                f"{gpu.bandwidth / 1e12:.3g} TB/s that alone takes {moved:.3g} ms; reading the inputs and writing the "
-                f"output takes {read:.2g} ms, and the matrix products on the tensor cores {products:.2g} ms."
-            )
+            told = f"At {gpu.name}'s {gpu.bandwidth / 1e12:.3g} TB/s reading the inputs and writing the output takes "
+            told += f"{read:.2g} ms, and the matrix products on the tensor cores take {products:.2g} ms."
+            if held:
+                told += " Each intermediate matrix is written and read at least once, which takes another "
+                told += f"{moved:.3g} ms."
+            parts.append(told)
         return Page(*parts)
 
     def predict(self, guess: float | str | None = None) -> Page:
@@ -412,7 +416,7 @@ class Lesson:
             found.append(f"Times as fast as SDPA: {tables.factor(now.speedup_vs_baseline)}.")
         if ratio := now.speedup_vs_previous if self.rival is self.previous else now.speedup_vs_baseline:
             found.append(self._scored(ratio.median))
-        return Page(where, figure, " ".join(found))
+        return Page(where, figure, " ".join(found), MEDIANS if found else "")
 
     def _timed_elsewhere(self) -> str:
         """The problems on which this step is recorded."""
@@ -592,12 +596,12 @@ class Lesson:
             )
             rows.append(["vs this step", "", tables.vs_previous(measured[1])])
         else:
-            rows.append(["TFLOPS", "take a GPU", ""])
+            rows.append(["TFLOPS", "needs a GPU", ""])
         return Page(table([f"for {self.arch}", self.step.label, what], rows))
 
 
 FIGURES = [
-    ("registers a thread", "registers"),
+    ("registers a thread, at launch", "registers"),
     ("threads a block", "threads"),
     ("shared memory, bytes", "shared_bytes"),
     ("spilled, bytes", "spilled_bytes"),
@@ -607,6 +611,7 @@ FIGURES = [
     ("hot loop, a K/V tile", "hot_loop_instructions"),
 ]
 SHOWN = 5  # rows of evidence
+MEDIANS = "A bar is the median of all rounds. A ratio is the median of the ratios inside each round, so it may differ."
 AROUND = 3  # lines around what changed
 FINDINGS = 2  # of the simulator that are shown whole
 
@@ -668,7 +673,7 @@ def machine(recorded: Run | None) -> Page:
     here = compilers(describe_versions())
     if recorded and recorded.compilers and recorded.compilers != here:
         told += f" Machine code here is that of {here}. The timed kernels were made by {recorded.compilers}, "
-        told += "and code of one compiler explains no time of another's."
+        told += "so the code that was timed may differ from the code on this page."
     return Page(told)
 
 

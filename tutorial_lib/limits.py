@@ -138,7 +138,7 @@ def explain(measured: float, predicted: float, counters: dict | None, traced: bo
     if off > NOISE:
         return "faster than the model allows: it is wrong here"
     if off >= -TOLERANCE:
-        return "the model is within 25 % of it"
+        return f"the model explains {predicted / measured:.0%} of it"
     if not counters:
         return "slower than throughput explains, and no counters were recorded"
     return (

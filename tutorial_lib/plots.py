@@ -170,17 +170,12 @@ def tflops_by_step(run: Run, highlight: str | None = None):
     return figure
 
 
-def share_of(m: Measurement, baseline: Measurement) -> float:
-    """A step's speed as a share of the baseline's: inside the rounds where both were timed in the same."""
-    return m.speedup_vs_baseline.median if m.speedup_vs_baseline else m.tflops / baseline.tflops
-
-
 def path(steps: Sequence[Measurement], baseline: Measurement, others: Sequence[Measurement] = ()):
     """A bar a step, from the first to the last of a path; SDPA and other libraries as lines. Returns a Figure."""
     figure, axes = figure_with_axes(6.4, 0.7 + 0.26 * len(steps))
     axes.barh(range(len(steps)), [m.tflops for m in steps], 0.7, color=[PALE] * (len(steps) - 1) + [BLUE])
     for y, m in enumerate(steps):
-        told = f"{m.tflops:.0f} ({share_of(m, baseline):.0%})"
+        told = f"{m.tflops:.0f} ({m.tflops / baseline.tflops:.0%})"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line strikes a figure through
         axes.annotate(told, (m.tflops, y), (3, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
     axes.set_yticks(range(len(steps)), [m.label for m in steps], fontsize=8)

@@ -132,7 +132,7 @@ def test_what_is_not_known_is_not_guessed():
 
 
 def test_a_prediction_that_is_off_is_explained():
-    assert explain(1.0, 0.8, None) == "the model is within 25 % of it"
+    assert explain(1.0, 0.8, None) == "the model explains 80% of it"
     assert "no counters were recorded" in explain(1.0, 0.5, None)
     assert "wrong here" in explain(1.0, 2.0, None)
     counters = {"issue_active_pct": 31.0, "tensor_pct": 64.0}
