@@ -107,8 +107,8 @@ class Lesson:
         if not (self.never_timed and (why := _part(self.step).untimed)):
             return machine(None if self.never_timed else self.recorded)
         return Page(
-            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. What this chapter says "
-            "of time is a model's word.**"
+            f"**Compiled for {self.step.made_for} and simulated on the CPU, not timed: {why}. All times in this "
+            "chapter come from a model.**"
         )
 
     def _ipython_display_(self) -> None:

@@ -37,10 +37,10 @@ class LessonTogether(Lesson):
     def machine(self) -> Page:
         where = "**Executed on a CPU, in several processes."
         if self.recorded is None:
-            return Page(f"{where} Not timed. What this chapter says of time is a model's word.**")
+            return Page(f"{where} Not timed. All times in this chapter come from a model.**")
         return Page(
-            f"{where} Timings shown were recorded on {self.recorded.where}. What this chapter says of other "
-            "numbers of GPUs, and of other links, is a model's word.**"
+            f"{where} Timings shown were recorded on {self.recorded.where}. Times for other numbers of GPUs, "
+            "and for other links, come from a model.**"
         )
 
     def _kernels(self) -> list[str | Html]:
@@ -98,7 +98,7 @@ class LessonTogether(Lesson):
         return Page(told, table(["step", "bytes that a rank sends", "error (SDPA's)", "correct"], rows))
 
     def time(self) -> Page:
-        """The steps as recorded, beside the model's word; and what to run where there are several GPUs."""
+        """The steps as recorded, beside the model's; and what to run where there are several GPUs."""
         names = ",".join(step.asked_as for step in PARALLEL if step.direction == self.step.direction)
         shape = f"--seq-len {self.problem.seq_len_q} --heads {self.problem.heads} --kv-heads {self.problem.kv_heads}"
         backward = " --direction backward" if self.step.direction == "backward" else ""

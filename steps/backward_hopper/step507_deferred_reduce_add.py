@@ -141,7 +141,7 @@ STEP = DELTA_ACCUMULATOR.evolve(
     name="deferred_reduce_add",
     previous=step506_coalesced_atomics.STEP,
     title="dQ added a tile later",
-    change="Kernels launch early, fences follow products, no ping-pong, and dQ is added an iteration later.",
+    change="Kernels launch early, fences follow products, no ping-pong; at head_dim 64 dQ is added an iteration later.",
     adding_unmasked=adding.FOURS_LATER,
     default_problem=standard(4096, 64, causal=False),
 )

@@ -70,7 +70,7 @@ SCALED_QUERY = STEP.evolve(
 VOTE = SCALED_QUERY.evolve(
     name="vote",
     title="Rescaled by a vote",
-    change="A wave rescales its output only if some row's maximum has grown by more than 2^8.",
+    change="A wave rescales its output only if some row's maximum has grown by more than a factor of 2^8.",
     inside="direct_to_lds",
     threshold=8.0,
 )

@@ -252,7 +252,7 @@ class Turns(Pieces):
 
 @gluon.jit
 def take_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
-    """Wait until it is this part's turn to issue products, for the n-th time. Part 0 has the first turn."""
+    """Wait until it is this part's turn, for the n-th time. Part 0 has the first turn."""
     FIRST: gl.constexpr = 1 if part == 0 else 0
     mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
 
