@@ -54,7 +54,7 @@ STEP = CORRECTION_WARPGROUP.evolve(
     name="lazy_rescaling",
     previous=step601_warp_roles.STEP,
     title="Lazy rescaling",
-    change="A correction warpgroup rescales the output, only if a row's maximum has grown by more than a factor of 2^8.",
+    change="A correction warpgroup rescales the output, only if some maximum has grown by more than a factor of 2^8.",
     roles=Roles(correction=Correction(threshold=8.0)),
 )
 
