@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, check_file, parser_of, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_file, check_one_of, parser_of, whole_number
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -36,9 +36,13 @@ def run(options: argparse.Namespace) -> int:
     from steps import get_step
     from steps.core.ladder import program_file
     from steps.exporting.standalone import chosen, standalone
+    from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES
     from tutorial_lib.files import write_whole
 
-    if options.all == bool(options.step):
+    others = {name: value for name, value in vars(options).items() if name not in ("all", "step") and value is not None}
+    if options.all and (options.step or others):
+        raise BadRequest("argument --all: takes no step and no other argument")
+    if not (options.all or options.step):
         raise BadRequest("name a step, or ask for --all")
     if options.all:
         for step in chosen():
@@ -46,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
             write_whole(path, standalone(step, step.default_problem))
             print(path)
         return 0
-    if options.arch == "cpu":
-        raise BadRequest("argument --arch: must be a GPU's, such as sm_90, got cpu")
+    check_one_of("--arch", options.arch, (*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES))
     try:
         step = get_step(options.step)
         asked = {"head_dim": options.head_dim, "dtype": options.dtype, "causal": options.causal}

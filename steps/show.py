@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tutorial_lib.command import BadRequest, as_command, check_file, make_console, parser_of, whole_number
+from tutorial_lib.command import BadRequest, as_command, check_file, check_one_of, make_console, parser_of, whole_number
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,8 +38,10 @@ def run(options: argparse.Namespace) -> int:
 
     from steps import Unsupported, get_step
     from steps.writing.written import places, without_title, written_out
+    from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES
     from tutorial_lib.files import write_whole
 
+    check_one_of("--arch", options.arch, (*CUTILE_ARCHITECTURES, *AMD_ARCHITECTURES, "cpu"))
     try:
         step = get_step(options.step)
         other = get_step(options.against) if options.against else step.previous
@@ -53,8 +55,11 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if options.where:
+        if options.output or options.against:
+            raise BadRequest("argument --where: takes neither --output nor --against")
         if step.several:
             raise BadRequest(f"argument --where: step {step.label} computes over several GPUs; its file is its source")
+        print(f"Step {step.label}, for {problem.describe()}:")
         for name, where, said in places(step, problem, options.arch):
             print(f"{where:<48}{name}", f"{'':<6}{said}" if said else "", sep="\n" if said else "")
         return 0

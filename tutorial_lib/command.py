@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,7 +90,15 @@ def check_file(option: str, path: Path) -> None:
     """Raises BadRequest when no file can be written to ``path``, which ``option`` named; makes nothing."""
     if path.is_dir():
         raise BadRequest(f"argument {option}: must be a file, got the folder {path}")
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise BadRequest(f"argument {option}: must be a file, got {path}, which is none")
     check_writable(option, path.parent)
+
+
+def check_one_of(option: str, value: str | None, known: Sequence[str]) -> None:
+    """Raises BadRequest for a value of ``option`` that is none of these; None is not given."""
+    if value is not None and value not in known:
+        raise BadRequest(f"argument {option}: must be one of {', '.join(known)}, got {value!r}")
 
 
 def make_console(**settings):

@@ -278,7 +278,10 @@ def _by_triton(source, how: dict, arch: str):
     try:
         return triton.compile(source, **how)
     except Exception as error:  # whatever its passes, ptxas and LLVM raise
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        told = error
+        while isinstance(told, triton.CompilationError) and told.__cause__ is not None:
+            told = told.__cause__  # a mistake in the kernel, of which the outer errors tell the line alone
+        lines = [line for line in str(told).splitlines() if line.strip()] or [type(told).__name__]
         why = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0])
         raise CompilerError(f"Triton failed for {arch}: {why.strip()}") from error
 

@@ -14,7 +14,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     Text is written in UTF-8; a byte of a file's name in it that Python could not decode, as it was.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # a link stays, and what it leads to is written
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -71,7 +71,7 @@ def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
     if problem.lengths is not None:
-        raise Unsupported(f"step {step.label} cannot be exported for packed sequences: choose a problem without them")
+        raise Unsupported(f"step {step.label} cannot be exported: its own problem has packed sequences")
     launch = launch_of(step.configured(problem, arch), problem, arch)
     texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     merged, names = joined({name: without_docstring(text) for name, text in texts.items()})

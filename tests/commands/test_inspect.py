@@ -14,6 +14,7 @@ from steps import get_step
 from steps.core.problems import HEADLINE as EVEN
 from steps.core.recorded import read_survey
 from steps.inspect import difference, main
+from steps.writing.written import written_out
 from tests.core.test_one_change import CUTILE
 from tests.expected import same_compilers
 from tests.selection import sampled
@@ -184,3 +185,12 @@ def test_differences_are_put_in_words():
     assert difference(200, 150) == "-25 %"
     assert difference(1000, 999) == "+0 %"  # not "-0 %"
     assert difference(None, 5) == ""
+
+
+def test_a_name_that_is_not_there_is_told(tmp_path):
+    """Of a file that somebody edited; Triton's outermost error tells the line alone."""
+    path = tmp_path / "mine.py"
+    text = written_out(get_step("producer"), get_step("producer").default_problem)
+    path.write_text(text.replace("warpgroup_mma_wait(0", "warpgroup_mma_waits(0", 1), encoding="utf-8")
+    _, _, err = call(str(path))
+    assert "Triton failed for sm_90: NameError('warpgroup_mma_waits is not defined')" in err

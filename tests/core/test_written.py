@@ -191,10 +191,13 @@ def test_every_part_is_written_out():
 
 def test_where_the_functions_of_a_step_stand_is_listed(capsys):
     assert show.main(["next_softmax_first", "--where"]) == 0
-    listed = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    told, *lines = capsys.readouterr().out.splitlines()
+    assert told == f"Step 208 next_softmax_first, for {get_step('next_softmax_first').default_problem.describe()}:"
+    listed = [line.split() for line in lines if not line.startswith(" ")]
     assert listed[0][1] == "fmha" and {"consume", "attend_to_rest"} <= {name for _, name in listed}
     for where, name in listed:
         file, _, line = where.partition(":")
         found = (ROOT.parent / file).read_text(encoding="utf-8").split("\n")[int(line) - 1 :]
         assert any(f"def {name}(" in text for text in found[:4]), where  # behind decorators
-    assert show.main(["ring", "--where"]) == 2 and "argument --where" in capsys.readouterr().err
+    for asked in (["ring", "--where"], ["exp2", "--where", "--output", "mine.py"], ["exp2", "--where", "--arch", "90"]):
+        assert show.main(asked) == 2 and capsys.readouterr().err.startswith("steps.show: argument --")

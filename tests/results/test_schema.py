@@ -459,3 +459,9 @@ def test_every_record_is_read_by_todays_names():
     assert "one GPU alone, by step 207 kv_multicast" in together
     for names in (searched, trained, opinions, agreeing, surveyed):
         assert names and set(names) - {"flash_attn_4", "sdpa_cudnn"} <= ladder | {"one_loop"}
+
+
+def test_a_file_behind_a_link_is_written_and_the_link_stays(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text(encoding="utf-8") == "new"
