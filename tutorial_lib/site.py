@@ -69,6 +69,8 @@ def write_site(notebooks: Path, folder: Path) -> list[Path]:
             with patch_docutils(), docutils_namespace():
                 told = {"status": None, "warning": warnings, "parallel": os.cpu_count() or 1}
                 made = Sphinx(source, None, folder, kept, "html", OPTIONS, **told)
+                # Else myst-nb leaves the figures of the outputs, which pages have copies of, beside the site.
+                made.env.mystnb_config = made.env.mystnb_config.copy(output_folder=str(kept / "outputs"))
                 made.build(force_all=True)
         except SphinxError as error:
             raise SiteError(str(error)) from None

@@ -406,6 +406,7 @@ of_the_site = sampled(core=lambda series: series == "three chapters")
 def test_the_site_has_all_chapters_needs_no_network_and_its_links_lead_somewhere(series):
     pages, course = series
     folder = pages[0].parent
+    assert not (folder.parent / "jupyter_execute").exists()
     more = {*site.MORE} if course == notebooks.NOTEBOOKS else set()
     assert {page.stem for page in pages} == {"index", *more, *(path.stem for path in notebooks.sources(course))}
     for page in pages:
