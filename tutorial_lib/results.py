@@ -322,15 +322,6 @@ class Run(_Record):
         found = self.together(m, other)
         return split(found.rounds, m.name, other.name) if found else None
 
-    def sustained_speedup(self, m: Measurement, other: Measurement) -> Speedup | None:
-        """As ``speedup``, in the load that goes on."""
-        pairs = [
-            (r.latency_ms[other.name], r.latency_ms[m.name])
-            for r in self.sustained
-            if {m.name, other.name} <= set(r.latency_ms)
-        ]
-        return speedup_of(timing.speedup(*zip(*pairs)), m, other) if pairs else None
-
     def shared_rounds(self) -> int:
         """In how many rounds another process must have used the GPU, by the clocks that the matrix product took.
 
