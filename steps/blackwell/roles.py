@@ -23,7 +23,7 @@ from steps.blackwell.together import (
     store_output,
     store_sums,
 )
-from steps.gluon.softmax import tiles_to_visit
+from steps.gluon.softmax import LEAST, tiles_to_visit
 from steps.hopper.lib import await_tile
 
 
@@ -143,7 +143,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
         place, head = place_of(n, work, variant)
         whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
         first_query = place.row + part * variant.rows
-        row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+        row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
         row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
         # Two loops from one text: over whole tiles, and over those that need the mask.
         for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):

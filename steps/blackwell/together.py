@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from steps.blackwell.columns import issue_output, issue_scores, rescale, to_panels, to_shared_memory, weights_of
 from steps.blackwell.softmax import add_up, hide, next_maxima, weigh
 from steps.blackwell.taking import numbered
-from steps.gluon.softmax import store_lse, tiles_to_visit
+from steps.gluon.softmax import LEAST, store_lse, tiles_to_visit
 from steps.hopper.lib import Place, await_tile, fetch, position
 
 
@@ -128,7 +128,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
     scores_at = columns.scores.index(0)
     weights_at = weights_of(columns, 0, tiles.key.dtype, variant)
     output_at = columns.output.index(0)
-    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
     row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
     mbarrier.wait(barriers.query_full.index(0), 0)
     # Two loops from one text: over whole tiles, and over those that need the mask.

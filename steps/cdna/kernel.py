@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from steps.cdna.memory import fetch, load_queries, read, store_rows
 from steps.cdna.softmax import rescale, softmax
-from steps.gluon.softmax import hide, store_lse, tiles_to_visit
+from steps.gluon.softmax import LEAST, hide, store_lse, tiles_to_visit
 
 
 @gluon.jit
@@ -101,7 +101,7 @@ def fmha(
     if variant.stages is not None:
         async_copy.wait_group(AHEAD - 1)  # in the loop, a turn waits for the tile of the next one
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulator = no_sum(TILE_QUERY, HEAD_DIM, variant)  # not yet normalised
 

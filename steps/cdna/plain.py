@@ -12,6 +12,7 @@ import triton.language as tl
 from steps.cdna.skeleton import AmdStep
 from steps.core.fused import hole
 from steps.core.tiles import Tile
+from steps.gluon.softmax import LEAST
 from tutorial_lib.problem import Problem
 
 
@@ -68,7 +69,7 @@ def fmha(
     Q += first_query.to(tl.int64) * q_strides[2]
     Out += first_query.to(tl.int64) * o_strides[2]
     q = tl.load(Q + (row[:, None] * q_strides[2] + column[None, :]), mask=inside[:, None], other=0.0)
-    row_max = tl.full([TILE_QUERY], float("-inf"), tl.float32)
+    row_max = tl.full([TILE_QUERY], LEAST, tl.float32)
     row_sum = tl.full([TILE_QUERY], 0.0, tl.float32)
     accumulator = tl.full([TILE_QUERY, variant.head_dim], 0.0, tl.float32)  # not yet normalised
 

@@ -100,7 +100,7 @@ EXERCISE = WgmmaLoop(
     solution="""
 def attend(query, arrays, tiles, barriers, place, turn, scale):
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
     none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from steps.gluon import names  # noqa: F401
-from steps.gluon.softmax import hide, softmax, store_lse, sum_own, tiles_to_visit
+from steps.gluon.softmax import LEAST, hide, softmax, store_lse, sum_own, tiles_to_visit
 
 
 @gluon.jit
@@ -162,7 +162,7 @@ def fmha(
             copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
             async_copy.commit_group()
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     if variant.defer_sum:
         row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
     else:

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
 from steps.gluon import names  # noqa: F401
-from steps.gluon.softmax import hide, softmax, tiles_to_visit, with_maxima
+from steps.gluon.softmax import LEAST, hide, softmax, tiles_to_visit, with_maxima
 from steps.hopper.lib import (
     Arrays,
     Barriers,
@@ -47,7 +47,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, variant: gl.const
     TILE_KEY: gl.constexpr = variant.tile.key
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
     row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
     accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
     whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)

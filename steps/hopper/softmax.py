@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from steps.core.fused import Pieces
-from steps.gluon.softmax import exp2, hide, sum_own
+from steps.gluon.softmax import LEAST, exp2, hide, sum_own
 
 
 @gluon.jit
@@ -78,10 +78,7 @@ def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
 def no_maxima(variant: gl.constexpr):
     """Maxima [query] before the first tile of keys."""
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    if variant.window:  # a tile may hide all its keys from a row, and minus infinity less itself would be NaN
-        return gl.full([variant.rows], -1e38, gl.float32, ROW)
-    else:
-        return gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    return gl.full([variant.rows], LEAST, gl.float32, ROW)
 
 
 # --- maxima ---
