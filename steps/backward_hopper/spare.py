@@ -50,7 +50,7 @@ def lines_ahead(variant: gl.constexpr):
 
 
 @gluon.jit
-def turns_before(j, tiles, variant: gl.constexpr):
+def iterations_before(j, tiles, variant: gl.constexpr):
     """Turns that the first j blocks of a head take, of so many tiles of queries."""
     j, tiles = j.to(gl.int64), tiles.to(gl.int64)
     if variant.causal:
@@ -70,8 +70,8 @@ def own_share(pieces, rate, work, variant: gl.constexpr):
     """
     tiles = work.first + work.a_head
     j = work.key_row // variant.tile.key
-    first = turns_before(j, tiles, variant) * rate >> 16
-    end = turns_before(j + 1, tiles, variant) * rate >> 16
+    first = iterations_before(j, tiles, variant) * rate >> 16
+    end = iterations_before(j + 1, tiles, variant) * rate >> 16
     return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
 
 
@@ -103,9 +103,9 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
     variant.begin.wait()
     line = own_line(work) + lines_ahead(variant)
     if line < gl.num_programs(1) * gl.num_programs(2):
-        place = tiles.zeros.reshape([ROWS, COLUMNS])
+        slot = tiles.zeros.reshape([ROWS, COLUMNS])
         for n in gl.static_range(ROWS // 8):
-            place.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
+            slot.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
         fence_async_shared()
         pieces = padded // ROWS
         j = work.key_row // variant.tile.key
@@ -166,8 +166,8 @@ def scale_behind(arrays, tiles, barriers, work, scale, padded, aside, n: gl.cons
         first, end = own_share(aside.padded // ROWS, aside.rates[1], work, variant)
         if first < end:
             added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
-            parts = gl.num_programs(0) * variant.parts
-            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
+            additions = gl.num_programs(0) * variant.warpgroups
+            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
         for piece in range(first, end):
             scale_rows(aside, piece * ROWS, line % work.heads, line // work.heads, work, scale, variant)
 
@@ -183,12 +183,12 @@ def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
 
     # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added (see shared_fours) ---
-    place = row[:, None] * D + column[None, :]
+    offset = row[:, None] * D + column[None, :]
     if variant.adding.by_tma:
-        place = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
-        place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
+        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     line = batch.to(gl.int64) * work.heads + head
-    sums = gl.load(aside.sums + line * aside.padded * D + place)
+    sums = gl.load(aside.sums + line * aside.padded * D + offset)
 
     # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further (see adding.py) ---
     column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)

@@ -69,7 +69,7 @@ DQ_WRITER_WARP = step504_backward_ping_pong.CONFLICT_FREE_LAYOUT.evolve(
     change="A dedicated warp waits until its block may add, has TMA add to dQ, and lets the next block go.",
     inside="fast_deterministic",
     generation=spare.fmha_backward,
-    sequence=adding.IN_TURN,
+    sequence=adding.IN_ORDER,
     sections=False,
     helpers=adding.ADDER,
 )

@@ -37,17 +37,17 @@ class Variant:
     causal: bool
     ragged: bool  # the last tile of keys is not full
     unseen: bool  # kernels begin early, and there are blocks that take no turn: no query sees their keys
-    parts: int  # that compute for themselves, of WARPS / parts warps each
+    warpgroups: int  # that compute for themselves, of WARPS / parts warps each
     sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     section: int  # blocks of a section, about, where blocks begin in sections
     ahead: int  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
     compute: Callable  # of a turn, where warpgroups compute together
     consume: Callable  # of a part
-    place: Callable
+    tile_of_block: Callable
     adding: Adding
     sequence: Sequence
     turns: Turns
-    key_place: Keys
+    key_operand: Keys
     gradient: Gradient
     exchange: Exchange
     fence: Fence
@@ -64,37 +64,37 @@ class Variant:
     @property
     def warps(self) -> int:
         """Warps of a part."""
-        return WARPS // self.parts
+        return WARPS // self.warpgroups
 
     @property
     def keys(self) -> int:
         """Keys of a part."""
-        return self.tile.key if self.roles_apart else self.tile.key // self.parts
+        return self.tile.key if self.roles_apart else self.tile.key // self.warpgroups
 
     @property
     def roles_apart(self) -> bool:
         """Whether parts compute different things of the same keys (roles.py); if not, the same of different keys."""
-        return self.parts > 1 and self.tile.key == ROWS
+        return self.warpgroups > 1 and self.tile.key == ROWS
 
     @property
     def same_roles(self) -> bool:
         """Whether parts compute the same of different keys."""
-        return self.parts > 1 and not self.roles_apart
+        return self.warpgroups > 1 and not self.roles_apart
 
     @property
     def writers(self) -> int:
         """Parts that write a tile of dS."""
-        return 1 if self.roles_apart else self.parts
+        return 1 if self.roles_apart else self.warpgroups
 
     @property
     def kept(self) -> int:
         """Columns of K that a part has in registers, too."""
-        return self.head_dim // self.key_place.share if self.key_place.share else 0
+        return self.head_dim // self.key_operand.share if self.key_operand.share else 0
 
     @property
     def adders(self) -> int:
         """Warps that add what all parts have stored."""
-        return self.helpers.hear // self.parts
+        return self.helpers.hear // self.warpgroups
 
     @property
     def spare(self) -> bool:
@@ -109,17 +109,17 @@ class Variant:
     @property
     def rows_apart(self) -> bool:
         """Whether parts share dQ by queries; if not, by columns, as wgmma takes no fewer than 64 rows."""
-        return self.parts > 1 and self.tile.query > ROWS
+        return self.warpgroups > 1 and self.tile.query > ROWS
 
     @property
     def query_rows(self) -> int:
         """Queries of which a part computes dQ."""
-        return self.tile.query // self.parts if self.rows_apart else self.tile.query
+        return self.tile.query // self.warpgroups if self.rows_apart else self.tile.query
 
     @property
     def query_columns(self) -> int:
         """Columns of dQ that a part computes."""
-        return self.head_dim // self.parts if not self.rows_apart else self.head_dim
+        return self.head_dim // self.warpgroups if not self.rows_apart else self.head_dim
 
     @property
     def stages(self) -> int:
@@ -131,7 +131,7 @@ class Variant:
         """Registers of a thread of every part but the first, which gets what is left, and of the other warps."""
         handed = 8 if self.more_for_spare else 0
         of_others = PRODUCER_REGISTERS + 2 * handed
-        return [REGISTERS - handed] * (self.parts - 1) + [of_others] * (len(self.workers) - self.parts + 1)
+        return [REGISTERS - handed] * (self.warpgroups - 1) + [of_others] * (len(self.workers) - self.warpgroups + 1)
 
     @property
     def more_for_spare(self) -> bool:
@@ -141,7 +141,7 @@ class Variant:
     @property
     def workers(self) -> list[int]:
         """Warps of every part but the first, of the producer, and of whoever else works in its warpgroup."""
-        return [self.warps] * (self.parts - 1) + [1, *self.helpers.warps]
+        return [self.warps] * (self.warpgroups - 1) + [1, *self.helpers.warps]
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:

@@ -102,7 +102,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    parts: int  # of a block's queries, of ROWS each
+    warpgroups: int  # of a block's queries, of ROWS each
     stages: int
     roles: bool
     correction: bool
@@ -172,7 +172,7 @@ class Variant:
     @property
     def workers(self) -> list[int]:
         """Warps of every role but the first part's: the other part's, those that rescale, products, copies."""
-        groups = self.parts - 1 + self.correction
+        groups = self.warpgroups - 1 + self.correction
         return [GROUP_WARPS] * groups + [1, 1]
 
     @property
@@ -194,7 +194,7 @@ class Variant:
     def tensor_columns(self) -> int:
         """Columns of tensor memory that a block needs: for scores and outputs in float32, and for weights apart."""
         weights = self.tile.key * BYTES_PER_ELEMENT // 4 if self.weights_apart else 0
-        return self.parts * (self.tile.key + weights + self.head_dim)
+        return self.warpgroups * (self.tile.key + weights + self.head_dim)
 
     @cached_property
     def scores(self) -> TensorMemoryLayout:
@@ -264,9 +264,9 @@ def stays(roles: Roles | Cluster | str) -> bool:
     return isinstance(roles, Roles) and roles.stay != "a block a tile"
 
 
-def _registers(parts: int, correction: bool) -> tuple[int, ...]:
+def _registers(warpgroups: int, correction: bool) -> tuple[int, ...]:
     """What ``Variant.budgets`` returns."""
-    if parts == 1:
+    if warpgroups == 1:
         return *([WIDE_CORRECTION] * correction), WIDE_SINGLE_WARPS, WIDE_SINGLE_WARPS
     return *([SOFTMAX, CORRECTION] if correction else [SOFTMAX_ALONE]), SINGLE_WARPS, SINGLE_WARPS
 
@@ -277,21 +277,21 @@ def make_variant(roles: Roles | Cluster | str, emulated: Emulated, problem: Prob
     has_roles = isinstance(roles, Roles)
     correction = roles.correction if has_roles and isinstance(roles.correction, Correction) else None
     wide = problem.head_dim == WIDE
-    parts = 2 if has_roles and not wide else 1
+    warpgroups = 2 if has_roles and not wide else 1
     keys = WIDE_KEYS if wide else KEYS
     return Variant(
-        tile=Tile(parts * ROWS * (2 if keys_held else 1), keys),
+        tile=Tile(warpgroups * ROWS * (2 if keys_held else 1), keys),
         head_dim=problem.head_dim,
         group_size=problem.group_size,
         causal=problem.causal,
         ragged=problem.seq_len_kv % keys != 0,
-        parts=parts,
+        warpgroups=warpgroups,
         stages=2,
         roles=has_roles,
         correction=correction is not None,
         persistent=stays(roles),
         taken=stays(roles) and roles.stay == "taken",
-        registers=_registers(parts, correction is not None) if has_roles else (),
+        registers=_registers(warpgroups, correction is not None) if has_roles else (),
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,
         remainder=emulated.remainder,

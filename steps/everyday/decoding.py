@@ -176,12 +176,12 @@ class DecodeStep(FusedStep):
             written = o.unflatten(1, groups)
             if return_lse:
                 written = written, lse.unflatten(1, groups)
-            parts = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
+            partials = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
             if self.merges_apart:
-                decode(rows_of_groups, *sources, *parts, scale)
-                merge(*parts, written)
+                decode(rows_of_groups, *sources, *partials, scale)
+                merge(*partials, written)
             elif self.split:
-                decode(rows_of_groups, *sources, *parts, arrived(), written, scale)
+                decode(rows_of_groups, *sources, *partials, arrived(), written, scale)
             else:
                 decode(rows_of_groups, *sources, written, scale)
             return (o, lse) if return_lse else o
@@ -219,7 +219,7 @@ class DecodeStep(FusedStep):
         """The kernel that merges so many parts, compiled."""
         from tutorial_lib import compiler
 
-        parameters = [*self.parts(problem, splits), outputs(problem)]
+        parameters = [*self.partials(problem, splits), outputs(problem)]
         function = _merging(self.variant(problem, arch), splits, False)
         return compiler.compile_cutile(
             compiled_when_launched(function, MERGING),
@@ -230,7 +230,7 @@ class DecodeStep(FusedStep):
 
     def signature(self, problem: Problem, splits: int) -> KernelSignature:
         """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
-        written = self.parts(problem, splits) if self.split else []
+        written = self.partials(problem, splits) if self.split else []
         if self.last_block_merges:
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
@@ -238,7 +238,7 @@ class DecodeStep(FusedStep):
         parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
         return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_decode")
 
-    def parts(self, problem: Problem, splits: int) -> list:
+    def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""
         kept = (splits, self.rows(problem))
         return [array((*kept, problem.head_dim), ct.float32), array(kept, ct.float32)]

@@ -152,7 +152,7 @@ class TmaStep(FusedStep):
             lists=order.lists(problem, variant.tile, arch, together=variant.neighbours),
             blocks=together * order.number(problem, variant.tile, arch, together=variant.neighbours),
             kv_tiles=together * tiles_visited(problem, variant.tile),
-            compute_groups=variant.parts,
+            compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),
         )
 

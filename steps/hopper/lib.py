@@ -62,8 +62,8 @@ class Taken(NamedTuple):
     """
 
     number: object
-    ready: object
-    free: object
+    full: object
+    empty: object
 
 
 class Work(NamedTuple):
@@ -83,7 +83,7 @@ class Work(NamedTuple):
     lines: object = None
 
 
-class Place(NamedTuple):
+class QueryTile(NamedTuple):
     """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
 
     row: object
@@ -99,16 +99,16 @@ def keys_before(row, variant: gl.constexpr):
 
 
 @gluon.jit
-def seen(place, variant: gl.constexpr):
+def seen(query_tile, variant: gl.constexpr):
     """A place as if the keys before its window were not there: queries and keys are counted from the first tile seen.
 
     What a mask asks for, differences of their numbers, stays the same.
     """
     if variant.window:
-        before = keys_before(place.row, variant)
-        return Place(place.row - before, place.kv_head, place.batch, place.seq_len_kv - before)
+        before = keys_before(query_tile.row, variant)
+        return QueryTile(query_tile.row - before, query_tile.kv_head, query_tile.batch, query_tile.seq_len_kv - before)
     else:
-        return place
+        return query_tile
 
 
 # --- shared memory and mbarriers ---
@@ -126,8 +126,8 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 @gluon.jit
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     """Places in shared memory for tiles of queries, keys, values and the output."""
-    PARTS: gl.constexpr = variant.parts
-    QUERIES: gl.constexpr = [variant.query_stages * PARTS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
+    WARPGROUPS: gl.constexpr = variant.warpgroups
+    QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
     KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
     queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
     keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
@@ -145,7 +145,7 @@ def in_place_of_queries(queries, variant: gl.constexpr):
 @gluon.jit
 def room_of_its_own(queries, variant: gl.constexpr):
     """The output leaves from shared memory of its own, while the next queries arrive."""
-    OUTPUTS: gl.constexpr = [variant.parts] + variant.outer + [variant.rows, variant.output_columns]  # noqa: RUF005
+    OUTPUTS: gl.constexpr = [variant.warpgroups] + variant.outer + [variant.rows, variant.output_columns]  # noqa: RUF005
     return gl.allocate_shared_memory(queries.dtype, OUTPUTS, variant.shared)
 
 
@@ -155,16 +155,16 @@ def rings(variant: gl.constexpr):
 
     A barrier without use is not made: the compiler would give its place to something else, too.
     """
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
     return Barriers(
         barrier_ring(variant.query_stages, 1),
-        barrier_ring(variant.query_stages, PARTS),
+        barrier_ring(variant.query_stages, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
-        barrier_ring(PARTS, 1) if variant.turns.barriers else None,
+        barrier_ring(STAGES, WARPGROUPS),
+        barrier_ring(WARPGROUPS, 1) if variant.turns.barriers else None,
         barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
         barrier_ring(1, 1) if variant.hold.barriers else None,
     )
@@ -179,15 +179,15 @@ def all_see_barriers(variant: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr):
+def await_tile(full, iteration, stages: gl.constexpr):
     """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
 
 
 @gluon.jit
-def release(free, turn, stages: gl.constexpr):
+def release(empty, iteration, stages: gl.constexpr):
     """This part has read the turn-th tile of a ring."""
-    mbarrier.arrive(free.index(turn % stages), count=1)
+    mbarrier.arrive(empty.index(iteration % stages), count=1)
 
 
 # --- when the place of a tile of queries is free ---
@@ -207,31 +207,31 @@ class Free(Pieces):
 
 
 @gluon.jit
-def say_free(barriers, query_turn, variant: gl.constexpr):
+def say_free(barriers, query_iteration, variant: gl.constexpr):
     """This part needs the place of its queries no more."""
-    release(barriers.query_empty, query_turn, variant.query_stages)
+    release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
-def say_free_once_stored(barriers, query_turn, variant: gl.constexpr):
+def say_free_once_stored(barriers, query_iteration, variant: gl.constexpr):
     """This part needs the place of its queries no more, once TMA has read the output from there."""
     tma.store_wait(0)
-    release(barriers.query_empty, query_turn, variant.query_stages)
+    release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
-def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
+def all_scores_read(barriers, query_iteration, last, variant: gl.constexpr):
     """If this product was the last that reads this part's Q, say so: its place is free."""
-    mbarrier.arrive(barriers.query_empty.index(query_turn % variant.query_stages), count=1, pred=last)
+    mbarrier.arrive(barriers.query_empty.index(query_iteration % variant.query_stages), count=1, pred=last)
 
 
 @gluon.jit
-def not_behind_product(barriers, query_turn, last, variant: gl.constexpr):
+def not_behind_product(barriers, query_iteration, last, variant: gl.constexpr):
     """The place of the queries is needed longer than for products."""
 
 
 @gluon.jit
-def not_here(barriers, query_turn, variant: gl.constexpr):
+def not_here(barriers, query_iteration, variant: gl.constexpr):
     """The place of the queries is given back elsewhere."""
 
 
@@ -251,25 +251,25 @@ class Turns(Pieces):
 
 
 @gluon.jit
-def take_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
+def take_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Wait until it is this part's turn, for the n-th time. Part 0 has the first turn."""
-    FIRST: gl.constexpr = 1 if part == 0 else 0
-    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+    FIRST: gl.constexpr = 1 if warpgroup == 0 else 0
+    mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST)
 
 
 @gluon.jit
-def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+def pass_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
     """It is the next part's turn to issue products."""
-    mbarrier.arrive(barriers.turns.index((part + 1) % variant.parts), count=1)
+    mbarrier.arrive(barriers.turns.index((warpgroup + 1) % variant.warpgroups), count=1)
 
 
 @gluon.jit
-def take_no_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
+def take_no_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Parts issue products whenever they are ready."""
 
 
 @gluon.jit
-def pass_no_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+def pass_no_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Nobody waits for a turn."""
 
 
@@ -300,17 +300,17 @@ def keep_meetings():
 
 
 @gluon.jit
-def hold_by_values(barriers, turn, variant: gl.constexpr):
+def hold_by_values(barriers, iteration, variant: gl.constexpr):
     """Keep what follows behind what is in front: a wait for an mbarrier that is over at once.
 
     ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing. The wait
     is a second one for a tile of values, which has long arrived.
     """
-    await_tile(barriers.value_full, turn, variant.stages)
+    await_tile(barriers.value_full, iteration, variant.stages)
 
 
 @gluon.jit
-def hold_by_nobody(barriers, turn, variant: gl.constexpr):
+def hold_by_nobody(barriers, iteration, variant: gl.constexpr):
     """Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
 
     Where warps do not meet, one of them may give back the place of a tile of values before another waits for that tile
@@ -386,7 +386,7 @@ def listed(work, n, variant: gl.constexpr):
 
 
 @gluon.jit
-def next_in_list(n, last, turn, work, variant: gl.constexpr):
+def next_in_list(n, last, query_iteration, work, variant: gl.constexpr):
     """Where in the order the next tile of queries stands."""
     return n + 1
 
@@ -408,7 +408,7 @@ def computed(work, n, variant: gl.constexpr):
 
 
 @gluon.jit
-def next_computed(n, last, turn, work, variant: gl.constexpr):
+def next_computed(n, last, query_iteration, work, variant: gl.constexpr):
     """Where in the order the next tile of queries stands: there are as many between as there are blocks."""
     return n + gl.num_programs(0)
 
@@ -433,23 +433,23 @@ def take_number(last, work):
 
 
 @gluon.jit
-def take_next(n, last, turn, work, variant: gl.constexpr):
+def take_next(n, last, query_iteration, work, variant: gl.constexpr):
     """Behind the turn-th tile of queries, take the next, and tell the other roles."""
     n = take_number(last, work)
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
+    mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
     work.taken.number.store(gl.full([1], n, gl.int32, ONE))
-    mbarrier.arrive(work.taken.ready.index(0), count=1)
+    mbarrier.arrive(work.taken.full.index(0), count=1)
     return n
 
 
 @gluon.jit
-def hear_next(n, last, turn, work, variant: gl.constexpr):
+def hear_next(n, last, query_iteration, work, variant: gl.constexpr):
     """Which tile of queries comes behind the turn-th: what the producer tells."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(work.taken.ready.index(0), turn & 1)
+    mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     n = gl.max(work.taken.number.load(ONE), 0)
-    mbarrier.arrive(work.taken.free.index(0), count=1)
+    mbarrier.arrive(work.taken.empty.index(0), count=1)
     return n
 
 
@@ -458,20 +458,20 @@ def room_for_number(variant: gl.constexpr):
     """What the role that takes tiles tells the others by which is next."""
     LISTENERS: gl.constexpr = variant.listeners
     if variant.packed:
-        place = room_for_task()
+        slot = room_for_task()
     else:
-        place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
+        slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Taken(slot, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
 
 
 @gluon.jit
-def take_task(n, last, turn, work, variant: gl.constexpr):
+def take_task(n, last, query_iteration, work, variant: gl.constexpr):
     """Of packed sequences: (n, task) of the first number from n on that means queries, which the other roles hear."""
     task = find(n, work, variant)
     while (n < last) & (task.row < 0):
         n = take_number(last, work)
         task = find(n, work, variant)
-    tell_task(n, task, turn, work)
+    tell_task(n, task, query_iteration, work)
     return n, task
 
 
@@ -488,37 +488,37 @@ def first_task(n, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def next_task(n, last, turn, work, variant: gl.constexpr):
+def next_task(n, last, query_iteration, work, variant: gl.constexpr):
     """Which tile of queries comes behind the turn-th.
 
     Returns as ``first_task``.
     """
     if variant.packed:
-        return hear_task(turn + 1, work)
+        return hear_task(query_iteration + 1, work)
     else:
-        n = variant.schedule.hear(n, last, turn, work, variant)
+        n = variant.schedule.hear(n, last, query_iteration, work, variant)
         return n, None
 
 
 @gluon.jit
-def place_of(n, task, work, variant: gl.constexpr):
+def query_tile_of(n, task, work, variant: gl.constexpr):
     """Which queries, and keys, belong to the n-th tile of the order.
 
     task: of ``first_task``. Returns (place, head, batch).
     """
     if variant.packed:
         head, row, batch = task
-        return Place(row, head // variant.group_size, batch, batch.length_kv), head, batch
+        return QueryTile(row, head // variant.group_size, batch, batch.length_kv), head, batch
     else:
         head, batch, i = position(variant.schedule.number(work, n, variant), work)
-        return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
+        return QueryTile(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
 
 
 # --- loads ---
 
 
 @gluon.jit
-def own_row(row, query_turn, part: gl.constexpr, variant: gl.constexpr):
+def own_row(row, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """The first row of a part's queries, in the tile of queries that begins at ``row``.
 
     In a pair each block has a half. Under a causal mask the upper half sees fewer keys, and blocks have it in turn.
@@ -526,39 +526,39 @@ def own_row(row, query_turn, part: gl.constexpr, variant: gl.constexpr):
     if variant.neighbours > 1:
         half = gl.program_id(0) % variant.neighbours
         if variant.causal:
-            half = (half + query_turn) % variant.neighbours
-        row = row + half * (variant.parts * variant.rows)
-    return row + part * variant.rows
+            half = (half + query_iteration) % variant.neighbours
+        row = row + half * (variant.warpgroups * variant.rows)
+    return row + warpgroup * variant.rows
 
 
 @gluon.jit
-def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
+def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, variant: gl.constexpr):
     """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
-    PARTS: gl.constexpr = variant.parts
-    query_stage = turn % variant.query_stages
-    ready = barriers.query_full.index(query_stage)
-    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
-    mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
-    for part in gl.static_range(PARTS):
-        at = corner(batch, head, own_row(row, turn, part, variant), 0, variant)
-        tma.async_load(arrays.query, at, ready, tiles.query.index(query_stage * PARTS + part))
+    WARPGROUPS: gl.constexpr = variant.warpgroups
+    query_stage = query_iteration % variant.query_stages
+    full = barriers.query_full.index(query_stage)
+    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else WARPGROUPS * variant.rows
+    mbarrier.expect(full, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    for warpgroup in gl.static_range(WARPGROUPS):
+        at = corner(batch, head, own_row(row, query_iteration, warpgroup, variant), 0, variant)
+        tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
 
 
 @gluon.jit
-def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
+def fetch(array, ring, full, head, batch, row, stage, variant: gl.constexpr):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
-    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
+    mbarrier.expect(full.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, corner_kv(batch, head, row, variant), full.index(stage), ring.index(stage))
 
 
 @gluon.jit
-def fetch_in_turn(arrays, tiles, barriers, kv_head, batch, row, turn, variant: gl.constexpr):
+def fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, row, iteration, variant: gl.constexpr):
     """Ask TMA for the turn-th tiles of keys and values, each as soon as its place is free.
 
     row: their first key.
     """
-    stage = turn % variant.stages
-    used = turn // variant.stages & 1 ^ 1
+    stage = iteration % variant.stages
+    used = iteration // variant.stages & 1 ^ 1
     mbarrier.wait(barriers.key_empty.index(stage), used)
     fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage, variant)
     mbarrier.wait(barriers.value_empty.index(stage), used)
@@ -566,7 +566,7 @@ def fetch_in_turn(arrays, tiles, barriers, kv_head, batch, row, turn, variant: g
 
 
 @gluon.jit
-def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, variant: gl.constexpr):
+def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, variant: gl.constexpr):
     """Ask TMA for so many tiles of keys and values as ``end`` says. Returns the turn behind them.
 
     before: under a sliding window, how many keys stand in front of the first tile.
@@ -576,17 +576,17 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, varian
         if variant.window:
             key += before
         if variant.neighbours > 1:
-            fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
+            fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], iteration, variant)
         else:
-            fetch_in_turn(arrays, tiles, barriers, kv_head, batch, key, turn, variant)
-        turn += 1
-    return turn
+            fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, key, iteration, variant)
+        iteration += 1
+    return iteration
 
 
 @gluon.jit
-def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
+def query_of(queries, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
-    index = query_turn % variant.query_stages * variant.parts + part
+    index = query_iteration % variant.query_stages * variant.warpgroups + warpgroup
     return queries.index(index).reshape([variant.rows, variant.head_dim])
 
 
@@ -626,82 +626,84 @@ def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr
 
 
 @gluon.jit
-def parts_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
+def warpgroups_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
     """(whole, end): a part goes through the tiles of keys that it sees itself."""
     return own_tiles_to_visit(first_query, seq_len_kv, block_end, variant)
 
 
 @gluon.jit
-def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
+def pass_over(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Pass over the first tile of keys, where only a later part sees it. Returns the turn of the next."""
-    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    _, end = own_tiles_to_visit(place.row + part * variant.rows, place.seq_len_kv, block_end, variant)
+    _, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+    _, end = own_tiles_to_visit(query_tile.row + warpgroup * variant.rows, query_tile.seq_len_kv, block_end, variant)
     if end < block_end:
-        await_tile(barriers.key_full, turn, variant.stages)
-        release(barriers.key_empty, turn, variant.stages)
-        await_tile(barriers.value_full, turn, variant.stages)
-        release(barriers.value_empty, turn, variant.stages)
-        turn += 1
-    return turn
+        await_tile(barriers.key_full, iteration, variant.stages)
+        release(barriers.key_empty, iteration, variant.stages)
+        await_tile(barriers.value_full, iteration, variant.stages)
+        release(barriers.value_empty, iteration, variant.stages)
+        iteration += 1
+    return iteration
 
 
 @gluon.jit
-def begins_with_its_block(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
+def begins_with_its_block(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """The first tile of keys is for all parts."""
-    return turn
+    return iteration
 
 
 @gluon.jit
-def pass_over_key(barriers, turn, query_turn, end, block_end, part: gl.constexpr, variant: gl.constexpr):
+def pass_over_key(barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Pass over the keys of a last tile that only later parts see: where there is at most one. Returns its turn."""
     if variant.most_over <= 1:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if end < block_end:
-            variant.turns.take(barriers, turn - query_turn, part, variant)
-            variant.turns.give(barriers, part, variant)
-            turn += 1
-            await_tile(barriers.key_full, turn, variant.stages)
-            release(barriers.key_empty, turn, variant.stages)
-    return turn
+            variant.turns.take(barriers, iteration - query_iteration, warpgroup, variant)
+            variant.turns.give(barriers, warpgroup, variant)
+            iteration += 1
+            await_tile(barriers.key_full, iteration, variant.stages)
+            release(barriers.key_empty, iteration, variant.stages)
+    return iteration
 
 
 @gluon.jit
-def ends_with_its_block(barriers, turn, query_turn, end, block_end, part: gl.constexpr, variant: gl.constexpr):
+def ends_with_its_block(
+    barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr
+):
     """The last tile of keys is for all parts."""
-    return turn
+    return iteration
 
 
 @gluon.jit
-def pass_over_value(barriers, last_turn, turn, variant: gl.constexpr):
+def pass_over_value(barriers, last_iteration, iteration, variant: gl.constexpr):
     """Pass over the values of a last tile that only later parts see."""
     if variant.most_over <= 1:  # noqa: SIM102
-        if last_turn < turn:
-            await_tile(barriers.value_full, turn, variant.stages)
-            release(barriers.value_empty, turn, variant.stages)
+        if last_iteration < iteration:
+            await_tile(barriers.value_full, iteration, variant.stages)
+            release(barriers.value_empty, iteration, variant.stages)
 
 
 @gluon.jit
-def no_value_over(barriers, last_turn, turn, variant: gl.constexpr):
+def no_value_over(barriers, last_iteration, iteration, variant: gl.constexpr):
     """The last tile of values is for all parts."""
 
 
 @gluon.jit
-def pass_over_rest(barriers, place, turn, query_turn, part: gl.constexpr, variant: gl.constexpr):
+def pass_over_rest(barriers, query_tile, iteration, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Pass over all tiles of keys and values that only later parts see. Returns the turn of the last.
 
     For a part that needs no tile any more: a place of values would else have to wait for one that is in use.
     """
-    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    first_query = own_row(place.row, query_turn, part, variant)
-    _, end = own_tiles_to_visit(first_query, place.seq_len_kv, block_end, variant)
+    _, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+    first_query = own_row(query_tile.row, query_iteration, warpgroup, variant)
+    _, end = own_tiles_to_visit(first_query, query_tile.seq_len_kv, block_end, variant)
     for _ in range(end, block_end):
-        variant.turns.take(barriers, turn - query_turn, part, variant)
-        variant.turns.give(barriers, part, variant)
-        turn += 1
-        await_tile(barriers.key_full, turn, variant.stages)
-        release(barriers.key_empty, turn, variant.stages)
-        await_tile(barriers.value_full, turn, variant.stages)
-        release(barriers.value_empty, turn, variant.stages)
-    return turn
+        variant.turns.take(barriers, iteration - query_iteration, warpgroup, variant)
+        variant.turns.give(barriers, warpgroup, variant)
+        iteration += 1
+        await_tile(barriers.key_full, iteration, variant.stages)
+        release(barriers.key_empty, iteration, variant.stages)
+        await_tile(barriers.value_full, iteration, variant.stages)
+        release(barriers.value_empty, iteration, variant.stages)
+    return iteration
 
 
 # --- the pieces, by what they do ---
@@ -718,5 +720,5 @@ LISTS = Schedule(own_tiles, listed, next_in_list, next_in_list)
 COMPUTED = Schedule(computed_tiles, computed, next_computed, next_computed, lines=True)
 TAKEN = Schedule(tiles_to_take, listed, take_next, hear_next, tells=True)
 BLOCKS_END = Ends(blocks_tiles_to_visit, begins_with_its_block, ends_with_its_block, no_value_over, own=False)
-OWN_END = Ends(parts_tiles_to_visit, begins_with_its_block, pass_over_key, pass_over_value, own=True)
-OWN_BEGINNING = Ends(parts_tiles_to_visit, pass_over, ends_with_its_block, no_value_over, own=True)
+OWN_END = Ends(warpgroups_tiles_to_visit, begins_with_its_block, pass_over_key, pass_over_value, own=True)
+OWN_BEGINNING = Ends(warpgroups_tiles_to_visit, pass_over, ends_with_its_block, no_value_over, own=True)

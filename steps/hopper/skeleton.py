@@ -137,7 +137,7 @@ class HopperStep(TmaStep):
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             groups=step.groups,
-            parts=step.groups if roles else 1,
+            warpgroups=step.groups if roles else 1,
             stages=STAGES,
             query_stages=2 if generation in (epilogue_overlap.consume, ahead.consume) else 1,
             registers=THREE_GROUPS_REGISTERS if step.groups == 3 else step.registers,
@@ -185,7 +185,7 @@ class HopperStep(TmaStep):
         columns = sum(v.pieces) if v.in_pieces else v.head_dim
         held = v.head_dim // v.queries.held if v.queries.held else 0
         queries = ROWS * (columns - held)
-        read = v.parts * v.rows // ROWS * (2 * v.tile.key * columns + queries)
+        read = v.warpgroups * v.rows // ROWS * (2 * v.tile.key * columns + queries)
         copied = 2 * v.tile.key * v.head_dim
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 

@@ -52,7 +52,7 @@ def factor(scale, variant: gl.constexpr):
 
 
 @gluon.jit
-def hide_in_part(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
+def hide_where_needed(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
     """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
 
     With weights alive beside the scores, a second loop would cost a copy of the weights every turn.
@@ -169,7 +169,7 @@ def sum_lanes(row_sum, variant: gl.constexpr):
 
 
 @gluon.jit
-def wait_last(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_last(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is written behind it.
 
     Returns (weights [query, key], row_max, row_sum, correction [query], accumulator).
@@ -188,10 +188,10 @@ def wait_last(scores, row_max, row_sum, accumulator, barriers, turn, scale, vari
 
 
 @gluon.jit
-def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is held right behind the maxima. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
-    variant.hold.wait(barriers, turn, variant)
+    variant.hold.wait(barriers, iteration, variant)
     if variant.in_pieces:
         first, second = accumulator
         first, second, row_max, new_max = warpgroup_mma_wait(0, deps=[first, second, row_max, new_max])
@@ -205,11 +205,11 @@ def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, turn, sc
 
 
 @gluon.jit
-def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is held behind the correction. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     correction = exp2(row_max - new_max)
-    variant.hold.wait(barriers, turn, variant)
+    variant.hold.wait(barriers, iteration, variant)
     if variant.in_pieces:
         first, second = accumulator
         first, second, new_max, correction = warpgroup_mma_wait(0, deps=[first, second, new_max, correction])
@@ -222,13 +222,13 @@ def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, turn
 
 
 @gluon.jit
-def wait_behind_softmax(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_behind_softmax(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is held behind all of it. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     correction = exp2(row_max - new_max)
     weights = weigh(scores, new_max, factor(scale, variant))
     row_sum = variant.sums.add(row_sum, correction, weights)
-    variant.hold.wait(barriers, turn, variant)
+    variant.hold.wait(barriers, iteration, variant)
     accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
     return weights, new_max, row_sum, correction, accumulator
 
@@ -272,7 +272,7 @@ def hide_nothing(scores, j, whole, end, first_query, seq_len_kv, variant: gl.con
     return scores
 
 
-UPWARDS = Walk(upwards, hide_in_part, hide_in_part)
+UPWARDS = Walk(upwards, hide_where_needed, hide_where_needed)
 DOWNWARDS = Walk(downwards, hide_diagonal, hide_nothing)
 SUM_EACH_TILE = Sums(sum_rows, add_rows, summed)
 SUM_AT_END = Sums(sum_own, add_own, sum_lanes)

@@ -38,7 +38,7 @@ class Variant:
     causal: bool
     ragged: bool  # the last tile of keys is not full
     groups: int  # warpgroups that compute, of ROWS queries each
-    parts: int  # into which the queries of a block fall: each has its warps, which run for themselves
+    warpgroups: int  # into which the queries of a block fall: each has its warps, which run for themselves
     stages: int
     query_stages: int  # tiles of queries that shared memory holds
     registers: int
@@ -85,12 +85,12 @@ class Variant:
     @property
     def rows(self) -> int:
         """Queries of a part."""
-        return self.tile.query // (self.neighbours * self.parts)
+        return self.tile.query // (self.neighbours * self.warpgroups)
 
     @property
     def warps(self) -> int:
         """Warps of a part."""
-        return GROUP_WARPS * self.groups // self.parts
+        return GROUP_WARPS * self.groups // self.warpgroups
 
     @property
     def most_over(self) -> int:
@@ -105,7 +105,7 @@ class Variant:
     @property
     def listeners(self) -> int:
         """Roles that the producer tells which tile of queries is next."""
-        return self.parts
+        return self.warpgroups
 
     @property
     def output_columns(self) -> int:
@@ -115,12 +115,12 @@ class Variant:
     @property
     def workers(self) -> list[int]:
         """Warps of every part but the first, and of the producer."""
-        return [self.warps] * (self.parts - 1) + [1]
+        return [self.warps] * (self.warpgroups - 1) + [1]
 
     @property
     def budgets(self) -> list[int]:
         """Registers of a thread of those; the first part gets what is left, which is no less."""
-        return [self.registers] * (self.parts - 1) + [PRODUCER_REGISTERS]
+        return [self.registers] * (self.warpgroups - 1) + [PRODUCER_REGISTERS]
 
     @cached_property
     def accumulator(self) -> gl.NVMMADistributedLayout:

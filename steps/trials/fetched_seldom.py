@@ -16,16 +16,16 @@ from steps.trials.trial import Trial
 from steps.writing.functions import with_functions
 
 FETCH_SELDOM = """
-def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, turn):
-    stage = turn % STAGES
-    used = turn // STAGES & 1 ^ 1
+def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, iteration):
+    stage = iteration % STAGES
+    used = iteration // STAGES & 1 ^ 1
     mbarrier.wait(barriers.key_empty.index(stage), used)
-    if turn // STAGES % {every} == 0:
+    if iteration // STAGES % {every} == 0:
         fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage)
     else:
         mbarrier.arrive(barriers.key_full.index(stage), count=1)
     mbarrier.wait(barriers.value_empty.index(stage), used)
-    if turn // STAGES % {every} == 0:
+    if iteration // STAGES % {every} == 0:
         fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, row, stage)
     else:
         mbarrier.arrive(barriers.value_full.index(stage), count=1)
@@ -40,7 +40,7 @@ class FetchedSeldom(Trial):
 
     def version(self, value, problem, **named):
         every = round(100 / value)
-        functions = {"fetch_in_turn": FETCH_SELDOM.format(every=every)} if every > 1 else {}
+        functions = {"fetch_key_and_value": FETCH_SELDOM.format(every=every)} if every > 1 else {}
         return with_functions(get_step(self.base), problem, functions, **named)
 
 

@@ -14,26 +14,26 @@ from steps.trials.trial import Trial
 from steps.writing.functions import with_functions
 
 FETCH_KEYS = """
-def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn):
-    # As soon as their place is free; key: the first of them.
-    stage = turn % STAGES
-    mbarrier.wait(barriers.key_empty.index(stage), turn // STAGES & 1 ^ 1)
+def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, iteration):
+    # As soon as their query_tile is free; key: the first of them.
+    stage = iteration % STAGES
+    mbarrier.wait(barriers.key_empty.index(stage), iteration // STAGES & 1 ^ 1)
     fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
 """
 FETCH_ALL = """
-def fetch_all(arrays, tiles, barriers, kv_head, batch, end, turn):
-    fetch_keys(arrays, tiles, barriers, kv_head, batch, 0, turn)
+def fetch_all(arrays, tiles, barriers, kv_head, batch, end, iteration):
+    fetch_keys(arrays, tiles, barriers, kv_head, batch, 0, iteration)
     for j in range(end):
         key = j * TILE_KEY
-        stage = turn % STAGES
-        used = turn // STAGES & 1 ^ 1
+        stage = iteration % STAGES
+        used = iteration // STAGES & 1 ^ 1
         if j + 1 < end:
-            # The next keys do not wait behind the place of these values, which is free only much later.
-            fetch_keys(arrays, tiles, barriers, kv_head, batch, key + TILE_KEY, turn + 1)
+            # The next keys do not wait behind the query_tile of these values, which is free only much later.
+            fetch_keys(arrays, tiles, barriers, kv_head, batch, key + TILE_KEY, iteration + 1)
         mbarrier.wait(barriers.value_empty.index(stage), used)
         fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
-        turn += 1
-    return turn
+        iteration += 1
+    return iteration
 """
 
 

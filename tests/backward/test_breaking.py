@@ -17,10 +17,10 @@ WRITTEN_SAYS_SO = "the wait until global memory is written stands before, and wa
 ONE_CLOCK = "in the simulator all warps of a role have one clock; on a GPU they meet, as one thread counts for all"
 STORES = "tma.store_wait(0)"
 OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_empty.index(stage), used)"
-OF_D_SCORES = "mbarrier.wait(barriers.d_scores_full.index(before & 1), turn - 1 >> 1 & 1)"
-TAKEN = "mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)"
+OF_D_SCORES = "mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)"
+TAKEN = "mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)"
 NOT_SO_LATE = "in the simulator no warp that passes tiles on is as late as two tiles; on a GPU one may be"
-TURN = "mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)"
+TURN = "mbarrier.wait(barriers.turns.index(warpgroup), iteration & 1 ^ FIRST)"
 ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
 # What is not missed, and why: step and head_dim -> (way, statement) -> reason.

@@ -6,7 +6,7 @@ import pytest
 
 from steps import get_step
 from steps.backward_hopper import skeleton
-from steps.backward_hopper.adding import IN_TURN
+from steps.backward_hopper.adding import IN_ORDER
 from steps.backward_hopper.lib import NOBODY
 from tests.backward.schedules import right
 from tests.distinct import some_of
@@ -104,4 +104,4 @@ def test_a_lane_adds_four_sums_at_once():
 
 def test_what_heads_apart_cannot_do_is_refused():
     with pytest.raises(ValueError, match="cta_per_query_head take adding by fours, in any order"):
-        replace(get_step("cta_per_query_head"), helpers=NOBODY, sequence=IN_TURN)
+        replace(get_step("cta_per_query_head"), helpers=NOBODY, sequence=IN_ORDER)

@@ -87,7 +87,7 @@ def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypat
     few_at_once(monkeypatch)
     shape = SHAPES["spare"]
     variant, empty = get_step("dependent_launch").variant(shape), torch.empty
-    all_parts = variant.parts * -(-shape.seq_len_kv // variant.tile.key)
+    all_parts = variant.warpgroups * -(-shape.seq_len_kv // variant.tile.key)
 
     def as_left(*size, dtype=None, **how):
         made = empty(*size, dtype=dtype, **how)

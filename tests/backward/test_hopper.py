@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from steps import get_step
 from steps.backward_hopper import apart, spare, together
-from steps.backward_hopper.adding import ANY_ORDER, FOURS_LATER, IN_TURN
+from steps.backward_hopper.adding import ANY_ORDER, FOURS_LATER, IN_ORDER
 from steps.backward_hopper.lib import ONE_BY_ONE
 from steps.backward_hopper.products import FENCE_BEHIND, FROM_ROW_SUMS
 from steps.backward_hopper.variant import Variant
@@ -250,9 +250,9 @@ def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, p
         "add": "add_stored(" if name == "deferred_reduce_add" else "add_to_query(",
     }
     text = write_step(get_step(name), shape).text
-    turn = text[text.index("for turn in range(turns):", text.index("def consume")) :]
-    turn = turn[: turn.index("# --- dQ of the last turn")]
-    assert sorted(pieces, key=lambda piece: turn.index(marks[piece])) == list(pieces)
+    iteration = text[text.index("for turn in range(turns):", text.index("def consume")) :]
+    iteration = iteration[: iteration.index("# --- dQ of the last turn")]
+    assert sorted(pieces, key=lambda piece: iteration.index(marks[piece])) == list(pieces)
 
 
 def test_what_shortens_turns_is_where_it_pays():
@@ -273,7 +273,7 @@ def test_what_shortens_turns_is_where_it_pays():
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("async_products", {"sequence": IN_TURN}, "take warpgroups that are apart"),
+        ("async_products", {"sequence": IN_ORDER}, "take warpgroups that are apart"),
         ("fast_deterministic", {"adding_unmasked": FOURS_LATER}, "sequence=IN_TURN takes adding_unmasked=None"),
     ],
     ids=str,

@@ -204,33 +204,33 @@ def take_blocks(target, waits: gl.constexpr, again: gl.constexpr):
 @gluon.jit
 def hand_on(answer, ready, heard, target, keeps: gl.constexpr):
     """A role that asks for blocks until there is none. keeps: an answer until the other role has read it."""
-    turn = 0
+    iteration = 0
     more = True
     while more:
         if keeps:
-            mbarrier.wait(heard, turn & 1 ^ 1)
+            mbarrier.wait(heard, iteration & 1 ^ 1)
         mbarrier.expect(ready, 16)
         clc.try_cancel(answer, ready)
-        mbarrier.wait(ready, turn & 1)
+        mbarrier.wait(ready, iteration & 1)
         more = clc.load_result(answer).is_canceled()
-        turn += 1
+        iteration += 1
 
 
 @gluon.jit
 def count_blocks(answer, ready, heard, target, keeps: gl.constexpr):
     """A role that counts the block it is in, and those that it hears of."""
     x = gl.program_id(0)
-    turn = 0
+    iteration = 0
     more = True
     while more:
         gl.atomic_add(target + x, 1)
-        mbarrier.wait(ready, turn & 1)
+        mbarrier.wait(ready, iteration & 1)
         found = clc.load_result(answer)
         more = found.is_canceled()
         x = found.program_id(0)
         if keeps:
             mbarrier.arrive(heard, count=1)
-        turn += 1
+        iteration += 1
 
 
 @gluon.jit

@@ -63,7 +63,7 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
     assert variant.tensor_columns <= compiled.tensor_columns <= MOST_COLUMNS
     assert compiled.tensor_columns < 2 * variant.tensor_columns
     # tcgen05.mma takes 16 of head_dim at a time for QK, and 16 keys for PV; of each loop's text there is one.
-    assert compiled.hot_loop["tensor core"] == variant.parts * (shape.head_dim + variant.tile.key) / 16
+    assert compiled.hot_loop["tensor core"] == variant.warpgroups * (shape.head_dim + variant.tile.key) / 16
     # A few numbers that roles begin with may be kept in local memory. A loop fetches none of them, or one at 256. With
     # a polynomial, too, one or two: since Triton 3.9, which needs a few registers more there.
     assert compiled.spilled_bytes <= (56 if variant.taken else 48 if variant.remainder else 40 if variant.roles else 0)
@@ -179,8 +179,8 @@ def test_it_is_told_and_drawn_what_lies_in_which_columns():
         [run] = watch.runs
         assert bool(run.columns) == trace
     touched = {(what, written, first, count) for _, what, written, first, count, *_ in run.columns}
-    for part in (0, 1):
-        scores, output = 128 * part, 256 + 128 * part
+    for warpgroup in (0, 1):
+        scores, output = 128 * warpgroup, 256 + 128 * warpgroup
         expected = {("product", True, scores, 128), ("load", False, scores, 128)}
         expected |= {("store of 16 bits", True, scores, 64), ("factor", False, scores, 64)}
         expected |= {("first sum", True, output, 128), ("sum", True, output, 128)}

@@ -96,7 +96,7 @@ def test_a_step_itself_has_no_stamps():
 
 def test_a_kernel_with_too_many_segments_is_refused():
     text = write_step(get_step("producer"), SHAPE).text
-    wait = "        await_tile(barriers.query_full, query_turn, QUERY_STAGES)\n"
+    wait = "        await_tile(barriers.query_full, query_iteration, QUERY_STAGES)\n"
     assert text.count(wait) == 1
     with pytest.raises(ValueError, match=r"segments, of which a stamp names 64"):
         with_stamps(text.replace(wait, 60 * wait), 1, 10)

@@ -114,8 +114,8 @@ def test_the_diagonal_first_leaves_no_mask_in_the_loop():
 def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
     problem = dataclasses.replace(EVEN, head_dim=head_dim, dtype="bfloat16")
     compiled, variant = step.compile(problem, "sm_90"), step.variant(problem)
-    assert compiled.threads == 32 * (variant.warps * variant.parts + (GROUP_WARPS if step.name != "wgmma" else 0))
-    assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.parts
+    assert compiled.threads == 32 * (variant.warps * variant.warpgroups + (GROUP_WARPS if step.name != "wgmma" else 0))
+    assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.warpgroups
     assert compiled.occupancy[0] >= 1
     # One exponential a score, and one a row for the correction; the mask, which whole tiles jump over, is not counted.
     exponentials = compiled.scores_per_tile / compiled.compute_threads

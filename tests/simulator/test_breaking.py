@@ -100,15 +100,18 @@ def skips_none(variant) -> bool:
 
 
 COPIES, STORES = "async_copy.wait_group(0)", "tma.store_wait(0)"
-TURNS = [f"mbarrier.wait(barriers.turns.index(part), {n} & 1 ^ FIRST)" for n in ("n", "turn", "(turn - query_turn)")]
-KEY_READY = "await_tile(barriers.key_full, turn, STAGES)"
-KEY_FREE = "release(barriers.key_empty, turn, STAGES)"
-VALUE_READY = "await_tile(barriers.value_full, turn, STAGES)"
-VALUE_FREE = "release(barriers.value_empty, turn, STAGES)"
+TURNS = [
+    f"mbarrier.wait(barriers.turns.index(warpgroup), {n} & 1 ^ FIRST)"
+    for n in ("n", "iteration", "(iteration - query_iteration)")
+]
+KEY_READY = "await_tile(barriers.key_full, iteration, STAGES)"
+KEY_FREE = "release(barriers.key_empty, iteration, STAGES)"
+VALUE_READY = "await_tile(barriers.value_full, iteration, STAGES)"
+VALUE_FREE = "release(barriers.value_empty, iteration, STAGES)"
 OF_THE_ONLY_QUERIES = (
-    "mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)",
-    "release(barriers.query_empty, query_turn, QUERY_STAGES)",
-    "release(barriers.value_empty, last_turn, STAGES)",
+    "mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)",
+    "release(barriers.query_empty, query_iteration, QUERY_STAGES)",
+    "release(barriers.value_empty, last_iteration, STAGES)",
 )
 HARMLESS = [
     Harmless(BY_ITSELF, "gl.barrier()"),
@@ -125,7 +128,7 @@ HARMLESS = [
     Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: v.hopper and v.packed and v.query_stages == 2),
     *(Harmless(ONLY_SPEED, its) for its in TURNS),
     # Of three, nobody would begin.
-    *(Harmless(ONLY_SPEED, its, (OTHER_PARITY,), kernels=lambda v: v.parts == 2) for its in TURNS),
+    *(Harmless(ONLY_SPEED, its, (OTHER_PARITY,), kernels=lambda v: v.warpgroups == 2) for its in TURNS),
     Harmless(
         AGAIN, VALUE_READY, number=1, kernels=lambda v: v.hopper and v.softmax is not wait_last and not by_nobody(v)
     ),
