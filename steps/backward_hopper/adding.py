@@ -1,9 +1,10 @@
 """Pieces of the backward kernels for Hopper: how dQ is added to what other blocks have added, and in which order.
 
-A float32 sum depends on the order of its additions. Where blocks add in turn, its last bits are the same every time:
-for every tile of dQ, and every part, global memory holds a number, how many blocks have added. A block waits until all
-before it have, adds, and counts itself. It counts itself a turn later, when TMA has long written what it added, so that
-it seldom waits for that. Warps of their own may do all of this, or count the block as soon as it has added.
+A float32 sum depends on the order of its additions. Where blocks add in a fixed order, its last bits are the same every
+time: for every tile of dQ, and every warpgroup, global memory holds a number, how many blocks have added. A block waits
+until all before it have, adds, and counts itself. It counts itself an iteration later, when TMA has long written what
+it added, so that it seldom waits for that. Warps of their own may do all of this, or count the block as soon as it has
+added.
 
 The order is that of the blocks' numbers, in which a GPU starts them: a block waits for such as have started, and they
 cannot all wait. Without a mask all blocks begin with the first tile of queries, and the first to add is block 0. Under
@@ -30,11 +31,11 @@ from steps.gluon import names  # noqa: F401
 
 @dataclass(frozen=True)
 class Adding(Pieces):
-    """How dQ is added. add(d_query, arrays, tiles, turn, work, padded, part, variant): that of a turn.
+    """How dQ is added. add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant): that of an iteration.
 
-    order(d_query, variant): dQ as the sums have its columns. later(arrays, tiles, turns, work, part, variant): what is
-    left to do of a turn when the next scores are under way; rest(...): when all turns are over. by_tma: whether TMA
-    adds. fours: whether the sums have a lane's four columns side by side.
+    order(d_query, variant): dQ as the sums have its columns. later(arrays, tiles, iterations, work, warpgroup,
+    variant): what is left to do of an iteration when the next scores are under way; rest(...): when all iterations are
+    over. by_tma: whether TMA adds. fours: whether the sums have a lane's four columns side by side.
     """
 
     add: Callable
@@ -47,10 +48,11 @@ class Adding(Pieces):
 
 @dataclass(frozen=True)
 class Sequence(Pieces):
-    """In which order blocks add. before(barriers, aside, turn, work, part, variant): wait until this part may.
+    """In which order blocks add. before(barriers, aside, iteration, work, warpgroup, variant): wait until this
+    warpgroup may.
 
-    behind(barriers, turn, part, variant): it has. end(aside, turn, work, part, variant): so it has
-    in the last turn, too.
+    behind(barriers, iteration, warpgroup, variant): it has. end(aside, iteration, work, warpgroup, variant): so it has
+    in the last iteration, too.
     """
 
     before: Callable
@@ -62,7 +64,7 @@ class Sequence(Pieces):
 def add_to_query(
     d_query, arrays, tiles, barriers, iteration, work, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
+    """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
     variant.sequence.before(barriers, aside, iteration, work, warpgroup, variant)
     variant.adding.add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
     variant.sequence.behind(barriers, iteration, warpgroup, variant)
@@ -70,7 +72,7 @@ def add_to_query(
 
 @gluon.jit
 def corner(iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Where a part's dQ of a turn's tile of queries begins: [batch, head, row, column]."""
+    """Where a warpgroup's dQ of an iteration's tile of queries begins: [batch, head, row, column]."""
     head, i = position(work, iteration, variant)
     first_row = i * variant.tile.query + (warpgroup * variant.query_rows if variant.rows_apart else 0)
     first_column = 0 if variant.rows_apart else warpgroup * variant.query_columns
@@ -125,7 +127,7 @@ def in_lines(d_query, variant: gl.constexpr):
 
 @gluon.jit
 def add_to_keys(x, sums, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Add a part's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
+    """Add a warpgroup's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
     LAYOUT: gl.constexpr = variant.key_fours
     padded = gl.num_programs(0) * variant.tile.key
     line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
@@ -140,14 +142,14 @@ def add_to_keys(x, sums, work, warpgroup: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def store_for_adder(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it, and let the warp that adds see to the rest."""
+    """Store a warpgroup's dQ where TMA reads it, and let the warp that adds see to the rest."""
     store_for_tma(d_query, tiles, warpgroup, variant)
     fence_async_shared()
 
 
 @gluon.jit
 def store_for_tma(d_query, tiles, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it. A fence must follow."""
+    """Store a warpgroup's dQ where TMA reads it. A fence must follow."""
     slot = tiles.d_query.index(warpgroup)
     shape: gl.constexpr = [variant.query_rows, variant.query_columns]
     if variant.adding.fours:
@@ -158,7 +160,7 @@ def store_for_tma(d_query, tiles, warpgroup: gl.constexpr, variant: gl.constexpr
 
 @gluon.jit
 def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
+    """Ask TMA to add a warpgroup's dQ of an iteration, which the warpgroup has stored."""
     fence_async_shared()
     async_reduce_shared_to_global(
         arrays.sums, corner(iteration, work, warpgroup, variant), tiles.d_query.index(warpgroup)
@@ -167,7 +169,7 @@ def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr, variant
 
 @gluon.jit
 def add_by_tma(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ when TMA has read the last one, and ask it to add this one."""
+    """Store a warpgroup's dQ when TMA has read the last one, and ask it to add this one."""
     tma.store_wait(0)
     store_for_tma(d_query, tiles, warpgroup, variant)
     let_tma_add(arrays, tiles, iteration, work, warpgroup, variant)
@@ -175,30 +177,31 @@ def add_by_tma(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.co
 
 @gluon.jit
 def store_to_add_later(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ when TMA has read the last one. It is asked to add it when the next scores are under way."""
+    """Store a warpgroup's dQ when TMA has read the last one. It is asked to add it when the next scores are under
+    way."""
     tma.store_wait(0)
     store_for_tma(d_query, tiles, warpgroup, variant)
 
 
 @gluon.jit
 def add_stored(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add what was stored at the end of the turn before."""
+    """Ask TMA to add what was stored at the end of the iteration before."""
     if iterations > 1:
         let_tma_add(arrays, tiles, iterations - 2, work, warpgroup, variant)
 
 
 @gluon.jit
 def add_last(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add dQ of the last turn."""
+    """Ask TMA to add dQ of the last iteration."""
     let_tma_add(arrays, tiles, iterations - 1, work, warpgroup, variant)
 
 
-# --- in turn ---
+# --- in a fixed order ---
 
 
 @gluon.jit
 def count_of(counts, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Where it is counted how many blocks have added to this part's dQ of a turn's tile."""
+    """Where it is counted how many blocks have added to this warpgroup's dQ of an iteration's tile."""
     head, i = position(work, iteration, variant)
     line = work.batch * work.heads + head
     return counts + ((line * (work.first + work.a_head) + i) * variant.warpgroups + warpgroup)
@@ -206,7 +209,7 @@ def count_of(counts, iteration, work, warpgroup: gl.constexpr, variant: gl.const
 
 @gluon.jit
 def blocks_before(iteration, work, variant: gl.constexpr):
-    """How many blocks add to a turn's tile before this one."""
+    """How many blocks add to an iteration's tile before this one."""
     TILE_KEY: gl.constexpr = variant.tile.key
     j = work.key_row // TILE_KEY
     if variant.causal:
@@ -219,7 +222,7 @@ def blocks_before(iteration, work, variant: gl.constexpr):
 
 @gluon.jit
 def pass_on(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Count this block at a turn's tile, to which it has added."""
+    """Count this block at an iteration's tile, to which it has added."""
     if variant.adding.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
@@ -228,7 +231,7 @@ def pass_on(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constex
 
 @gluon.jit
 def await_blocks_before(barriers, aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Wait until all blocks that add to a turn's tile earlier have."""
+    """Wait until all blocks that add to an iteration's tile earlier have."""
     count = count_of(aside.counts, iteration, work, warpgroup, variant)
     before = blocks_before(iteration, work, variant)
     gl.inline_asm_elementwise(AWAIT, "=r,l,r", [count, before], dtype=gl.int32, is_pure=False, pack=1)
@@ -242,24 +245,24 @@ def pass_on_and_await(barriers, aside, iteration, work, warpgroup: gl.constexpr,
     await_blocks_before(barriers, aside, iteration, work, warpgroup, variant)
 
 
-# --- warps of their own, which add in turn or pass tiles on ---
+# --- warps of their own, which add in order or pass tiles on ---
 
 
 @gluon.jit
 def await_adder(barriers, aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Wait until TMA has read this part's last dQ."""
+    """Wait until TMA has read this warpgroup's last dQ."""
     mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)
 
 
 @gluon.jit
 def tell_adder(barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """This part's dQ is in shared memory."""
+    """This warpgroup's dQ is in shared memory."""
     mbarrier.arrive(barriers.sums_full.index(iteration % variant.adders * variant.warpgroups + warpgroup), count=1)
 
 
 @gluon.jit
 def tell_who_passes_on(barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """This part has added from registers."""
+    """This warpgroup has added from registers."""
     mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)
     gl.barrier()  # one thread tells for all
     mbarrier.arrive(barriers.sums_full.index(warpgroup), count=1)
@@ -267,7 +270,7 @@ def tell_who_passes_on(barriers, iteration, warpgroup: gl.constexpr, variant: gl
 
 @gluon.jit
 def add_in_order(arrays, tiles, barriers, work, scale, padded, aside, first: gl.constexpr, variant: gl.constexpr):
-    """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
+    """An adder, a warp: adds what both warpgroups have stored, when it is this block's turn, and passes the tile on.
 
     It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
     adders each takes every other tile, from the ``first`` on, so that it waits while the other is at work.
@@ -290,7 +293,7 @@ def add_in_order(arrays, tiles, barriers, work, scale, padded, aside, first: gl.
 
 @gluon.jit
 def pass_tiles_on(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
+    """A warp beside a warpgroup that adds from registers: it passes a tile on when the warpgroup has added to it."""
     for iteration in range(variant.group_size * work.a_head):
         mbarrier.wait(barriers.sums_full.index(warpgroup), iteration & 1)
         mbarrier.arrive(barriers.sums_empty.index(warpgroup), count=1)

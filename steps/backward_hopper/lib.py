@@ -107,7 +107,7 @@ class Aside(NamedTuple):
     """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
 
     counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
-    to prepare and to scale in a turn, times 2^16.
+    to prepare and to scale in an iteration, times 2^16.
     """
 
     counts: object
@@ -124,9 +124,9 @@ class Aside(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
+    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
 
-    d_query: every part's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
+    d_query: every warpgroup's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
     """
 
     key: object
@@ -141,7 +141,7 @@ class Tiles(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """Where one part hands its weights to the other, and mbarriers: when they are there, and when it has them."""
+    """Where one warpgroup hands its weights to the other, and mbarriers: when they are there, and when it has them."""
 
     weights: object
     full: object
@@ -149,13 +149,14 @@ class Handover(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers: complete when TMA has filled a place, and when all parts have used it.
+    """mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it.
 
-    d_scores_full: between parts, when all that write dS have. d_scores_empty: when all have multiplied it.
-    done: when all parts have read K and V for the last time, and when all have written dK and dV.
-    turns: a part's completes when it is its turn to compute weights.
-    sums_full, sums_empty: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such
-    warps each has a sums_full. Where parts add from registers: a part has added, and the warp that passes on knows.
+    d_scores_full: between warpgroups, when all that write dS have. d_scores_empty: when all have multiplied it.
+    done: when all warpgroups have read K and V for the last time, and when all have written dK and dV.
+    turns: a warpgroup's completes when it is its turn to compute weights.
+    sums_full, sums_empty: a warpgroup's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two
+    such warps each has a sums_full. Where warpgroups add from registers: a warpgroup has added, and the warp that
+    passes on knows.
     """
 
     keys_full: object
@@ -174,7 +175,7 @@ class Barriers(NamedTuple):
 
 @gluon.jit
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
-    """Places in shared memory."""
+    """Shared memory: tiles, and the slots of rings."""
     STAGES: gl.constexpr = variant.stages
     ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
     KEYS: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
@@ -197,7 +198,8 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def rings(variant: gl.constexpr):
-    """mbarriers for roles. None is made that nobody uses: the compiler would give its place to something else, too."""
+    """mbarriers for roles. None is made that nobody uses: the compiler would give its shared memory to something else,
+    too."""
     STAGES: gl.constexpr = variant.stages
     WARPGROUPS: gl.constexpr = variant.warpgroups
     query_full = barrier_ring(STAGES, 1)
@@ -219,7 +221,7 @@ def rings(variant: gl.constexpr):
 
 @gluon.jit
 def room_for_weights(variant: gl.constexpr):
-    """Where a part with the scores hands weights to the part with their gradients."""
+    """Where a warpgroup with the scores hands weights to the warpgroup with their gradients."""
     WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]
     handed = gl.allocate_shared_memory(gl.float32, WEIGHTS, variant.shared_weights)
     return Handover(handed, barrier_ring(1, 1), barrier_ring(1, 1))
@@ -229,7 +231,7 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
+    """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
 
     head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
     sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
@@ -255,7 +257,7 @@ def by_number(variant: gl.constexpr):
 
 @gluon.jit
 def from_last_keys(variant: gl.constexpr):
-    """As ``by_number``; of a head the block with the last keys begins (``adding``, on blocks that add in turn)."""
+    """As ``by_number``; of a head the block with the last keys begins (``adding``, on blocks that add in order)."""
     j, head, batch = by_number(variant)
     return gl.num_programs(0) - 1 - j, head, batch
 
@@ -299,7 +301,7 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
 
 @gluon.jit
 def position(work, iteration, variant: gl.constexpr):
-    """(head, index of the tile of queries) of a turn."""
+    """(head, index of the tile of queries) of an iteration."""
     head = work.head
     n = iteration
     if variant.group_size > 1:
@@ -323,7 +325,7 @@ class Helpers(Pieces):
     f(arrays, tiles, barriers, work, scale, padded, aside, n, variant), where n is 0 and 1; None: there is none.
 
     rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, two_behind,
-    variant): a part has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
+    variant): a warpgroup has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
     first and second. hear: so many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared
     memory.
     """
@@ -353,7 +355,7 @@ def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line, va
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
-    """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     STAGES: gl.constexpr = variant.stages
     full = barriers.keys_full.index(0)
     mbarrier.expect(full, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)

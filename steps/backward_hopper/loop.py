@@ -1,7 +1,8 @@
 """Two warpgroups that compute each for itself: 64 keys, and half of dQ, for which they exchange dS.
 
-A part computes dQ of a turn in its next turn. It then needs what the other part has computed a turn ago, and the two
-may be up to a turn apart: while one takes exponentials, the other's products keep the tensor cores busy.
+A warpgroup computes dQ of an iteration in the next one. It then needs what the other warpgroup has computed an
+iteration ago, and the two may be up to an iteration apart: while one takes exponentials, the other's products keep the
+tensor cores busy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from steps.hopper.lib import await_tile
 
 @gluon.jit
 def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """A part: dK and dV of its keys, and its share of what the block adds to dQ."""
+    """A warpgroup: dK and dV of its keys, and its share of what the block adds to dQ."""
     dtype: gl.constexpr = tiles.key.dtype
     KEYS: gl.constexpr = variant.keys
     keys = keys_of(tiles.key, variant).slice(warpgroup * KEYS, KEYS, 0)
@@ -56,13 +57,13 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
         weights = variant.key_operand.weights(weights, rounded)
         d_scores = variant.gradient.d_scores(weights, d_weights, tiles.row_sum, iteration, dtype, variant)
-        before = iteration + 1  # of the two places of dS, that of the turn before
+        before = iteration + 1  # of the two slots of dS, that of the iteration before
         variant.exchange.wait(barriers, iteration, variant)
         tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS, KEYS, 0).store(d_scores)
         variant.fence.first(barriers, iteration)
         variant.turns.give(barriers, warpgroup, variant)
 
-        # --- dQ of the turn before, and dK; under dK's product dQ is added ---
+        # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
         mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, before, warpgroup, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
@@ -74,7 +75,7 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         d_key = warpgroup_mma_wait(0, deps=[d_key])
         mbarrier.arrive(barriers.query_empty.index(iteration % variant.stages), count=1)
 
-    # --- dQ of the last turn ---
+    # --- dQ of the last iteration ---
     if iterations > 0:
         variant.adding.later(arrays, tiles, iterations, work, warpgroup, variant)
         mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)

@@ -56,7 +56,7 @@ def issue_d_query(d_scores, keys, variant: gl.constexpr):
 
 @gluon.jit
 def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Begin this part's share of a turn's dQ: its queries, or its columns."""
+    """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
     d_scores = tiles.d_scores.index(iteration & 1)
     keys = keys_of(tiles.key, variant)
     if variant.rows_apart:
@@ -81,12 +81,12 @@ def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
     return weights
 
 
-# --- where a part has its K ---
+# --- where a warpgroup has its K ---
 
 
 @dataclass(frozen=True)
 class Keys(Pieces):
-    """take(keys, variant): a part's K as scores take it. scores(kept, keys, query, variant): begin these.
+    """take(keys, variant): a warpgroup's K as scores take it. scores(kept, keys, query, variant): begin these.
 
     weights(weights, rounded): what waits for the weights' gradient. share: of how many columns one is in registers; 0:
     none.
@@ -146,10 +146,10 @@ def in_16_bits(weights, rounded):
 
 @dataclass(frozen=True)
 class Gradient(Pieces):
-    """issue(values, d_output, row_sum, turn, variant): begin the weights' gradient [key, query].
+    """issue(values, d_output, row_sum, iteration, variant): begin the weights' gradient [key, query].
 
-    d_scores(weights, d_weights, row_sum, turn, dtype, variant): dS, rounded: the weights times what is left of their
-    gradient when the row sums of dO * O (delta) are taken off.
+    d_scores(weights, d_weights, row_sum, iteration, dtype, variant): dS, rounded: the weights times what is left of
+    their gradient when the row sums of dO * O (delta) are taken off.
     """
 
     issue: Callable
@@ -183,13 +183,14 @@ def as_it_is(weights, d_weights, row_sum, iteration, dtype: gl.constexpr, varian
     return (weights * d_weights).to(dtype)
 
 
-# --- how two parts exchange dS ---
+# --- how two warpgroups exchange dS ---
 
 
 @dataclass(frozen=True)
 class Exchange(Pieces):
-    """When the place of a turn's dS is free. wait(barriers, turn, variant): until it is. free(...): this part needs no
-    more the place of the turn's dO, and that of dS of the turn before. barriers: whether dS has mbarriers of its own.
+    """When the slot of an iteration's dS is empty. wait(barriers, iteration, variant): until it is. free(...): this
+    warpgroup needs no more the slot of the iteration's dO, and that of dS of the iteration before. barriers: whether dS
+    has mbarriers of its own.
     """
 
     wait: Callable
@@ -199,20 +200,20 @@ class Exchange(Pieces):
 
 @gluon.jit
 def await_slot(barriers, iteration, variant: gl.constexpr):
-    """Wait until both parts have multiplied what was in the place of this turn's dS."""
+    """Wait until both warpgroups have multiplied what was in the slot of this iteration's dS."""
     mbarrier.wait(barriers.d_scores_empty.index(iteration & 1), iteration + 1 >> 1 & 1 ^ 1)
 
 
 @gluon.jit
 def free_each(barriers, iteration, variant: gl.constexpr):
-    """This part has multiplied dO of the turn, and dS of the turn before."""
+    """This warpgroup has multiplied dO of the iteration, and dS of the iteration before."""
     release(barriers.d_output_empty, iteration, variant.stages)
     mbarrier.arrive(barriers.d_scores_empty.index(iteration + 1 & 1), count=1)
 
 
 @gluon.jit
 def await_slot_with_d_output(barriers, iteration, variant: gl.constexpr):
-    """Likewise: both parts said so of dO in the turn before."""
+    """Likewise: both warpgroups said so of dO in the iteration before."""
     told = (iteration + variant.stages - 1) // variant.stages & 1 ^ 1
     mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % variant.stages), told)
 
@@ -225,7 +226,8 @@ def free_together(barriers, iteration, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Fence(Pieces):
-    """Where a part tells that dS is stored: first(barriers, turn), in front of the next products, or behind(...)."""
+    """Where a warpgroup tells that dS is stored: first(barriers, iteration), in front of the next products, or
+    behind(...)."""
 
     first: Callable
     behind: Callable
@@ -233,7 +235,7 @@ class Fence(Pieces):
 
 @gluon.jit
 def tell_stored(barriers, iteration):
-    """Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence."""
+    """Tell both warpgroups that this one has stored its dS of an iteration. wgmma reads it, which takes a fence."""
     fence_async_shared()
     mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
 
@@ -243,7 +245,7 @@ def tell_stored(barriers, iteration):
 
 @gluon.jit
 def await_all_warpgroups(barriers, n: gl.constexpr, variant: gl.constexpr):
-    """Wait until all parts are here, for the n-th time."""
+    """Wait until all warpgroups are here, for the n-th time."""
     if variant.warpgroups == 1:
         gl.barrier()
     else:
@@ -256,7 +258,7 @@ def store_both(
     d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV leave by way of the places of K and V, a part's by its own, when all parts have read these."""
+    """dK and dV leave from where K and V were, a warpgroup's rows from its own, when all warpgroups have read these."""
     dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     await_all_warpgroups(barriers, 0, variant)

@@ -5,15 +5,15 @@ the weights, and has dV; the other computes the weights' gradient and dS, and ha
 group through shared memory, in float32, so that nothing is rounded on the way; dS comes back. Of dQ each computes half
 of the columns, and adds it from registers.
 
-The warpgroup with the scores is ahead of the other, and computes its half of dQ a turn late: dS has then been there
-for long. So while one takes exponentials, or waits, the other's products keep the tensor cores busy.
+The warpgroup with the scores is ahead of the other, and computes its half of dQ an iteration late: dS has then been
+there for long. So while one takes exponentials, or waits, the other's products keep the tensor cores busy.
 
 A handover says more than that something is there, which saves barriers:
 
-- With the weights of a turn comes the word that Q is there, as the scores were made of it; and that the warpgroup with
-  the scores has multiplied dS of two turns ago, whose place dS of this turn takes.
+- With the weights of an iteration comes the word that Q is there, as the scores were made of it; and that the warpgroup
+  with the scores has multiplied dS of two iterations ago, whose slot dS of this iteration takes.
 - With the last weights, or the last dS, comes the word that the other warpgroup has read Q, or dO, for the last time.
-  So dK leaves by a place of Q, and dV by one of dO.
+  So dK leaves by a slot of Q, and dV by one of dO.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         factor = gl.convert_layout(weights.to(dtype), variant.factor)  # now: dQ needs the weights' registers
         mbarrier.arrive(barriers.handover.full.index(0), count=1)
 
-        # --- dQ of the turn before, which is added under dV; what it is in the first turn nobody needs ---
+        # --- dQ of the iteration before, which is added under dV; what it is in the first iteration nobody needs ---
         mbarrier.wait(barriers.d_scores_full.index(iteration + 1 & 1), iteration - 1 >> 1 & 1)
         d_query = issue_own_d_query(tiles, iteration + 1, 0, variant)
         await_tile(barriers.d_output_full, iteration, variant.stages)
@@ -70,7 +70,7 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
         d_value = warpgroup_mma_wait(0, deps=[d_value])
         release(barriers.d_output_empty, iteration, variant.stages)
 
-    # --- dQ of the last turn ---
+    # --- dQ of the last iteration ---
     if iterations > 0:
         mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
         d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, 0, variant)])
@@ -124,7 +124,7 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
 
 @gluon.jit
 def store_sums(sums, ring, array, work, variant: gl.constexpr):
-    """dV or dK leaves by a place of the ring of dO or Q that it was summed from, when nobody reads them any more."""
+    """dV or dK leaves by a slot of the ring of dO or Q that it was summed from, when nobody reads them any more."""
     slot = ring.index(0)
     keys_of(slot, variant).store(sums.to(slot.dtype))
     fence_async_shared()
@@ -133,7 +133,7 @@ def store_sums(sums, ring, array, work, variant: gl.constexpr):
 
 @gluon.jit
 def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """A part: of two, the first has the scores, and the second their gradients."""
+    """A warpgroup: of two, the first has the scores, and the second their gradients."""
     if warpgroup == 0:
         consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant)
     else:

@@ -28,8 +28,8 @@ ROW_WARPS = 4  # of the small kernels
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
 AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
 PROCESSORS = 132  # of an H100; a block has one alone
-# Turns that a block takes for a query head at least, in the mean, for query heads to have blocks of their own: from
-# trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
+# Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
+# from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
 ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
 ITERATIONS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
 LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
@@ -41,21 +41,22 @@ class HopperGradients(GradientStep, FusedStep):
 
     generation: the kernel, which reads from top to bottom in a module of its own. ``spare`` runs where there are
     helpers for a problem; elsewhere ``output_buffer`` runs in its place.
-    compute: of a turn, where warpgroups compute together. Nothing that follows counts there but ``adding``.
-    adding: how a block adds its part of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
+    compute: of an iteration, where warpgroups compute together. Nothing that follows counts there but ``adding``.
+    adding: how a block adds its share of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
     adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
-    sequence: in which order blocks add to dQ; in turn, for the same bits every time.
+    sequence: in which order blocks add to dQ; in a fixed one, for the same bits every time.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
-    block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
-    turns: in which order parts compute weights and dS, at head_dim 128.
+    block has several query heads. Blocks that add in order begin so without a mask, and of a section those with the
+    first keys.
+    turns: in which order warpgroups compute weights and dS, at head_dim 128.
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
-    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes turns
+    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes iterations
     enough for it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
-    keys_64, keys_unmasked: where parts have K at head_dim 64, and at head_dim 128 without a mask.
+    keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
-    exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their own.
+    exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
     begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
@@ -94,9 +95,9 @@ class HopperGradients(GradientStep, FusedStep):
         if not (self.together or self.adding.by_tma):
             raise ValueError("warpgroups that are apart take adding by TMA")
         if self.deterministic and self.adding_unmasked:
-            raise ValueError("sequence=IN_TURN takes adding_unmasked=None: nobody's turn is put off")
+            raise ValueError("sequence=IN_ORDER takes adding_unmasked=None: nobody's turn is put off")
         if (self.helpers.hear or self.wide_helpers.hear) and not self.deterministic:
-            raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
+            raise ValueError("warps that add take sequence=IN_ORDER: elsewhere nobody waits for a turn to add")
         fits = self.adding.fours and not self.deterministic
         if (self.helpers is spare.SPARE or self.cta_per_query_head) and not fits:
             raise ValueError("spare warps and cta_per_query_head take adding by fours, in any order")
@@ -108,7 +109,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     @property
     def deterministic(self) -> bool:
-        """Whether blocks add to dQ in turn."""
+        """Whether blocks add to dQ in a fixed order."""
         return self.sequence is by.IN_ORDER
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
@@ -142,7 +143,8 @@ class HopperGradients(GradientStep, FusedStep):
         return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, problem.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
-        """Numbers in global memory that blocks count up: of each part's tiles of queries, or up to two of each head."""
+        """Numbers in global memory that blocks count up: of each warpgroup's tiles of queries, or up to two of each
+        head."""
         variant = self.variant(problem)
         if variant.ahead:
             return (2 if variant.spare else 1) * problem.batch * problem.heads
@@ -212,7 +214,7 @@ class HopperGradients(GradientStep, FusedStep):
         )
 
     def iterations_enough(self, problem: Problem, tile) -> bool:
-        """Whether a block takes turns enough for a query head, in the mean, for each to have blocks of its own."""
+        """Whether a block takes iterations enough for a query head, in the mean, for each to have blocks of its own."""
         blocks = -(-problem.seq_len_kv // tile.key)
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
         few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
@@ -387,7 +389,8 @@ class HopperGradients(GradientStep, FusedStep):
 
 
 def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
-    """Pieces of rows that spare warps prepare, and scale, in a turn, times 2^16, such that all are done in a head's."""
+    """Pieces of rows that spare warps prepare, and scale, in an iteration, times 2^16, such that all are done in a
+    head's."""
     rows = tiles_a_head(problem, variant.tile) * variant.tile.query
     iterations = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
     return tuple(

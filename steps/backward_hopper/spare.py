@@ -1,4 +1,4 @@
-"""Parts on their own, and beside the producer warps that add in turn (``adding``), or do the small kernels' work.
+"""Warpgroups on their own, and beside the producer warps that add in order (``adding``), or do the small kernels' work.
 
 What the latter do, for other heads and under the products, stands here, and the kernel with all roles at the end.
 Registers are handed to whole warpgroups, so that beside the producer's one warp three have registers and no work. Two
@@ -8,15 +8,16 @@ ended (``rows.scaled``). Both wait for device memory most of the time, and need 
 Blocks begin in the order of their numbers, and the heads in sections (``lib.l2_aware_lpt``), or one after the
 other. ``lines_ahead`` counts the heads from a block's own to that whose rows it prepares: where heads come in sections,
 to a later one. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and
-scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
+scale the last. The rows of a head are shared out among the blocks of the other one by the iterations that these take: a
 block's spare warps have more to do where its products take longer.
 
-Where blocks take too few turns for all of that, one spare warp lets TMA clear sums of a later head, an equal share for
-every block, and the others do nothing (``clear_ahead``). A kernel clears the first heads, prepares all and scales all.
+Where blocks take too few iterations for all of that, one spare warp lets TMA clear sums of a later head, an equal share
+for every block, and the others do nothing (``clear_ahead``). A kernel clears the first heads, prepares all and scales
+all.
 
 Two numbers in global memory stand for every head: how many pieces of its rows are prepared, or cleared; and, where dQ
-is scaled here, how many parts of blocks have added to it. Whoever needs all of them waits. It waits for blocks with
-lower numbers alone, which have begun: theirs prepare without waiting for anybody, so all of it comes to an end.
+is scaled here, how often a warpgroup of a block has added to it. Whoever needs all of them waits. It waits for blocks
+with lower numbers alone, which have begun: theirs prepare without waiting for anybody, so all of it comes to an end.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def lines_ahead(variant: gl.constexpr):
 
 @gluon.jit
 def iterations_before(j, tiles, variant: gl.constexpr):
-    """Turns that the first j blocks of a head take, of so many tiles of queries."""
+    """Iterations that the first j blocks of a head take, of so many tiles of queries."""
     j, tiles = j.to(gl.int64), tiles.to(gl.int64)
     if variant.causal:
         RATIO: gl.constexpr = variant.tile.key // variant.tile.query
@@ -63,9 +64,9 @@ def iterations_before(j, tiles, variant: gl.constexpr):
 
 @gluon.jit
 def own_share(pieces, rate, work, variant: gl.constexpr):
-    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes.
+    """(first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes.
 
-    The host has divided the pieces by the turns, rounded up: a division of 64 bits here would cost the warps that
+    The host has divided the pieces by the iterations, rounded up: a division of 64 bits here would cost the warps that
     multiply so many registers that they spill.
     """
     tiles = work.first + work.a_head
@@ -142,11 +143,11 @@ def await_zeros(aside, work, variant: gl.constexpr):
 
 @gluon.jit
 def tell_added(aside, work, two_behind: gl.constexpr, variant: gl.constexpr):
-    """Count this part of this block, when all that it has added to dQ is in global memory.
+    """Count this warpgroup of this block, when all that it has added to dQ is in global memory.
 
-    two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
+    two_behind: behind it this warpgroup had TMA store dK and dV, for which nobody waits here.
     """
-    if variant.unseen:  # whoever has had a turn is behind the producer, which has waited
+    if variant.unseen:  # whoever has had an iteration is behind the producer, which has waited
         variant.begin.wait()
     if variant.adding.by_tma:
         SO_FAR: gl.constexpr = WRITTEN_BUT_TWO if two_behind else WRITTEN
@@ -182,7 +183,7 @@ def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
 
-    # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added (see shared_fours) ---
+    # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added (see shared_fours) ---
     offset = row[:, None] * D + column[None, :]
     if variant.adding.by_tma:
         offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
@@ -216,7 +217,7 @@ def fmha_backward(
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     if variant.helpers.second is None:

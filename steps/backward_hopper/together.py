@@ -33,7 +33,7 @@ from steps.hopper.lib import await_tile, release
 
 @gluon.jit
 def share(d_scores, tiles, iteration, variant: gl.constexpr):
-    """Bring dS [key, query] to shared memory, where both warpgroups find it; returns the place."""
+    """Bring dS [key, query] to shared memory, where both warpgroups find it; returns the slot."""
     slot = tiles.d_scores.index(iteration % 2)
     slot.store(d_scores)
     fence_async_shared()

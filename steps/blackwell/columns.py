@@ -2,10 +2,10 @@
 
 With roles and head_dim 128 all 512 columns are taken:
 
-    scores of part 0 | scores of part 1 | output of part 0 | output of part 1
+    scores of warpgroup 0 | scores of warpgroup 1 | output of warpgroup 0 | output of warpgroup 1
     128 columns      | 128              | 128              | 128
 
-Weights have 16 bits, so that those of a part need half as many columns as its scores. They lie in the first 64 of
+Weights have 16 bits, so that those of a warpgroup need half as many columns as its scores. They lie in the first 64 of
 these, from when the softmax stores them until the PV product has read them. Then the next scores come there. The
 outputs stay from the first tile of keys to the last.
 
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia import blackwell
 
 
 class Columns(NamedTuple):
-    """Places in tensor memory, one for each part: scores and outputs in float32, weights in Q's dtype."""
+    """Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype."""
 
     scores: object
     weights: object
@@ -45,7 +45,7 @@ def allocate_columns(dtype: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def weights_of(columns, warpgroup, dtype: gl.constexpr, variant: gl.constexpr):
-    """A part's weights [query, key]: in columns of their own, or where its scores were."""
+    """A warpgroup's weights [query, key]: in columns of their own, or where its scores were."""
     slot = columns.weights.index(warpgroup)
     if variant.weights_apart:
         return slot
@@ -97,7 +97,7 @@ def to_shared_memory(output, factor, slot, variant: gl.constexpr):
 
 @gluon.jit
 def to_panels(output, factor, panels, variant: gl.constexpr):
-    """As ``to_shared_memory``, to a place for every AT_ONCE columns [panel, ..., query, column]."""
+    """As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column]."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
     factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]

@@ -27,17 +27,17 @@ from steps.hopper.lib import Arrays, Tiles, Work, barrier_ring
 
 
 class Barriers(NamedTuple):
-    """mbarriers. query, scores, weights, output, factors: one for each part. key, value: one for each place."""
+    """mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot."""
 
-    query_full: object  # TMA has brought a part's queries
+    query_full: object  # TMA has brought a warpgroup's queries
     key_full: object
     value_full: object
     scores_full: object  # the QK product has ended
     output_full: object  # the PV product has ended
-    key_empty: object = None  # all products that read the place have ended
+    key_empty: object = None  # all products that read the slot have ended
     value_empty: object = None
     weights_full: object = None  # the weights are there, and the output is rescaled
-    query_empty: object = None  # the output has left from where a part's queries were
+    query_empty: object = None  # the output has left from where a warpgroup's queries were
     factors_full: object = None  # by which the output is to be rescaled
     factors_empty: object = None
 
@@ -63,7 +63,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     # --- tensor memory ---
     columns = allocate_columns(dtype, variant)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     ARRIVALS: gl.constexpr = variant.weights_arrivals

@@ -29,10 +29,10 @@ from steps.hopper.lib import await_tile
 
 @gluon.jit
 def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
-    """A warp: asks TMA for all tiles, each as soon as its place is free."""
+    """A warp: asks TMA for all tiles, each as soon as its slot is empty."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
-    iteration = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     query_iteration = 0  # tiles of queries so far
     n, last = own_tiles(work, variant)
     while n < last:
@@ -55,7 +55,7 @@ def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
 
 @gluon.jit
 def multiply_next(tiles, columns, barriers, warpgroup: gl.constexpr, iteration, j, end, variant: gl.constexpr):
-    """Begin a part's PV product of the j-th tile and its QK product of the next, each once it may."""
+    """Begin a warpgroup's PV product of the j-th tile and its QK product of the next, each once it may."""
     weights = weights_of(columns, warpgroup, tiles.key.dtype, variant)
     output = columns.output.index(warpgroup)
     mbarrier.wait(barriers.weights_full.index(warpgroup), iteration & 1)
@@ -69,7 +69,8 @@ def multiply_next(tiles, columns, barriers, warpgroup: gl.constexpr, iteration, 
 
 @gluon.jit
 def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
-    """A warp: begins all products, of both parts in turn. While one part does its softmax, the other multiplies.
+    """A warp: begins all products, of both warpgroups in turn. While one warpgroup does its softmax, the other
+    multiplies.
 
     The next scores come where the weights are that a PV product reads. The PTX ISA promises no order between products
     with different accumulators, so that one is waited for before the QK product begins.
@@ -105,7 +106,7 @@ def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
 
 @gluon.jit
 def hand_over(factors, barriers, factor, iteration, warpgroup: gl.constexpr):
-    """Give the warpgroup that rescales a factor [query], for the turn-th time."""
+    """Give the warpgroup that rescales a factor [query], for tile ``iteration``."""
     mbarrier.wait(barriers.factors_empty.index(warpgroup), iteration & 1 ^ 1)
     factors.index(warpgroup).store(factor)
     mbarrier.arrive(barriers.factors_full.index(warpgroup), count=1)
@@ -113,7 +114,7 @@ def hand_over(factors, barriers, factor, iteration, warpgroup: gl.constexpr):
 
 @gluon.jit
 def take_over(factors, barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Take the turn-th factor [query] of a part."""
+    """Take the factor [query] of a warpgroup for tile ``iteration``."""
     mbarrier.wait(barriers.factors_full.index(warpgroup), iteration & 1)
     factor = factors.index(warpgroup).load(gl.SliceLayout(1, variant.output))
     mbarrier.arrive(barriers.factors_empty.index(warpgroup), count=1)
@@ -133,7 +134,8 @@ def finish(
     warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):
-    """Store a part's output, multiplied by a factor [query], behind its last PV product, which was the turn-th."""
+    """Store a warpgroup's output, multiplied by a factor [query], behind its last PV product, that of tile
+    ``iteration``."""
     mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
     store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup, variant)
     if variant.persistent:
@@ -142,7 +144,7 @@ def finish(
 
 @gluon.jit
 def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """A warpgroup: the softmax of a part's queries, over all tiles of keys that the block visits."""
+    """A warpgroup: the softmax of its queries, over all tiles of keys that the block visits."""
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
     scores_at = columns.scores.index(warpgroup)
     weights_at = weights_of(columns, warpgroup, tiles.key.dtype, variant)
@@ -189,7 +191,7 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgrou
 
 @gluon.jit
 def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constexpr):
-    """A warpgroup: rescales the outputs of both parts, and stores them at the end."""
+    """A warpgroup: rescales the outputs of both softmax warpgroups, and stores them at the end."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
     iteration = 0
     query_iteration = 0

@@ -51,7 +51,7 @@ def own_tiles(work, variant: gl.constexpr):
 
 @gluon.jit
 def told(last, query_iteration, work):
-    """Which tile of queries comes behind the turn-th: a block has the tile of its number. last: there is none."""
+    """Which tile of queries comes behind this one: a block has the tile of its number. last: there is none."""
     mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     found = clc.load_result(work.taken.answer)
     n = last
@@ -62,7 +62,8 @@ def told(last, query_iteration, work):
 
 @gluon.jit
 def take_next(n, last, query_iteration, work, variant: gl.constexpr):
-    """Behind the turn-th tile of queries, take that of a block that has not begun. The other roles read the answer."""
+    """Behind a tile of queries, take that of a block that has not begun. The other roles read the
+    answer."""
     if variant.taken:
         mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
         mbarrier.expect(work.taken.full.index(0), 16)
@@ -74,7 +75,7 @@ def take_next(n, last, query_iteration, work, variant: gl.constexpr):
 
 @gluon.jit
 def hear_next(n, last, query_iteration, work, variant: gl.constexpr):
-    """Which tile of queries comes behind the turn-th, in the order."""
+    """Which tile of queries comes behind this one, in the order."""
     if variant.taken:
         following = told(last, query_iteration, work)
         mbarrier.arrive(work.taken.empty.index(0), count=1)

@@ -16,14 +16,14 @@ from steps.hopper.lib import QueryTile, await_tile, fetch, position
 
 @gluon.jit
 def query_tile_of(n, work, variant: gl.constexpr):
-    """The n-th tile of queries in the order: (its place, head)."""
+    """The n-th tile of queries in the order: (its ``QueryTile``, head)."""
     head, batch, i = position(numbered(work, n, variant), work)
     return QueryTile(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head
 
 
 @gluon.jit
 def fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA for a part's queries."""
+    """Ask TMA for a warpgroup's queries."""
     full = barriers.query_full.index(warpgroup)
     if variant.ctas == 1:
         mbarrier.expect(full, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
@@ -35,7 +35,7 @@ def fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup: gl.constex
 
 @gluon.jit
 def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of keys, the turn-th that the block asks for."""
+    """Ask TMA for the j-th tile of keys, into the slot of tile ``iteration``."""
     row = j * variant.tile.key
     stage = iteration % variant.stages
     if variant.ctas == 1:
@@ -46,7 +46,7 @@ def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration, variant: gl.co
 
 @gluon.jit
 def fetch_values(arrays, tiles, barriers, query_tile, j, iteration, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of values, the turn-th that the block asks for."""
+    """Ask TMA for the j-th tile of values, into the slot of tile ``iteration``."""
     row = j * variant.tile.key
     stage = iteration % variant.stages
     if variant.ctas == 1:
@@ -80,13 +80,14 @@ def fetch_for_both(array, ring, full, query_tile, row, stage, variant: gl.conste
 
 @gluon.jit
 def query_of(queries, warpgroup, variant: gl.constexpr):
-    """A part's queries [query, head_dim]."""
+    """A warpgroup's queries [query, head_dim]."""
     return queries.index(warpgroup).reshape([variant.rows, variant.head_dim])
 
 
 @gluon.jit
 def store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Multiply a part's output by a factor [query], and let TMA store it. It leaves from where the part's Q was."""
+    """Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where the warpgroup's Q
+    was."""
     if variant.ctas == 1:
         to_shared_memory(columns.output.index(warpgroup), factor, query_of(tiles.output, warpgroup, variant), variant)
         fence_async_shared()
@@ -106,7 +107,7 @@ def store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl
 
 @gluon.jit
 def store_sums(LSE, row_max, row_sum, query_tile, head, work, arrays, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store the log-sum-exp of a part's queries, where it is asked for."""
+    """Store the log-sum-exp of a warpgroup's queries, where it is asked for."""
     if variant.lse:
         line = query_tile.batch.to(gl.int64) * work.heads + head
         store_lse(LSE, row_max, row_sum, line, query_tile.row + warpgroup * variant.rows, arrays.query.shape[2])

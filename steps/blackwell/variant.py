@@ -17,14 +17,14 @@ from steps.core.tiles import Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 HEAD_DIMS = (32, 64, 128, 256)
-WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memory the output of one part
-ROWS = 128  # queries of a part: the lanes of tensor memory, and the rows of one tcgen05.mma
+WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memory the output of one warpgroup
+ROWS = 128  # queries of a warpgroup: the lanes of tensor memory, and the rows of one tcgen05.mma
 KEYS, WIDE_KEYS = 128, 64  # of a tile
 GROUP_WARPS = 4  # of a warpgroup, which together reach all lanes
 AT_ONCE = 64  # columns of the output that a warpgroup holds in registers at once, where it rescales or stores
 
 # Registers of a thread. All threads of a block share 65536, and those of a warpgroup have the same number. The two
-# warps that begin products and ask for tiles are in a warpgroup of their own. What is left is the first part's.
+# warps that begin products and ask for tiles are in a warpgroup of their own. What is left is the first warpgroup's.
 SOFTMAX_ALONE, SOFTMAX, CORRECTION, SINGLE_WARPS = 232, 192, 96, 32  # alone: no warpgroup rescales
 WIDE_CORRECTION, WIDE_SINGLE_WARPS = 176, 80  # where one warpgroup does the softmax, there are enough
 
@@ -108,7 +108,7 @@ class Variant:
     correction: bool
     persistent: bool  # a block computes several tiles of queries
     taken: bool  # and takes one after the other from blocks that have not begun, and has no list of them
-    registers: tuple[int, ...]  # of a thread of every role but the first part's
+    registers: tuple[int, ...]  # of a thread of every role but the first warpgroup's
     threshold: float
     frequency: int
     remainder: int  # 0: no exponential is a polynomial
@@ -146,12 +146,12 @@ class Variant:
 
     @property
     def rows(self) -> int:
-        """Queries of a part, in all CTAs together."""
+        """Queries of a warpgroup, in all CTAs together."""
         return ROWS * self.ctas
 
     @property
     def warps(self) -> int:
-        """Warps that a block begins with: those of the first part."""
+        """Warps that a block begins with: those of the first softmax warpgroup."""
         return GROUP_WARPS
 
     @property
@@ -171,13 +171,14 @@ class Variant:
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every role but the first part's: the other part's, those that rescale, products, copies."""
+        """Warps of every role but the first warpgroup's: the other warpgroup's, those that rescale, products,
+        copies."""
         groups = self.warpgroups - 1 + self.correction
         return [GROUP_WARPS] * groups + [1, 1]
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of those; the first part gets what is left, which is no less."""
+        """Registers of a thread of those; the first warpgroup gets what is left, which is no less."""
         return list(self.registers)
 
     @property

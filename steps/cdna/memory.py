@@ -31,7 +31,7 @@ def load_queries(pointer, stride, first, limit, variant: gl.constexpr):
 
 @gluon.jit
 def fetch(slot, pointer, stride, tile_index, limit, variant: gl.constexpr):
-    """Bring a tile of keys or values to its place in LDS, or, where that is direct, begin to."""
+    """Bring a tile of keys or values to its slot in LDS, or, where that is direct, begin to."""
     row = gl.arange(0, variant.tile.key, gl.SliceLayout(1, variant.copy))
     column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, variant.copy))
     first = gl.to_tensor(tile_index * variant.tile.key)

@@ -112,7 +112,7 @@ def fmha(
 
 @dataclass(frozen=True, kw_only=True)
 class TritonStep(AmdStep):
-    """The kernel above. tile: queries of a block, and keys of a turn; waves: of a block."""
+    """The kernel above. tile: queries of a block, and keys of an iteration; waves: of a block."""
 
     tile: Tile = hole()
     waves: int = hole()

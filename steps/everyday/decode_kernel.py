@@ -3,10 +3,10 @@
 K and V are read once, and one query is too little to fill a tile. What fills it are the queries of a group, which all
 read the same keys: they are the rows of one tile. A block owns the rows of one kv head of one sequence, and all of its
 keys or a range of them. Where several blocks have a range each, every one writes its output and the log-sum-exp of its
-scores, and ``merge`` puts the parts together (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/).
+scores, and ``merge`` merges these partial results (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/).
 
-``variant`` (``steps.everyday.variant``) is constant when a kernel is compiled. Q, Out and the parts have their heads as
-[kv head, member of its group], which is a view of a tensor with as many heads as queries have.
+``variant`` (``steps.everyday.variant``) is constant when a kernel is compiled. Q, Out and the partial results have
+their heads as [kv head, member of its group], which is a view of a tensor with as many heads as queries have.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
 
 
 def comes_last(Arrived, tile, splits):
-    """Whether all other splits of these rows have stored their parts. The last one sets the count to zero again.
+    """Whether all other splits of these rows have stored their results. The last one sets the count to zero again.
 
     The addition releases what this block has stored, and acquires what the others have.
     """
@@ -196,11 +196,11 @@ def make_decode(variant):
 
 
 def make_merge(at_once, head_dim, members, queries, with_lse):
-    """The kernel that puts parts together, a block for each query of each head; its grid: queries, heads, batch.
+    """The kernel that merges partial results, a block for each query of each head; its grid: queries, heads, batch.
 
-    It is the online softmax once more: the log-sum-exp of a part is its score, and its output is its value. at_once:
-    parts that one turn takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query of
-    which no part has a key gets zeros.
+    It is the online softmax once more: the log-sum-exp of a split is its score, and its output is its value. at_once:
+    splits that one iteration takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query
+    of which no split has a key gets zeros.
     """
 
     def merge(Partials, LSE, Out):

@@ -1,4 +1,4 @@
-"""A decoding step in cuTile: the holes of its skeleton, into how many parts keys are split, launching and compiling."""
+"""A decoding step in cuTile: the holes of its skeleton, into how many splits keys fall, launching and compiling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_KEYS = 128
 # registers of tiles of 128 rows spill in the loop.
 MOST_ROWS = 64
 START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
-AT_ONCE = 32  # parts that one turn of the merging takes, at most
+AT_ONCE = 32  # splits that one iteration of the merging takes, at most
 MERGING = BlockShape(Tile(1, AT_ONCE))
 
 
@@ -216,7 +216,7 @@ class DecodeStep(FusedStep):
         return dataclasses.replace(compiled, blocks=blocks, kv_tiles=groups * tiles, other_kernels=others)
 
     def compile_merge(self, problem: Problem, splits: int, arch: str):
-        """The kernel that merges so many parts, compiled."""
+        """The kernel that merges so many splits, compiled."""
         from tutorial_lib import compiler
 
         parameters = [*self.partials(problem, splits), outputs(problem)]
@@ -252,7 +252,7 @@ class DecodeStep(FusedStep):
 def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     """How many blocks share the keys of a tile of rows. groups: tiles of rows; at_a_time: blocks that the GPU holds.
 
-    With s splits there are groups * s blocks, which run in so many turns as it takes with ``at_a_time`` in each; a
+    With s splits there are groups * s blocks, which run in so many rounds as it takes with ``at_a_time`` in each; a
     block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. What takes
     the fewest tiles one after another is chosen, and of equals the smallest.
     """
@@ -264,7 +264,7 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
 
 
 def at_once(splits: int) -> int:
-    """Parts that one turn of the merging takes."""
+    """Splits that one iteration of the merging takes."""
     return min(power_of_two(splits), AT_ONCE)
 
 

@@ -37,8 +37,8 @@ LINE = re.compile(
 QUERIES = "TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8"
 KEYS = "TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8"
 FREE = "mbarrier.wait(barriers.{0}_empty.index(stage), used)"
-DONE = "release(barriers.{0}_empty, turn, STAGES)"
-RINGS = ("STAGES, 1", "STAGES, WARPGROUPS", "STAGES, 1", "STAGES, WARPGROUPS")  # ready and free, of keys and of values
+DONE = "release(barriers.{0}_empty, iteration, STAGES)"
+RINGS = ("STAGES, 1", "STAGES, WARPGROUPS", "STAGES, 1", "STAGES, WARPGROUPS")  # full and empty, of keys and of values
 
 
 def waits_in(message: str) -> list[Wait]:

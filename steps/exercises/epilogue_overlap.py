@@ -58,11 +58,11 @@ EXERCISE = BegunBehind(
     ),
     hints=(
         "All QK products of these queries have ended, so their slot can be released at once. The next product needs "
-        "two things that TMA brings: tile query_turn + 1 of the queries and tile turn + 1 of the keys.",
+        "two things that TMA brings: tile query_iteration + 1 of the queries and tile iteration + 1 of the keys.",
         "Behind a block's last tile nothing more comes. Who waits for it waits forever, so both waits stand under "
         "`if more`. The product itself is begun in any case.",
         "Two products are under way then: the last PV product, which is older, and the next QK product. "
-        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the slot of V, turn, is free.",
+        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the slot of V, iteration, is empty.",
     ),
     solution="""
 def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgroup: gl.constexpr):
@@ -126,8 +126,8 @@ def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgro
         Wrong(
             "these queries once more",
             "race on tiles.query",
-            old="part_of(tiles.query, query_turn + 1",
-            new="part_of(tiles.query, query_turn",
+            old="query_of(tiles.query, query_iteration + 1",
+            new="query_of(tiles.query, query_iteration",
         ),
         Wrong(
             "nobody waits for the next queries",

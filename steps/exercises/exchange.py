@@ -10,7 +10,7 @@ def judge(function, chance):
         found = function(iteration)
         if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, int) for x in found)):
             return (
-                f"`before_writing({iteration})` must be two whole numbers, (place, parity), and yours gives {found!r}."
+                f"`before_writing({iteration})` must be two whole numbers, (slot, parity), and yours gives {found!r}."
             )
         slot, parity = found
         if slot != iteration % 2:
@@ -22,8 +22,8 @@ def judge(function, chance):
             continue
         if not releases:
             return (
-                f"In iteration {iteration} it waits for ever: nobody releases slot {slot} before it was written, and on a "
-                "fresh barrier a wait with parity 1 passes, and not one with parity 0."
+                f"In iteration {iteration} it waits for ever: nobody releases slot {slot} before it was written, and "
+                "on a fresh barrier a wait with parity 1 passes, and not one with parity 0."
             )
         return (
             f"Before iteration {iteration} writes, slot {slot} must have been released {_times(releases)}. A wait with "

@@ -80,8 +80,9 @@ EXERCISE = InKernel(
         "by itself, and what must it be told?",
         "Both producers wait for `empty` of their own CTA, and both announce the bytes to their own `full`. Only then "
         "does the one that does not ask tell the other. The one that asks waits for that before the copy.",
-        "The wait for `empty` has the parity turn // STAGES & 1 ^ 1, so that it passes at once in the first round. The "
-        "wait for `there` has the parity turn // STAGES & 1: the other CTA tells in the first round, too.",
+        "The wait for `empty` has the parity iteration // STAGES & 1 ^ 1, so that it passes at once in the first "
+        "round. The wait for `there` has the parity iteration // STAGES & 1: the other CTA tells in the first round, "
+        "too.",
     ),
     solution="""
 def fetch_or_free(asks, array, at, ring, full, empty, there, iteration):
@@ -145,8 +146,8 @@ def fetch_or_free(asks, array, at, ring, full, empty, there, iteration):
         Wrong(
             "the wait for the other is passable at first",
             "waits for a phase too many",
-            old="there.index(stage), turn // STAGES & 1)",
-            new="there.index(stage), turn // STAGES & 1 ^ 1)",
+            old="there.index(stage), iteration // STAGES & 1)",
+            new="there.index(stage), iteration // STAGES & 1 ^ 1)",
         ),
         Wrong(
             "arrives at its own barrier",

@@ -59,7 +59,7 @@ class GiveBack(InKernel):
         return LATE[("keys", "values")[late[0] % 2]] if late else None
 
     def copies(self, problem, source: str) -> list[float]:
-        """When TMA begins to fetch each tile of keys and of values, in turn: simulated clocks."""
+        """When TMA begins to fetch each tile of keys and of values, one after the other: simulated clocks."""
         step = self.kernel(problem, source)
         kind = pass_of(step)
         inputs = kind.inputs(problem, 0)
@@ -104,12 +104,12 @@ def attend(query, tiles, barriers, query_tile, iteration, scale):
 
 
 def placed(behind_scores: str, behind_output: str) -> str:
-    """The solution with other statements where a place is given back."""
+    """The solution with other statements where a slot is released."""
     return SOLUTION.replace(VALUES, "VALUES").replace(KEYS, behind_scores).replace("VALUES", behind_output)
 
 
 def behind_the_count(*calls: str) -> str:
-    """The solution with these calls behind ``turn += 1``, where they name the slot of the next tile."""
+    """The solution with these calls behind ``iteration += 1``, where they name the slot of the next tile."""
     source = SOLUTION
     for call in calls:
         source = source.replace(f"        {call}\n", "")
@@ -158,9 +158,9 @@ EXERCISE = GiveBack(
             "A slot is released more than once in an iteration; its empty barrier counts one arrival a warpgroup.",
         ),
         (
-            r"a deadlock.*# source.*turn \+= 1\s+release\(",
-            "Behind `iteration += 1` the number `iteration` is that of the next tile, so a slot of the values or of the keys is "
-            "released that has not been read.",
+            r"a deadlock.*# source.*iteration \+= 1\s+release\(",
+            "Behind `iteration += 1` the number `iteration` is that of the next tile, so a slot of the values or of "
+            "the keys is released that has not been read.",
         ),
         (
             r"a deadlock.*produce 2 waits for barriers.key_empty",

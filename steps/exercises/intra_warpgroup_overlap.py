@@ -87,13 +87,13 @@ EXERCISE = BegunTogether(
     ),
     typical=(
         (
-            r"# source.*release\(barriers.value_empty, turn \+ 1",
+            r"# source.*release\(barriers.value_empty, iteration \+ 1",
             "The slot of V that is released must be that of tile `iteration`: its product is the one that has ended.",
         ),
     ),
     hints=(
-        "Number `iteration` is the tile before: its weights are there, and its slot of V is still held. Number `iteration + 1` "
-        "is this tile. Both products can be begun at once, because neither needs the other's result.",
+        "Number `iteration` is the tile before: its weights are there, and its slot of V is still held. Number "
+        "`iteration + 1` is this tile. Both products can be begun at once, because neither needs the other's result.",
         "Begin the scores first, then the output. `warpgroup_mma_wait(1, deps=[scores])` waits until at most one "
         "product is under way; products end in the order in which they were begun, so the scores are there. Then the "
         "slot of K is free.",
@@ -174,8 +174,8 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
         Wrong(
             "the slot of the next tile of V is released",
             "must be that of tile `iteration`",
-            old="release(barriers.value_empty, turn,",
-            new="release(barriers.value_empty, turn + 1,",
+            old="release(barriers.value_empty, iteration,",
+            new="release(barriers.value_empty, iteration + 1,",
         ),
         Wrong(
             "the PV product is begun behind the wait for the scores",
@@ -217,8 +217,8 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
         Wrong(
             "the keys of the tile before are released",
             ".key",
-            old="release(barriers.key_empty, turn + 1",
-            new="release(barriers.key_empty, turn",
+            old="release(barriers.key_empty, iteration + 1",
+            new="release(barriers.key_empty, iteration",
         ),
         Wrong(
             "the output is not rescaled",

@@ -4,14 +4,14 @@ import torch
 
 from tutorial_lib.exercises import Plain, Wrong
 
-PARTS, ROWS, HEAD_DIM = 3, 4, 8
+SPLITS, ROWS, HEAD_DIM = 3, 4, 8
 
 
 def judge(function, chance):
     for level in (0.0, 3.0, 200.0):  # e to the power of 200 is more than float32 holds
         generator = torch.Generator().manual_seed(chance.getrandbits(32))
-        outputs = torch.randn(PARTS, ROWS, HEAD_DIM, generator=generator)
-        lse = level + 2 * torch.randn(PARTS, ROWS, generator=generator)
+        outputs = torch.randn(SPLITS, ROWS, HEAD_DIM, generator=generator)
+        lse = level + 2 * torch.randn(SPLITS, ROWS, generator=generator)
         if level:
             lse[1, 2], outputs[1, 2] = float("-inf"), 0.0
         mine = function(outputs.clone(), lse.clone())

@@ -43,8 +43,8 @@ EXERCISE = Plain(
     by=judge,
     hints=(
         "Slots are reused. How often has the slot of this tile been filled before, with so many slots?",
-        "That number, `iteration // stages`, is the number of the phase of `full` that this tile completes. Its parity is "
-        "its lowest bit.",
+        "That number, `iteration // stages`, is the number of the phase of `full` that this tile completes. Its parity "
+        "is its lowest bit.",
         "The producer waits for the phase of `empty` before that one. With tile 0 this is the phase before the first, "
         "and its parity must let the wait pass: 1.",
     ),
@@ -56,7 +56,7 @@ def parities(iteration, stages):
 """,
     wrong=(
         Wrong(
-            "turns are counted, not uses",
+            "tiles are counted, not uses",
             "`parities(1, 2)` must be (0, 1), and yours gives (1, 0)",
             source="def parities(iteration, stages):\n    return iteration & 1, iteration & 1 ^ 1\n",
         ),
@@ -70,7 +70,8 @@ def parities(iteration, stages):
         Wrong(
             "off by one use",
             "`parities(1, 2)` must be (0, 1)",
-            source="def parities(iteration, stages):\n    use = (iteration + 1) // stages\n    return use & 1, use & 1 ^ 1\n",
+            source="def parities(iteration, stages):\n    use = (iteration + 1) // stages\n"
+            "    return use & 1, use & 1 ^ 1\n",
         ),
         Wrong(
             "a whole number of phases",

@@ -18,7 +18,9 @@ VALUES_FETCHED = """\
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
 """
 
-FIRST_COPIES = 6  # of a block, which need to wait for nobody: two parts of queries, two tiles of keys, two of values
+FIRST_COPIES = (
+    6  # of a block, which need to wait for nobody: the queries of two warpgroups, two tiles of keys, two of values
+)
 
 
 def copies_overlap(run, problem) -> str | None:
@@ -54,7 +56,7 @@ EXERCISE = InKernel(
     typical=(
         # --- in the source ---
         (
-            r"(race on tiles|more arrivals|a deadlock).*# source(?!.*[^_]turn \+= 1)",
+            r"(race on tiles|more arrivals|a deadlock).*# source(?!.*[^_]iteration \+= 1)",
             "`iteration` stays what it is, and so every tile goes into the same slot.",
         ),
         # --- nobody can go on ---
@@ -71,22 +73,22 @@ EXERCISE = InKernel(
         (
             r"-\d+ bytes missing",
             "TMA brought more bytes than were announced to this barrier. How many bytes have the queries of a block, "
-            "with both parts together?",
+            "with both copies together?",
         ),
         (
             r"a deadlock.*query_full[^\n]*[1-9]\d* bytes missing",
-            "The queries' barrier still waits for bytes that nobody brings: count those of both parts, and no others.",
+            "The queries' barrier still waits for bytes that nobody brings: count those of both copies, and no others.",
         ),
         (
-            r"more arrivals.*mbarrier.expect\(ready.*# source.*for part in[^\n]*\n[^\n]*expect",
-            "`expect` is an arrival, and the queries' barrier wants one a phase: announce both parts together, in "
+            r"more arrivals.*mbarrier.expect\(full.*# source.*for warpgroup in[^\n]*\n[^\n]*expect",
+            "`expect` is an arrival, and the queries' barrier wants one a phase: announce both copies together, in "
             "front of the loop.",
         ),
         # --- not in order ---
         (
             r"race on tiles.query[^\n]*read by wgmma.*after: TMA load",
             "A consumer multiplies queries that have not come yet: the barrier's phase is complete too early. It must "
-            "count the bytes of both parts.",
+            "count the bytes of both copies.",
         ),
         (
             r"(race on tiles.query|query_full[^\n]*more arrivals|barriers.query_full\[0\] with parity)",
@@ -134,9 +136,9 @@ EXERCISE = InKernel(
         "t // S & 1 ^ 1. "
         "For keys and values t is `iteration`, which goes on counting from one tile of queries to the next; for the "
         "queries it is `query_iteration`.",
-        "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and PARTS copies of "
-        "ROWS rows, part p from row `row + p * ROWS`. Keys: `fetch(arrays.key, tiles.key, barriers.key_full, "
-        "kv_head, batch, j * TILE_KEY, stage)`.",
+        "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and WARPGROUPS copies "
+        "of ROWS rows, that of warpgroup w from row `row + w * ROWS`. Keys: `fetch(arrays.key, tiles.key, "
+        "barriers.key_full, kv_head, batch, j * TILE_KEY, stage)`.",
     ),
     solution="""
 def produce(arrays, tiles, barriers, work):
@@ -177,7 +179,7 @@ def produce(arrays, tiles, barriers, work):
             new="iteration // STAGES & 1\n",
         ),
         Wrong(
-            "turns are counted, not uses",
+            "tiles are counted, not uses",
             "how often that slot was filled",
             old="used = iteration // STAGES & 1 ^ 1",
             new="used = iteration & 1 ^ 1",
@@ -202,7 +204,10 @@ def produce(arrays, tiles, barriers, work):
             new=VALUES_FETCHED + VALUES_AWAITED,
         ),
         Wrong(
-            "the turn does not go on", "every tile goes into the same slot", old="            iteration += 1\n", new=""
+            "the iteration does not go on",
+            "every tile goes into the same slot",
+            old="            iteration += 1\n",
+            new="",
         ),
         Wrong(
             "every tile of queries counts anew",
@@ -224,19 +229,21 @@ def produce(arrays, tiles, barriers, work):
             new="query_iteration // QUERY_STAGES & 1",
         ),
         Wrong("tiles of queries are not counted", "count its tiles", old="        query_iteration += 1\n", new=""),
-        Wrong("bytes of one part", "count the bytes of both parts", old="TILE_QUERY * HEAD_DIM", new="ROWS * HEAD_DIM"),
+        Wrong(
+            "bytes of one copy", "count the bytes of both copies", old="TILE_QUERY * HEAD_DIM", new="ROWS * HEAD_DIM"
+        ),
         Wrong("bytes of float32", "bytes that nobody brings", old="HEAD_DIM * 2)", new="HEAD_DIM * 4)"),
         Wrong(
-            "announced for each part",
+            "announced for each copy",
             "in front of the loop",
-            old="""        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
-        for part in gl.static_range(PARTS):
+            old="""        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * 2)
+        for warpgroup in gl.static_range(WARPGROUPS):
 """,
             new="""        for warpgroup in gl.static_range(WARPGROUPS):
             mbarrier.expect(full, ROWS * HEAD_DIM * 2)
 """,
         ),
-        Wrong("both parts the same rows", "Look at the coordinates", old="row + warpgroup * ROWS", new="row"),
+        Wrong("both warpgroups the same rows", "Look at the coordinates", old="row + warpgroup * ROWS", new="row"),
         Wrong("the queries' head for K and V", "fewer heads than Q", old="head // GROUP_SIZE", new="head"),
         Wrong(
             "rows in tiles",

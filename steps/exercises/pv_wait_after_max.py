@@ -71,8 +71,8 @@ EXERCISE = HeldWait(
         "accumulator. The maxima and the correction do not. In which order do you write the statements?",
         "Maxima and correction first, then the wait, then weights, sums, release and rescaling. That is the text; "
         "ptxas may still move the wait up. Across which kind of statement does it move nothing?",
-        "await_tile(barriers.value_full, turn, STAGES), right in front of the wait: the tile of V has arrived, so this "
-        "costs one test. The test is a loop, and ptxas moves nothing across a loop.",
+        "await_tile(barriers.value_full, iteration, STAGES), right in front of the wait: the tile of V has arrived, "
+        "so this costs one test. The test is a loop, and ptxas moves nothing across a loop.",
     ),
     solution="""
 def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):

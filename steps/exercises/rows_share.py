@@ -1,4 +1,4 @@
-"""Which rows of another head a block's spare warps have, by the turns that the block takes: step fused_pre_post."""
+"""Which rows of another head a block's spare warps have, by the iterations of the block: step fused_pre_post."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ def judge(function, chance):
 
 
 def _wrong(shares: list, iterations: list[int], rows: int) -> str | None:
-    where = f"{rows} rows, and blocks of {iterations} turns"
+    where = f"{rows} rows, and blocks of {iterations} iterations"
     for j, share in enumerate(shares):
         if not (isinstance(share, tuple) and len(share) == 2 and all(isinstance(row, int) for row in share)):
             return f"`own_rows` must return two whole numbers, (first, end), and yours gives {share!r} for block {j}."
@@ -31,8 +31,9 @@ def _wrong(shares: list, iterations: list[int], rows: int) -> str | None:
     for j, (first, end) in enumerate(shares):
         if abs((end - first) * sum(iterations) - iterations[j] * rows) > sum(iterations):
             return (
-                f"{where}: block {j} takes {iterations[j]} of {sum(iterations)} turns, and has {end - first} rows. A block with "
-                f"more rows than its turns leave time for keeps its SM when its products are done ({told})."
+                f"{where}: block {j} takes {iterations[j]} of {sum(iterations)} iterations, and has {end - first} "
+                "rows. A block with more rows than its iterations leave time for keeps its SM when its products are "
+                f"done ({told})."
             )
     return None
 
@@ -42,10 +43,11 @@ EXERCISE = Plain(
     function="own_rows",
     by=judge,
     hints=(
-        "Count turns from the first block on: block j has those from sum(turns[:j]) to sum(turns[: j + 1]). Which rows "
-        "belong to a turn?",
-        "If t of all T turns are before a place, rows * t // T rows are before it. Use the same formula for both ends.",
-        "first is rows * sum(turns[:j]) // sum(turns), and end is the same with sum(turns[: j + 1]).",
+        "Count iterations from the first block on: block j has those from sum(iterations[:j]) to sum(iterations[: j + "
+        "1]). Which rows belong to an iteration?",
+        "If t of all T iterations are before a block, rows * t // T rows are before it. Use the same formula for both "
+        "ends.",
+        "first is rows * sum(iterations[:j]) // sum(iterations), and end is the same with sum(iterations[: j + 1]).",
     ),
     solution="""
 def own_rows(j, iterations, rows):
@@ -55,8 +57,8 @@ def own_rows(j, iterations, rows):
     wrong=(
         Wrong(
             "as many for all",
-            "more rows than its turns",
-            old="before, every = sum(turns[:j]), sum(turns)\n    return rows * before // every, "
+            "more rows than its iterations",
+            old="before, every = sum(iterations[:j]), sum(iterations)\n    return rows * before // every, "
             "rows * (before + iterations[j]) // every",
             new="return rows * j // len(iterations), rows * (j + 1) // len(iterations)",
         ),
@@ -75,6 +77,6 @@ def own_rows(j, iterations, rows):
         Wrong("the last block forgotten", "must begin at row 0", old="sum(iterations)\n", new="sum(iterations) + 1\n"),
     ),
     debrief="Both ends come from one formula, and the end of a share is the beginning of the next one. So rounding "
-    "loses no row, and gives none to two blocks. Step fused_pre_post computes it so, with the number of turns before a "
-    "block as a formula in place of a sum.",
+    "loses no row, and gives none to two blocks. Step fused_pre_post computes it so, with the number of iterations "
+    "before a block as a formula in place of a sum.",
 )

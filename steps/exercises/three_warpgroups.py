@@ -8,7 +8,7 @@ KEYS = 128  # of a tile
 
 
 def issued_in_turn(run, problem) -> str | None:
-    """Whether the warpgroups begin the two products of a turn one warpgroup after the other, 0, 1, 2, 0 and so on."""
+    """Whether warpgroups begin the two products of an iteration one after the other, 0, 1, 2, 0 and so on."""
     a_tile = 2 * -(-problem.seq_len_kv // KEYS)  # products of a warpgroup for a tile of queries
     for roles in products(run).values():
         seen: dict[str, int] = {}
@@ -46,12 +46,13 @@ EXERCISE = InKernel(
     watch=issued_in_turn,
     lacking=(("mbarrier.arrive(", "Nobody hands the turn on: an arrival on the next consumer's barrier is missing."),),
     hints=(
-        "Every consumer has a barrier of its own, barriers.turns.index(part), and one arrival completes a phase of it. "
-        "Who arrives on a consumer's barrier tells it that it is its turn. Which consumer does that, and when?",
+        "Every consumer has a barrier of its own, barriers.turns.index(warpgroup), and one arrival completes a phase "
+        "of it. Who arrives on a consumer's barrier tells it that it is its turn. Which consumer does that, and when?",
         "For its n-th turn consumer 1 waits for phase n of its barrier, so the parity is n & 1. A fresh barrier lets a "
         "wait for parity 1 pass. Consumer 0 has the first turn with nobody before it: it waits for the other parity.",
-        "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST) before the first product, where FIRST is 1 for "
-        "consumer 0 and else 0. Behind both: mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1).",
+        "mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST) before the first product, where FIRST is 1 for "
+        "consumer 0 and else 0. Behind both: mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), "
+        "count=1).",
     ),
     solution="""
 def issue_in_turn(query, weights, accumulator, tiles, barriers, iteration, n, warpgroup: gl.constexpr):

@@ -75,13 +75,13 @@ EXERCISE = WgmmaLoop(
             "TMA is asked for two tiles in the same slot: into which slot does tile j + STAGES go?",
         ),
         (
-            r"first wrong number.*# source.*place, j \+ 1,",
+            r"first wrong number.*# source.*query_tile, j \+ 1,",
             "Everything is in order, but the wrong tile comes into this slot: the next one has a slot already.",
         ),
         (
             r"a deadlock.*(key|value)_full",
             "The warps wait for a tile that nobody has asked TMA for. A slot that has been read must be filled "
-            "again, for the turn that is STAGES later, as long as there are tiles.",
+            "again, for the iteration that is STAGES later, as long as there are tiles.",
         ),
         (
             r"more arrivals",

@@ -77,7 +77,7 @@ class GluonStep(PointerStep):
         return (keys + (0 if v.query_in_registers else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
 
     def ldmatrix_conflicts(self, problem: Problem) -> int:
-        """Extra turns at shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
+        """Extra wavefronts of shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
         v = self.variant(problem)
         queries, keys_values = self._matrices(v)
         blocks = math.prod(grid(problem, v.tile))
@@ -88,7 +88,7 @@ class GluonStep(PointerStep):
     def shared_clocks(self, problem: Problem) -> float:
         """Clocks a K/V tile that shared memory is busy at least: ldmatrix, with its conflicts, and the copies into it.
 
-        A matrix of 8 x 8 elements takes a clock a turn, and so do 128 bytes that are copied. What warps exchange
+        A matrix of 8 x 8 elements takes a clock a wavefront, and so do 128 bytes that are copied. What warps exchange
         through shared memory is not counted.
         """
         v = self.variant(problem)

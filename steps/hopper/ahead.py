@@ -28,7 +28,7 @@ from steps.hopper.softmax import by_row, factor, no_maxima, raise_maxima
 
 @gluon.jit
 def query_tile_until(n, last, work, variant: gl.constexpr):
-    """(place, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
+    """(query_tile, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
     n = gl.minimum(n, last - 1)
     return query_tile_of(n, None, work, variant)
 
@@ -43,7 +43,7 @@ def first_maxima(scores, query_tile, query_iteration, scale, warpgroup: gl.const
 
 @gluon.jit
 def send(arrays, tiles, query_tile, head, batch, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to store a part's output, which the warps have written to its place in shared memory."""
+    """Ask TMA to store a warpgroup's output, which the warps have written to its buffer in shared memory."""
     fence_async_shared()
     at = corner(batch, head, own_row(query_tile.row, query_iteration, warpgroup, variant), 0, variant)
     tma.async_store(arrays.output, at, tiles.output.index(warpgroup))
@@ -51,7 +51,7 @@ def send(arrays, tiles, query_tile, head, batch, query_iteration, warpgroup: gl.
 
 @gluon.jit
 def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's.
+    """A consumer warpgroup: its rows of every tile of queries that is this block's.
 
     The output waits in shared memory. TMA is asked to store it at the end of the next tile of queries, under products.
     """
@@ -70,7 +70,8 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     release(barriers.key_empty, 0, STAGES)
     scores, row_max = first_maxima(scores, query_tile, 0, scale, warpgroup, variant)
     first = first_weights(scores, row_max, dtype, scale, variant)
-    # Computed anew, and not `= place, head, batch`: Triton takes variables that begin as one value for one variable.
+    # Computed anew, and not `= query_tile, head, batch`: Triton takes variables that begin as one value for one
+    # variable.
     sent_tile, sent_head, sent_batch = query_tile_until(n, last, work, variant)
     while n < last:
         n = variant.schedule.hear(n, last, query_iteration, work, variant)

@@ -27,7 +27,7 @@ from steps.hopper.products import await_output, issue_scores, link, store_normal
 
 @gluon.jit
 def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's."""
+    """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
     output = tiles.output.index(warpgroup)

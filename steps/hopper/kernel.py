@@ -33,8 +33,8 @@ from steps.hopper.packed import Packed, keys_of
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
-    """The producer: fetches the tiles of this block, each as soon as its place is free."""
-    iteration = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     query_iteration = 0
     n, last = variant.schedule.own(work, variant)
     if variant.packed:
@@ -52,7 +52,7 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             before = 0
             _, end = tiles_to_visit(row, keys_of(batch, work, variant), variant)
         if variant.packed:
-            end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key, and the parts wait for one tile
+            end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key: the warpgroups wait for one tile
             following = take_number(last, work)  # which takes long, and is not needed before the keys are asked for
         empty = barriers.query_empty.index(query_iteration % variant.query_stages)
         mbarrier.wait(empty, query_iteration // variant.query_stages & 1 ^ 1)
@@ -94,7 +94,7 @@ def fmha(
     all_see_barriers(variant)
     variant.hold.begin()
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     if variant.warpgroups == 2:

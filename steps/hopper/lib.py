@@ -33,7 +33,7 @@ class Arrays(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
 
     query_full: object
     query_empty: object
@@ -51,7 +51,7 @@ class Barriers(NamedTuple):
     value_full: object
     value_empty: object
     turns: object  # whose turn it is to issue products
-    there: object  # in a pair, complete when the other block's place is free, too
+    there: object  # in a pair, complete when the other block's slot is empty, too
     nobody: object  # where nobody arrives (``hold_by_nobody``)
 
 
@@ -84,7 +84,7 @@ class Work(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
+    """A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
 
     row: object
     kv_head: object
@@ -100,7 +100,7 @@ def keys_before(row, variant: gl.constexpr):
 
 @gluon.jit
 def seen(query_tile, variant: gl.constexpr):
-    """A place as if the keys before its window were not there: queries and keys are counted from the first tile seen.
+    """A tile as if the keys before its window were not there: queries and keys are counted from the first tile seen.
 
     What a mask asks for, differences of their numbers, stays the same.
     """
@@ -125,7 +125,7 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
-    """Places in shared memory for tiles of queries, keys, values and the output."""
+    """Slots in shared memory for tiles of queries, keys, values and the output."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
     QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
     KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
@@ -151,9 +151,9 @@ def room_of_its_own(queries, variant: gl.constexpr):
 
 @gluon.jit
 def rings(variant: gl.constexpr):
-    """mbarriers for roles: a place is ready when TMA has filled it, and free when all parts have read it.
+    """mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.
 
-    A barrier without use is not made: the compiler would give its place to something else, too.
+    A barrier without use is not made: the compiler would give its shared memory to something else, too.
     """
     WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
@@ -180,25 +180,25 @@ def all_see_barriers(variant: gl.constexpr):
 
 @gluon.jit
 def await_tile(full, iteration, stages: gl.constexpr):
-    """Wait until TMA has brought the turn-th tile of a ring."""
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
     mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
 
 
 @gluon.jit
 def release(empty, iteration, stages: gl.constexpr):
-    """This part has read the turn-th tile of a ring."""
+    """This warpgroup has read tile ``iteration`` of a ring."""
     mbarrier.arrive(empty.index(iteration % stages), count=1)
 
 
-# --- when the place of a tile of queries is free ---
+# --- when the slot of a tile of queries is free ---
 
 
 @dataclass(frozen=True)
 class Free(Pieces):
-    """Where a part says that the place of its queries is free: of the three places one does so.
+    """Where a warpgroup says that the slot of its queries is free: one of three functions does so.
 
-    product(barriers, query_turn, last, variant): behind a QK product, which was the last where ``last``.
-    softmax(barriers, query_turn, variant): behind the last softmax. store(...): behind the store of the output.
+    product(barriers, query_iteration, last, variant): behind a QK product, which was the last where ``last``.
+    softmax(barriers, query_iteration, variant): behind the last softmax. store(...): behind the store of the output.
     """
 
     product: Callable
@@ -208,31 +208,31 @@ class Free(Pieces):
 
 @gluon.jit
 def say_free(barriers, query_iteration, variant: gl.constexpr):
-    """This part needs the place of its queries no more."""
+    """This warpgroup needs the slot of its queries no more."""
     release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
 def say_free_once_stored(barriers, query_iteration, variant: gl.constexpr):
-    """This part needs the place of its queries no more, once TMA has read the output from there."""
+    """This warpgroup needs the slot of its queries no more, once TMA has read the output from there."""
     tma.store_wait(0)
     release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
 def all_scores_read(barriers, query_iteration, last, variant: gl.constexpr):
-    """If this product was the last that reads this part's Q, say so: its place is free."""
+    """If this product was the last that reads this warpgroup's Q, say so: its slot is free."""
     mbarrier.arrive(barriers.query_empty.index(query_iteration % variant.query_stages), count=1, pred=last)
 
 
 @gluon.jit
 def not_behind_product(barriers, query_iteration, last, variant: gl.constexpr):
-    """The place of the queries is needed longer than for products."""
+    """The slot of the queries is needed longer than for products."""
 
 
 @gluon.jit
 def not_here(barriers, query_iteration, variant: gl.constexpr):
-    """The place of the queries is given back elsewhere."""
+    """The slot of the queries is given back elsewhere."""
 
 
 # --- turns: whose products are issued next ---
@@ -240,9 +240,10 @@ def not_here(barriers, query_iteration, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Turns(Pieces):
-    """In which order the parts issue products. take(barriers, n, part, variant): wait for the n-th turn of this part.
+    """In which order the warpgroups issue products. take(barriers, n, warpgroup, variant): wait for the n-th turn of
+    this warpgroup.
 
-    give(barriers, part, variant): it is the next part's turn. barriers: whether they need mbarriers.
+    give(barriers, warpgroup, variant): it is the next warpgroup's turn. barriers: whether they need mbarriers.
     """
 
     take: Callable
@@ -252,20 +253,20 @@ class Turns(Pieces):
 
 @gluon.jit
 def take_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Wait until it is this part's turn, for the n-th time. Part 0 has the first turn."""
+    """Wait until it is this warpgroup's turn, for the n-th time. Warpgroup 0 has the first turn."""
     FIRST: gl.constexpr = 1 if warpgroup == 0 else 0
     mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST)
 
 
 @gluon.jit
 def pass_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """It is the next part's turn to issue products."""
+    """It is the next warpgroup's turn to issue products."""
     mbarrier.arrive(barriers.turns.index((warpgroup + 1) % variant.warpgroups), count=1)
 
 
 @gluon.jit
 def take_no_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Parts issue products whenever they are ready."""
+    """Warpgroups issue products whenever they are ready."""
 
 
 @gluon.jit
@@ -278,7 +279,8 @@ def pass_no_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Hold(Pieces):
-    """begin(): what is said of meetings when the kernel begins. wait(barriers, turn, variant): what holds the order.
+    """begin(): what is said of meetings when the kernel begins. wait(barriers, iteration, variant): what holds the
+    order.
 
     barriers: whether it needs an mbarrier where nobody arrives.
     """
@@ -313,7 +315,7 @@ def hold_by_values(barriers, iteration, variant: gl.constexpr):
 def hold_by_nobody(barriers, iteration, variant: gl.constexpr):
     """Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
 
-    Where warps do not meet, one of them may give back the place of a tile of values before another waits for that tile
+    Where warps do not meet, one of them may give back the slot of a tile of values before another waits for that tile
     a second time, and that one would wait for good. Here parity 1 names the phase before the first, which always counts
     as complete.
     """
@@ -328,8 +330,9 @@ class Schedule(Pieces):
     """How a persistent block learns which tiles of queries are its own (``steps.core.order``).
 
     own(work, variant): the part [first, last) of the order that is this block's. number(work, n, variant): of the n-th
-    tile in the order. take(n, last, turn, work, variant): for the producer, which tile comes behind the turn-th; hear:
-    as much, for a part. tells: whether the producer tells the parts. lines: whether it needs the number of all heads.
+    tile in the order. take(n, last, query_iteration, work, variant): for the producer, which tile comes behind this
+    one; hear: as much, for a warpgroup. tells: whether the producer tells the warpgroups. lines: whether it needs the
+    number of all heads.
     """
 
     own: Callable
@@ -400,7 +403,7 @@ def computed_tiles(work, variant: gl.constexpr):
 @gluon.jit
 def computed(work, n, variant: gl.constexpr):
     """The number of the n-th tile of queries in the order, without a list."""
-    if variant.causal:  # a head's tiles change places from turn to turn: a block gets long and short ones
+    if variant.causal:  # a head's tiles change places from round to round: a block gets long and short ones
         tile = n % work.tiles_a_head
         n -= tile
         n += (tile + n // gl.num_programs(0)) % work.tiles_a_head
@@ -434,7 +437,7 @@ def take_number(last, work):
 
 @gluon.jit
 def take_next(n, last, query_iteration, work, variant: gl.constexpr):
-    """Behind the turn-th tile of queries, take the next, and tell the other roles."""
+    """Behind a tile of queries, take the next, and tell the other roles."""
     n = take_number(last, work)
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
@@ -445,7 +448,7 @@ def take_next(n, last, query_iteration, work, variant: gl.constexpr):
 
 @gluon.jit
 def hear_next(n, last, query_iteration, work, variant: gl.constexpr):
-    """Which tile of queries comes behind the turn-th: what the producer tells."""
+    """Which tile of queries comes behind this one: what the producer tells."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     n = gl.max(work.taken.number.load(ONE), 0)
@@ -489,7 +492,7 @@ def first_task(n, work, variant: gl.constexpr):
 
 @gluon.jit
 def next_task(n, last, query_iteration, work, variant: gl.constexpr):
-    """Which tile of queries comes behind the turn-th.
+    """Which tile of queries comes behind this one.
 
     Returns as ``first_task``.
     """
@@ -504,7 +507,7 @@ def next_task(n, last, query_iteration, work, variant: gl.constexpr):
 def query_tile_of(n, task, work, variant: gl.constexpr):
     """Which queries, and keys, belong to the n-th tile of the order.
 
-    task: of ``first_task``. Returns (place, head, batch).
+    task: of ``first_task``. Returns (its ``QueryTile``, head, batch).
     """
     if variant.packed:
         head, row, batch = task
@@ -519,7 +522,7 @@ def query_tile_of(n, task, work, variant: gl.constexpr):
 
 @gluon.jit
 def own_row(row, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """The first row of a part's queries, in the tile of queries that begins at ``row``.
+    """The first row of a warpgroup's queries, in the tile of queries that begins at ``row``.
 
     In a pair each block has a half. Under a causal mask the upper half sees fewer keys, and blocks have it in turn.
     """
@@ -533,7 +536,7 @@ def own_row(row, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr
 
 @gluon.jit
 def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, variant: gl.constexpr):
-    """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
+    """Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there."""
     WARPGROUPS: gl.constexpr = variant.warpgroups
     query_stage = query_iteration % variant.query_stages
     full = barriers.query_full.index(query_stage)
@@ -546,14 +549,14 @@ def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, va
 
 @gluon.jit
 def fetch(array, ring, full, head, batch, row, stage, variant: gl.constexpr):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
     mbarrier.expect(full.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
     tma.async_load(array, corner_kv(batch, head, row, variant), full.index(stage), ring.index(stage))
 
 
 @gluon.jit
 def fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, row, iteration, variant: gl.constexpr):
-    """Ask TMA for the turn-th tiles of keys and values, each as soon as its place is free.
+    """Ask TMA for tiles ``iteration`` of keys and values, each as soon as its slot is empty.
 
     row: their first key.
     """
@@ -567,7 +570,7 @@ def fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, row, iteration,
 
 @gluon.jit
 def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, variant: gl.constexpr):
-    """Ask TMA for so many tiles of keys and values as ``end`` says. Returns the turn behind them.
+    """Ask TMA for so many tiles of keys and values as ``end`` says. Returns the iteration behind them.
 
     before: under a sliding window, how many keys stand in front of the first tile.
     """
@@ -585,23 +588,23 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, v
 
 @gluon.jit
 def query_of(queries, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
+    """A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries."""
     index = query_iteration % variant.query_stages * variant.warpgroups + warpgroup
     return queries.index(index).reshape([variant.rows, variant.head_dim])
 
 
-# --- where a part stops under a causal mask ---
+# --- where a warpgroup stops under a causal mask ---
 
 
 @dataclass(frozen=True)
 class Ends(Pieces):
-    """tiles(first_query, seq_len_kv, whole, end, variant): (whole, end) of a part, from those of its block.
+    """tiles(first_query, seq_len_kv, whole, end, variant): (whole, end) of a warpgroup, from those of its block.
 
-    A part that stops before its block does passes over the tiles of keys that only later parts see. A place may be
-    given back only once it was filled: two arrivals of one part must not count as those of two. pass_first(barriers,
-    place, turn, part, variant): in front of the first tile; returns the turn of that. pass_key(barriers, turn,
-    query_turn, end, block_end, part, variant): behind the last tile, its keys; pass_value(barriers, last_turn, turn,
-    variant): and its values.
+    A warpgroup that stops before its block does passes over the tiles of keys that only later warpgroups see. A slot
+    may be given back only once it was filled: two arrivals of one warpgroup must not count as those of two.
+    pass_first(barriers, query_tile, iteration, warpgroup, variant): in front of the first tile; returns the iteration
+    of that. pass_key(barriers, iteration, query_iteration, end, block_end, warpgroup, variant): behind the last tile,
+    its keys; pass_value(barriers, last_iteration, iteration, variant): and its values.
     """
 
     tiles: Callable
@@ -613,13 +616,13 @@ class Ends(Pieces):
 
 @gluon.jit
 def blocks_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
-    """(whole, end): a part goes through all tiles of keys that its block sees."""
+    """(whole, end): a warpgroup goes through all tiles of keys that its block sees."""
     return whole, block_end
 
 
 @gluon.jit
 def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr):
-    """(whole, end) of the tiles of keys that the part with these queries sees, of those that its block visits."""
+    """(whole, end) of the tiles of keys that the warpgroup with these queries sees, of those that its block visits."""
     whole = gl.minimum(first_query, seq_len_kv) // variant.tile.key
     end = gl.minimum(block_end, gl.cdiv(first_query + variant.rows, variant.tile.key))
     return whole, end
@@ -627,13 +630,13 @@ def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr
 
 @gluon.jit
 def warpgroups_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
-    """(whole, end): a part goes through the tiles of keys that it sees itself."""
+    """(whole, end): a warpgroup goes through the tiles of keys that it sees itself."""
     return own_tiles_to_visit(first_query, seq_len_kv, block_end, variant)
 
 
 @gluon.jit
 def pass_over(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Pass over the first tile of keys, where only a later part sees it. Returns the turn of the next."""
+    """Pass over the first tile of keys, where only a later warpgroup sees it. Returns the iteration of the next."""
     _, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     _, end = own_tiles_to_visit(query_tile.row + warpgroup * variant.rows, query_tile.seq_len_kv, block_end, variant)
     if end < block_end:
@@ -647,13 +650,14 @@ def pass_over(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant:
 
 @gluon.jit
 def begins_with_its_block(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """The first tile of keys is for all parts."""
+    """The first tile of keys is for all warpgroups."""
     return iteration
 
 
 @gluon.jit
 def pass_over_key(barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Pass over the keys of a last tile that only later parts see: where there is at most one. Returns its turn."""
+    """Pass over the keys of a last tile that only later warpgroups see: where there is at most one. Returns its
+    iteration."""
     if variant.most_over <= 1:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if end < block_end:
             variant.turns.take(barriers, iteration - query_iteration, warpgroup, variant)
@@ -668,13 +672,13 @@ def pass_over_key(barriers, iteration, query_iteration, end, block_end, warpgrou
 def ends_with_its_block(
     barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr
 ):
-    """The last tile of keys is for all parts."""
+    """The last tile of keys is for all warpgroups."""
     return iteration
 
 
 @gluon.jit
 def pass_over_value(barriers, last_iteration, iteration, variant: gl.constexpr):
-    """Pass over the values of a last tile that only later parts see."""
+    """Pass over the values of a last tile that only later warpgroups see."""
     if variant.most_over <= 1:  # noqa: SIM102
         if last_iteration < iteration:
             await_tile(barriers.value_full, iteration, variant.stages)
@@ -683,14 +687,14 @@ def pass_over_value(barriers, last_iteration, iteration, variant: gl.constexpr):
 
 @gluon.jit
 def no_value_over(barriers, last_iteration, iteration, variant: gl.constexpr):
-    """The last tile of values is for all parts."""
+    """The last tile of values is for all warpgroups."""
 
 
 @gluon.jit
 def pass_over_rest(barriers, query_tile, iteration, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Pass over all tiles of keys and values that only later parts see. Returns the turn of the last.
+    """Pass over all tiles of keys and values that only later warpgroups see. Returns the iteration of the last.
 
-    For a part that needs no tile any more: a place of values would else have to wait for one that is in use.
+    For a warpgroup that needs no tile any more: a slot of values would else have to wait for one that is in use.
     """
     _, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     first_query = own_row(query_tile.row, query_iteration, warpgroup, variant)

@@ -19,7 +19,7 @@ from steps.hopper.softmax import cap, factor, no_maxima, raise_maxima, weigh
 
 @gluon.jit
 def tiles_of_warpgroup(query_tile, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """(row, whole, end, block_end): a part's first query, its tiles of keys, and where those of its block end."""
+    """(row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end."""
     row = own_row(query_tile.row, query_iteration, warpgroup, variant)
     whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     whole, end = variant.ends.tiles(row, query_tile.seq_len_kv, whole, block_end, variant)
@@ -47,11 +47,11 @@ def attend_overlapped(
     warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):
-    """Attention of a part's queries to the keys that they see.
+    """Attention of a warpgroup's queries to the keys that they see.
 
     scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
 
-    Returns (accumulator [query, head_dim], sums, turn, and the turn of the tile whose PV product was begun).
+    Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
     """
     STAGES: gl.constexpr = variant.stages
     row_max = no_maxima(variant)

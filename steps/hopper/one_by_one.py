@@ -42,7 +42,7 @@ def fetch_both(arrays, tiles, barriers, query_tile, j, stage, variant: gl.conste
 def attend(query, arrays, tiles, barriers, query_tile, iteration, scale, variant: gl.constexpr):
     """Attention of a block's queries to the keys that they see, a tile after the other.
 
-    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     TILE_KEY: gl.constexpr = variant.tile.key
     STAGES: gl.constexpr = variant.stages
@@ -71,7 +71,7 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale, variant
             await_tile(barriers.value_full, iteration, STAGES)
             accumulator = issue_output(weights, tiles.value, iteration, accumulator, variant)
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            gl.barrier()  # all warps have read this tile: fetch a later one into its place
+            gl.barrier()  # all warps have read this tile: fetch a later one into its slot
             if j + STAGES < end:
                 fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES, variant)
             iteration += 1
@@ -97,10 +97,11 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
         if j < end:
             fetch_both(arrays, tiles, barriers, query_tile, j, j, variant)
 
-    # A loop with one turn, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a mask.
+    # A loop with one iteration, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a
+    # mask.
     n = gl.program_id(0)
     last = n + 1
-    iteration = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     while n < last:
         head, batch, i = position(n, work)
         query_tile = QueryTile(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)

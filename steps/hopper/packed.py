@@ -130,7 +130,7 @@ def room_for_task():
 
 @gluon.jit
 def tell_task(n, task, query_iteration, work):
-    """Tell the other roles the turn-th tile of queries of this block; n: its number."""
+    """Tell the other roles a tile of queries of this block; n: its number."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
     batch = task.batch
@@ -149,7 +149,7 @@ def heard(k: gl.constexpr, work):
 
 @gluon.jit
 def hear_task(query_iteration, work):
-    """(n, task): what the producer tells of the turn-th tile of queries."""
+    """(n, task): what the producer tells of tile ``query_iteration`` of the queries."""
     mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     n = heard(0, work)
     batch = Sequence(heard(3, work), heard(4, work), 0, heard(5, work))  # nobody but the producer asks where keys begin

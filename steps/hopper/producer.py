@@ -1,7 +1,7 @@
 """Warpgroups that compute one product after the other, while a producer warp fetches (``steps.hopper.kernel``).
 
-Each group takes ``ROWS`` queries of its block, and runs for itself: it waits for a tile to be ready, and says when it
-is done with it.
+Each group takes ``ROWS`` queries of its block, and runs for itself: it waits until a slot is full, and releases it when
+it has read it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from steps.hopper.softmax import by_row
 
 @gluon.jit
 def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Attention of a part's queries to the keys that they see, a tile after the other.
+    """Attention of a warpgroup's queries to the keys that they see, a tile after the other.
 
-    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     TILE_KEY: gl.constexpr = variant.tile.key
     STAGES: gl.constexpr = variant.stages
@@ -67,7 +67,7 @@ def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.c
 
 @gluon.jit
 def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's."""
+    """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     output = tiles.output.index(warpgroup)
     iteration = 0  # tiles of keys so far
     query_iteration = 0

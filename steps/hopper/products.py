@@ -26,12 +26,13 @@ from steps.hopper.packed import corner
 from steps.hopper.pieces import issue_pieces, issue_scores_of_pieces, no_pieces, rescale_pieces, store_pieces
 from steps.hopper.softmax import by_row
 
-# --- QK: where a part's queries are ---
+# --- QK: where a warpgroup's queries are ---
 
 
 @dataclass(frozen=True)
 class Queries(Pieces):
-    """take(query, variant): a part's queries as the QK product takes them. multiply(query, keys, turn, variant): it.
+    """take(query, variant): a warpgroup's queries as the QK product takes them. multiply(query, keys, iteration,
+    variant): it.
 
     held: one of so many equal pieces of head_dim is held in registers; 0: none.
     """
@@ -155,7 +156,8 @@ def link(
 ):
     """Begin the first QK product for the next queries, if there are ``more``, and wait for the last PV product alone.
 
-    turn: of the last tile of keys that was fetched for these queries; last_turn: of the last that this part used.
+    iteration: of the last tile of keys that was fetched for these queries; last_iteration: of the last that this
+    warpgroup used.
     Returns (scores, accumulator).
     """
     STAGES: gl.constexpr = variant.stages
@@ -186,9 +188,9 @@ def rescale(accumulator, factor, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class OutputTo(Pieces):
-    """room(queries, variant): the output's place in shared memory. store(o, arrays, ...): it goes there, and TMA on.
+    """room(queries, variant): the output's buffer in shared memory. store(o, arrays, ...): it goes there, and TMA on.
 
-    at_once: how many parts of its columns leave one after the other.
+    at_once: in how many pieces its columns leave, one after the other.
     """
 
     room: Callable
@@ -207,7 +209,7 @@ def normalised(accumulator, row_sum, dtype: gl.constexpr, variant: gl.constexpr)
 
 @gluon.jit
 def store(o, array, slot, batch, head, row, column, variant: gl.constexpr):
-    """Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free."""
+    """Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free."""
     tma.store_wait(0)
     slot.reshape(o.shape).store(o)
     fence_async_shared()
@@ -237,7 +239,7 @@ def store_halves(o, array, slot, batch, head, row, variant: gl.constexpr):
 
 @gluon.jit
 def store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant: gl.constexpr):
-    """Write the log-sum-exp of a part's rows."""
+    """Write the log-sum-exp of a warpgroup's rows."""
     if variant.packed:
         line = head.to(gl.int64) * (arrays.query.shape[1] - 1) + batch.begin  # that axis has tokens + 1
         store_lse(LSE + line, row_max, row_sum, 0, row, batch.length)
@@ -251,7 +253,7 @@ def store_normalised(
     accumulator, row_sum, output, LSE, arrays, work, query_tile, head, batch, query_iteration, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
-    """Normalise and store a part's output; TMA drops rows past the end. output: its place in shared memory."""
+    """Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory."""
     if variant.lse:
         row_sum, row_max = row_sum
     row_sum = variant.sums.end(row_sum, variant)

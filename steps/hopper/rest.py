@@ -1,4 +1,5 @@
-"""The turns of the loop in ``steps.hopper.loop``: all tiles of keys but the first, with two products begun together."""
+"""The iterations of the loop in ``steps.hopper.loop``: all tiles of keys but the first, with two products begun
+together."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def issue_both(
     warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):
-    """Begin the QK product of tile ``turn + 1`` of keys and the PV product of tile ``turn`` of values."""
+    """Begin the QK product of tile ``iteration + 1`` of keys and the PV product of tile ``iteration`` of values."""
     STAGES: gl.constexpr = variant.stages
     await_tile(barriers.key_full, iteration + 1, STAGES)
     # A turn for all tiles but the first of every tile of queries.
@@ -38,7 +39,7 @@ def issue_both(
 
 @gluon.jit
 def softmax_under_product(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
-    """The softmax of a tile, and the output rescaled, once the PV product of tile ``turn`` has ended.
+    """The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
 
     Returns (weights, maxima, sums, accumulator).
     """
@@ -52,18 +53,19 @@ def softmax_under_product(scores, row_max, row_sum, accumulator, barriers, itera
 
 @gluon.jit
 def attend_to_rest(
-    first, accumulator, query, tiles, barriers, query_tile, row, whole, end, iteration, query_iteration, scale, warpgroup: gl.constexpr,
-    variant: gl.constexpr,
+    first, accumulator, query, tiles, barriers, query_tile, row, whole, end, iteration, query_iteration, scale,
+    warpgroup: gl.constexpr, variant: gl.constexpr,
 ):  # fmt: skip
-    """Attention of a part's queries to all tiles of keys but the first, with two products begun together.
+    """Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
 
-    Every turn issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. The
+    Every iteration issues the QK product of tile j and the PV product of tile j - 1, and waits for the first alone. The
     softmax of tile j comes before the wait for the second.
 
     first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
-    row, whole, end: of ``tiles_of_part``.
+    row, whole, end: of ``tiles_of_warpgroup``.
 
-    Returns (accumulator [query, head_dim], sums, turn of the last tile, its weights, whose PV product is not begun).
+    Returns (accumulator [query, head_dim], sums, iteration of the last tile, its weights, whose PV product is not
+    begun).
     """
     STAGES: gl.constexpr = variant.stages
     weights, row_max, row_sum = first

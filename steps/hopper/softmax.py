@@ -55,7 +55,7 @@ def factor(scale, variant: gl.constexpr):
 def hide_where_needed(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
     """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
 
-    With weights alive beside the scores, a second loop would cost a copy of the weights every turn.
+    With weights alive beside the scores, a second loop would cost a copy of the weights every iteration.
     """
     if variant.causal or variant.ragged:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if j >= whole:
@@ -101,8 +101,8 @@ def in_four_chains(scores, variant: gl.constexpr):
     turn.
     """
     PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
-    parts = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
-    ends = gl.max(parts, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
+    chains = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
+    ends = gl.max(chains, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
     own = gl.max(gl.max(ends, 3), 1)  # [query, 4]: each lane's maximum of a row
     return gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, variant.accumulator))
 
@@ -233,7 +233,7 @@ def wait_behind_softmax(scores, row_max, row_sum, accumulator, barriers, iterati
     return weights, new_max, row_sum, correction, accumulator
 
 
-# --- the order in which a part visits the tiles of keys ---
+# --- the order in which a warpgroup visits the tiles of keys ---
 
 
 @dataclass(frozen=True)
