@@ -83,7 +83,7 @@ class GluonStep(PointerStep):
         blocks = math.prod(grid(problem, v.tile))
         tiles = tiles_visited(problem, v.tile)
         loaded = tiles * keys_values + (blocks if v.query_in_registers else tiles) * queries
-        return (layouts.ldmatrix_turns(v.shared, v.columns) - 1) * loaded * v.warps.number
+        return (layouts.ldmatrix_wavefronts(v.shared, v.columns) - 1) * loaded * v.warps.number
 
     def shared_clocks(self, problem: Problem) -> float:
         """Clocks a K/V tile that shared memory is busy at least: ldmatrix, with its conflicts, and the copies into it.
@@ -97,7 +97,7 @@ class GluonStep(PointerStep):
         if self.cuts(problem):
             copied += v.tile.query * v.head_dim
         read = keys_values + (0 if v.query_in_registers and not self.cuts(problem) else queries)
-        clocks = read * v.warps.number * layouts.ldmatrix_turns(v.shared, v.columns)
+        clocks = read * v.warps.number * layouts.ldmatrix_wavefronts(v.shared, v.columns)
         return clocks + copied * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 
     @staticmethod

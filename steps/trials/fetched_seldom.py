@@ -1,7 +1,7 @@
 """Trial: what the way of keys and values to shared memory costs, in time and in energy.
 
 Every block fetches all keys and values of its head through L2: a byte for every 128 operations. Here the producer
-fetches only every second or fourth tile, and else says that the tile is there: what then stands in its place is
+fetches only every second or fourth tile, and else says that the tile is there: what then stands in its slot is
 multiplied once more. What is computed is wrong, and the time and energy are what a kernel would take at best that
 fetched less: blocks in a cluster that share what TMA brings, say.
 """
@@ -34,7 +34,7 @@ def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, iteration):
 
 @dataclass(frozen=True)
 class FetchedSeldom(Trial):
-    """The value: of a hundred tiles, how many TMA fetches. The first of each place always are: memory holds no chance
+    """The value: of a hundred tiles, how many TMA fetches. The first of each slot always are: memory holds no chance
     numbers then, on which power depends.
     """
 
