@@ -103,7 +103,7 @@ def words_a_bank(addresses: Sequence[int]) -> Counter:
 
 
 def ldmatrix_wavefronts(layout, columns: int) -> int:
-    """Wavefronts that shared memory takes for one matrix of a tile, the worst over its matrices; 1 is without conflict."""
+    """Wavefronts of shared memory for one matrix of a tile, the worst over its matrices; 1 is without conflict."""
     every = (
         ldmatrix_addresses(layout, columns, first, chunk)
         for first in range(0, MATRIX_ROWS * layout.max_phase, MATRIX_ROWS)
@@ -146,7 +146,7 @@ def places_in(linear, layout, shape: Sequence[int]) -> list[int]:
 
 
 def triton_conflicts(register_layout, shared_layout, shape: Sequence[int], bits: int = 8 * ELEMENT) -> int:
-    """Triton's own count of extra wavefronts (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``.
+    """Triton's count of extra wavefronts (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``.
 
     bits: of an element. It is the same for stores.
     """

@@ -319,7 +319,7 @@ def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], titl
 
 
 def measured_timeline(trace: Trace, at_end: bool = False, simulated: Traced | None = None):
-    """Who waited when in the longest block that was traced, from stamps of the SM's clock; at_end: in its last iterations.
+    """Who waited when in the longest block that was traced, by the SM's clock; at_end: in its last iterations.
 
     simulated: the same stamps from the simulator, drawn below.
     """

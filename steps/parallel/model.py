@@ -43,7 +43,7 @@ LINKS = (
 
 
 class Iteration(NamedTuple):
-    """When a rank computes in a turn, in seconds from the beginning; begin is end where it computes nothing."""
+    """When a rank computes in an iteration, in seconds from the beginning; begin is end where it computes nothing."""
 
     rank: int
     number: int
@@ -76,9 +76,9 @@ def computing(name: str, problem: Problem, ranks: int, own: int, owner: int, rat
 
 
 def iterations(name: str, problem: Problem, ranks: int, rate: float, link: Link) -> list[Iteration]:
-    """When every rank of a ring computes, turn by turn. name: "ring", "double_buffering" or "zigzag".
+    """When every rank of a ring computes, one iteration after the other. name: "ring", "double_buffering" or "zigzag".
 
-    A part is on its way when both its sender and its receiver have begun the turn. A rank begins the next turn when it
+    A part is on its way when both its sender and its receiver have begun the iteration. A rank begins the next when it
     has computed this one, and the next part is there.
     """
     ahead = get_step(name).function.ahead
@@ -127,7 +127,7 @@ def least_tokens(problem: Problem, rate: float, link: Link) -> float:
     A part of n tokens has a number of scores that grows with n^2, and bytes that grow with n: any link keeps up at some
     length. The mask is causal or not as the problem has it.
     """
-    scores = 0.5 if problem.causal else 1.0  # of n^2, in a turn
+    scores = 0.5 if problem.causal else 1.0  # of n^2, in an iteration
     heads, keys = problem.heads, problem.kv_heads
     # 4 B heads D scores n^2 / rate >= 4 B keys D n / link, for each head
     return keys * rate / (heads * scores * link.rate)

@@ -69,7 +69,7 @@ def test_heads_are_apart_where_trials_found_that_faster():
 
 
 def test_few_turns_keep_a_group_together_even_where_blocks_are_few():
-    """A block adds as much for one turn as for many."""
+    """A block adds as much for one iteration as for many."""
     few_queries = Problem(batch=1, heads=64, kv_heads=1, seq_len_q=64, seq_len_kv=4000, head_dim=128)
     assert get_step("cta_per_query_head").variant(few_queries).sharing == 1
     few_blocks = replace(few_queries, seq_len_q=1024, seq_len_kv=1024)

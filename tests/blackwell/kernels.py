@@ -123,8 +123,8 @@ def too_many_columns():
 
 @gluon.jit
 def outside(target):
-    place = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
-    place.slice(64, 128)
+    tensor = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tensor.slice(64, 128)
 
 
 @gluon.jit
@@ -142,11 +142,11 @@ def wrong_factors(left, right):
 
 @gluon.jit
 def slices(target):
-    """Columns 0 to 63 of a place are 1, and those behind them 2; target gets the last of the former, and the rest."""
-    place = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
-    place.slice(0, 64).store(gl.full([128, 64], 1.0, gl.float32, FEW))
-    place.slice(64, 64).store(gl.full([128, 64], 2.0, gl.float32, FEW))
-    write(target, place.slice(32, 64).load(FEW))
+    """Columns 0 to 63 of a tensor are 1, and those behind them 2; target gets the last of the former, and the rest."""
+    tensor = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tensor.slice(0, 64).store(gl.full([128, 64], 1.0, gl.float32, FEW))
+    tensor.slice(64, 64).store(gl.full([128, 64], 2.0, gl.float32, FEW))
+    write(target, tensor.slice(32, 64).load(FEW))
 
 
 @gluon.jit

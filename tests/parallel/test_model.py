@@ -57,7 +57,7 @@ def test_a_ring_that_waits_pays_for_every_turn():
 @pytest.mark.parametrize("kv_heads", [32, 8])
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 def test_a_link_keeps_up_from_the_length_that_is_told(link, kv_heads, causal):
-    """In turns but a rank's own, which is half a part under the mask as the others are in a zigzag."""
+    """In iterations but a rank's own, which is half a part under the mask as the others are in a zigzag."""
     ranks = 8
     for factor, hidden in ((1.01, True), (0.9, False)):
         base = dataclasses.replace(LONG, kv_heads=kv_heads, causal=causal)
