@@ -556,7 +556,7 @@ def fetch(array, ring, full, head, batch, row, stage, variant: gl.constexpr):
 
 @gluon.jit
 def fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, row, iteration, variant: gl.constexpr):
-    """Ask TMA for tiles ``iteration`` of keys and values, each as soon as its slot is empty.
+    """Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
 
     row: their first key.
     """

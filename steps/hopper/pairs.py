@@ -65,7 +65,7 @@ def fetch_or_free(asks, array, at, ring, full, empty, there, iteration, variant:
 
 @gluon.jit
 def fetch_as_pair(arrays, tiles, barriers, at, iteration, variant: gl.constexpr):
-    """Tiles ``iteration`` of keys and values, for both CTAs. at: where they begin in their arrays."""
+    """Tile ``iteration`` of the keys and of the values, for both CTAs. at: where they begin in their arrays."""
     second = gl.program_id(0) % 2
     fetch_or_free(
         second == 0,
