@@ -145,7 +145,7 @@ def _places(layout, of_tma, shape: tuple[int, ...]) -> torch.Tensor:
 
 @cache
 def _bytes_by_ldmatrix(layout, shape: tuple[int, ...], shared, in_a_row: int) -> int:
-    """A warp's matrices of 8 x 8, times the turns that shared memory takes for each."""
+    """A warp's matrices of 8 x 8, times the wavefronts that shared memory takes for each."""
     return (
         layouts.matrices(layout, shape) * layouts.ldmatrix_wavefronts(shared, in_a_row) * layouts.BANKS * layouts.WORD
     )
