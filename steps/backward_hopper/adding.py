@@ -177,8 +177,7 @@ def add_by_tma(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.co
 
 @gluon.jit
 def store_to_add_later(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Store a warpgroup's dQ when TMA has read the last one. It is asked to add it when the next scores are under
-    way."""
+    """Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way."""
     tma.store_wait(0)
     store_for_tma(d_query, tiles, warpgroup, variant)
 

@@ -198,8 +198,7 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def rings(variant: gl.constexpr):
-    """mbarriers for roles. None is made that nobody uses: the compiler would give its shared memory to something else,
-    too."""
+    """mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too."""
     STAGES: gl.constexpr = variant.stages
     WARPGROUPS: gl.constexpr = variant.warpgroups
     query_full = barrier_ring(STAGES, 1)

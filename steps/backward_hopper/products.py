@@ -226,8 +226,7 @@ def free_together(barriers, iteration, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Fence(Pieces):
-    """Where a warpgroup tells that dS is stored: first(barriers, iteration), in front of the next products, or
-    behind(...)."""
+    """Where a warpgroup tells that dS is stored: first(barriers, iteration), before the products, or behind(...)."""
 
     first: Callable
     behind: Callable

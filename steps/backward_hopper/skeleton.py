@@ -143,8 +143,7 @@ class HopperGradients(GradientStep, FusedStep):
         return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, problem.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
-        """Numbers in global memory that blocks count up: of each warpgroup's tiles of queries, or up to two of each
-        head."""
+        """Numbers in global memory that blocks count up: of a warpgroup's tiles of queries, or up to two of a head."""
         variant = self.variant(problem)
         if variant.ahead:
             return (2 if variant.spare else 1) * problem.batch * problem.heads
@@ -166,9 +165,8 @@ class HopperGradients(GradientStep, FusedStep):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        sharing = (
-            problem.group_size if self.cta_per_query_head and not wide and self.iterations_enough(problem, tile) else 1
-        )
+        by_head = self.cta_per_query_head and not wide and self.enough_iterations(problem, tile)
+        sharing = problem.group_size if by_head else 1
         group_size = problem.group_size // sharing
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
         ahead = max(AT_ONCE, SECTION if l2_aware_lpt else 0)
@@ -213,14 +211,13 @@ class HopperGradients(GradientStep, FusedStep):
             line_of_block=self.line_of_block,
         )
 
-    def iterations_enough(self, problem: Problem, tile) -> bool:
-        """Whether a block takes iterations enough for a query head, in the mean, for each to have blocks of its own."""
+    def enough_iterations(self, problem: Problem, tile) -> bool:
+        """Whether a block takes enough iterations for a query head, in the mean, for each to have blocks of its own."""
         blocks = -(-problem.seq_len_kv // tile.key)
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
         few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
-        return iterations >= (
-            ITERATIONS_FEW if few else ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
-        )
+        least = ITERATIONS_FEW if few else ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
+        return iterations >= least
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
@@ -228,13 +225,9 @@ class HopperGradients(GradientStep, FusedStep):
         if group_size > 1 or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
             return lib.NOBODY
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
-        return (
-            spare.SPARE
-            if iterations >= LEAST_ITERATIONS
-            else lib.NOBODY
-            if problem.head_dim == 256
-            else self.short_helpers
-        )
+        if iterations >= LEAST_ITERATIONS:
+            return spare.SPARE
+        return lib.NOBODY if problem.head_dim == 256 else self.short_helpers
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
@@ -389,13 +382,10 @@ class HopperGradients(GradientStep, FusedStep):
 
 
 def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
-    """Pieces of rows that spare warps prepare, and scale, in an iteration, times 2^16, such that all are done in a
-    head's."""
+    """Pieces of rows that spare warps prepare, and scale, in an iteration, times 2^16: all are done in a head's."""
     rows = tiles_a_head(problem, variant.tile) * variant.tile.query
     iterations = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
-    return tuple(
-        -(-(rows // of_piece << 16) // iterations) for of_piece in (variant.rows_prepared, variant.rows_scaled)
-    )
+    return tuple(-(-(rows // piece << 16) // iterations) for piece in (variant.rows_prepared, variant.rows_scaled))
 
 
 def heads_ahead(ahead: int, tiles: int) -> int:

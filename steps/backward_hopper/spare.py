@@ -104,9 +104,9 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
     variant.begin.wait()
     line = own_line(work) + lines_ahead(variant)
     if line < gl.num_programs(1) * gl.num_programs(2):
-        slot = tiles.zeros.reshape([ROWS, COLUMNS])
+        zeros = tiles.zeros.reshape([ROWS, COLUMNS])
         for n in gl.static_range(ROWS // 8):
-            slot.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
+            zeros.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
         fence_async_shared()
         pieces = padded // ROWS
         j = work.key_row // variant.tile.key

@@ -73,8 +73,7 @@ class Variant:
 
     @property
     def roles_apart(self) -> bool:
-        """Whether warpgroups compute different things of the same keys (roles.py); if not, the same of different
-        keys."""
+        """Whether warpgroups compute different things of the same keys (roles.py), not the same of different keys."""
         return self.warpgroups > 1 and self.tile.key == ROWS
 
     @property
@@ -172,14 +171,12 @@ class Variant:
 
     @cached_property
     def query_fours(self) -> gl.DistributedLinearLayout:
-        """A warpgroup's dQ with columns in the order in which sums hold them, four of a lane side by side: see
-        adding.py."""
+        """A warpgroup's dQ with columns in the order of the sums, four of a lane side by side: see adding.py."""
         return self._fours(self.query_rows, self.query_columns)
 
     @cached_property
     def query_lines(self) -> gl.DistributedLinearLayout:
-        """A warpgroup's dQ in the same order, with 32 columns of a row in eight lanes beside each other, not 16 in
-        four."""
+        """A warpgroup's dQ in the same order, with 32 columns of a row in eight neighbouring lanes, not 16 in four."""
         fours = self.query_fours
         first, second, eighth, sixteenth, *more = fours.reg_bases
         *lanes, fourth = fours.lane_bases

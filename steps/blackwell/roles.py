@@ -134,8 +134,7 @@ def finish(
     warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):
-    """Store a warpgroup's output, multiplied by a factor [query], behind its last PV product, that of tile
-    ``iteration``."""
+    """Store a warpgroup's output times a factor [query], behind its last PV product, that of tile ``iteration``."""
     mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
     store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup, variant)
     if variant.persistent:

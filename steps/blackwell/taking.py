@@ -62,8 +62,7 @@ def told(last, query_iteration, work):
 
 @gluon.jit
 def take_next(n, last, query_iteration, work, variant: gl.constexpr):
-    """Behind a tile of queries, take that of a block that has not begun. The other roles read the
-    answer."""
+    """Behind a tile of queries, take that of a block that has not begun. The other roles read the answer."""
     if variant.taken:
         mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
         mbarrier.expect(work.taken.full.index(0), 16)

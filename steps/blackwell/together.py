@@ -86,8 +86,7 @@ def query_of(queries, warpgroup, variant: gl.constexpr):
 
 @gluon.jit
 def store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where the warpgroup's Q
-    was."""
+    """Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was."""
     if variant.ctas == 1:
         to_shared_memory(columns.output.index(warpgroup), factor, query_of(tiles.output, warpgroup, variant), variant)
         fence_async_shared()

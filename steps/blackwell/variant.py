@@ -171,8 +171,7 @@ class Variant:
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every role but the first warpgroup's: the other warpgroup's, those that rescale, products,
-        copies."""
+        """Warps of every role but the first warpgroup's: the other's, those that rescale, products, copies."""
         groups = self.warpgroups - 1 + self.correction
         return [GROUP_WARPS] * groups + [1, 1]
 

@@ -656,8 +656,7 @@ def begins_with_its_block(barriers, query_tile, iteration, warpgroup: gl.constex
 
 @gluon.jit
 def pass_over_key(barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr):
-    """Pass over the keys of a last tile that only later warpgroups see: where there is at most one. Returns its
-    iteration."""
+    """Pass over the keys of a last tile that only later warpgroups see, if there is one. Returns its iteration."""
     if variant.most_over <= 1:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if end < block_end:
             variant.turns.take(barriers, iteration - query_iteration, warpgroup, variant)
