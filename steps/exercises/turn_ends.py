@@ -37,7 +37,7 @@ def judge(function, chance):
 
 
 EXERCISE = Plain(
-    name="iteration_ends",
+    name="turn_ends",
     function="iteration_ends",
     by=judge,
     hints=(
