@@ -76,17 +76,17 @@ def fmha(
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in tl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
-            place = tl.arange(0, TILE_KEY)
+            offset = tl.arange(0, TILE_KEY)
             first_key = tl.to_tensor(j * TILE_KEY)
-            key = first_key + place
-            k_places = K + first_key.to(tl.int64) * k_strides[2] + (place[None, :] * k_strides[2] + column[:, None])
-            v_places = V + first_key.to(tl.int64) * v_strides[2] + (place[:, None] * v_strides[2] + column[None, :])
+            key = first_key + offset
+            k_pointers = K + first_key.to(tl.int64) * k_strides[2] + (offset[None, :] * k_strides[2] + column[:, None])
+            v_pointers = V + first_key.to(tl.int64) * v_strides[2] + (offset[:, None] * v_strides[2] + column[None, :])
             if masked and variant.ragged:
-                k = tl.load(k_places, mask=(key < seq_len_kv)[None, :], other=0.0)
-                v = tl.load(v_places, mask=(key < seq_len_kv)[:, None], other=0.0)
+                k = tl.load(k_pointers, mask=(key < seq_len_kv)[None, :], other=0.0)
+                v = tl.load(v_pointers, mask=(key < seq_len_kv)[:, None], other=0.0)
             else:
-                k = tl.load(k_places)
-                v = tl.load(v_places)
+                k = tl.load(k_pointers)
+                v = tl.load(v_pointers)
 
             scores = tl.dot(q, k)
             if masked and variant.causal:
@@ -113,7 +113,7 @@ def fmha(
 
 @dataclass(frozen=True, kw_only=True)
 class TritonStep(AmdStep):
-    """The kernel above. tile: queries of a block, and keys of a turn; waves: of a block."""
+    """The kernel above. tile: queries of a block, and keys of an iteration; waves: of a block."""
 
     tile: Tile = hole()
     waves: int = hole()

@@ -78,7 +78,7 @@ def hold_queries(query, variant: gl.constexpr):
 
 @gluon.jit
 def wait_then_copy(free, pointer, row_stride, tile, seq_len_kv, variant: gl.constexpr):
-    """Where K and V share: wait for the tile that comes next, and begin to copy another into the place that is free."""
+    """Where K and V share: wait for the tile that comes next, and begin to copy another into the free buffer."""
     async_copy.wait_group(0)
     gl.barrier()
     copy_panels(free, 0, pointer, row_stride, tile, seq_len_kv, variant, variant.ragged)
@@ -211,7 +211,7 @@ def fmha(
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
-            # --- all warps have read this tile: begin to copy a later one into its place ---
+            # --- all warps have read this tile: begin to copy a later one into its slot ---
             if not variant.share_keys_values:
                 gl.barrier()
                 refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant)

@@ -15,9 +15,9 @@ two waits for copies instead of one.
 
 ``q_registers``, inside this step: Q in registers.
 
-Q is the same in every turn of the loop. It goes through the buffer of K once and stays in registers, in the layout of
-a left factor: its shared memory is gone, and so are its ldmatrix in every turn. The price is head_dim / 4 registers a
-thread.
+Q is the same in every iteration of the loop. It goes through the buffer of K once and stays in registers, in the layout
+of a left factor: its shared memory is gone, and so are its ldmatrix in every iteration. The price is head_dim / 4
+registers a thread.
 """
 
 from triton.experimental import gluon

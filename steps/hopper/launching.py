@@ -14,7 +14,7 @@ from steps.hopper import packed
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
 
-COUNTER = 5  # the place among the arguments of what says how many tiles were taken (``steps.core.order``)
+COUNTER = 5  # the position among the arguments of what says how many tiles were taken (``steps.core.order``)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class TmaStep(FusedStep):
     """A fused kernel in Gluon that takes Q, K, V and the output as TMA describes them: ``arguments``.
 
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
-    part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
-    one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each), ``rewrite``
-    (whether its PTX is rewritten), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs),
-    ``shared_key``, ``shared_value`` and ``lse``.
+    warpgroup), ``warpgroups``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts
+    them as one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each),
+    ``rewrite`` (whether its PTX is rewritten), ``output_columns``, ``shared`` (the layout of tiles of queries and
+    outputs), ``shared_key``, ``shared_value`` and ``lse``.
     """
 
     @property
@@ -73,7 +73,7 @@ class TmaStep(FusedStep):
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
 
-        lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
+        lse: a tensor for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
         Of packed sequences a kernel takes behind all of this where they begin, and how many there are.
         """
         import torch
@@ -152,7 +152,7 @@ class TmaStep(FusedStep):
             lists=order.lists(problem, variant.tile, arch, together=variant.neighbours),
             blocks=together * order.number(problem, variant.tile, arch, together=variant.neighbours),
             kv_tiles=together * tiles_visited(problem, variant.tile),
-            compute_groups=variant.parts,
+            compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),
         )
 

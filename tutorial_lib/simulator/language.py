@@ -17,7 +17,7 @@ from tutorial_lib.simulator.memory import allocate_shared_memory
 from tutorial_lib.simulator.translate import OPERATIONS, operation
 from tutorial_lib.simulator.values import Pointer, Tensor, common, elementwise, plain, torch_dtype
 
-SHUFFLES = 5  # turns in which the lanes of a warp add up a row
+SHUFFLES = 5  # steps in which the lanes of a warp add up a row
 
 OPERATIONS["allocate_shared_memory"] = allocate_shared_memory
 
