@@ -4,7 +4,7 @@ It is a PyTorch operator, ``torch.ops.fmha_tutorial.attention``: ``torch.compile
 and CUDA graphs capture it. Where gradients are wanted it is another, ``attention_with_lse``, which autograd knows the
 backward pass of, ``gradients``. A program that runs eagerly goes past the operators, as the dispatcher's way to Python
 costs more than the launches: without gradients straight to the kernel, and with them by one node of autograd's graph,
-``_Eager``.
+``_EagerAttention``.
 """
 
 from contextlib import nullcontext
@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steps.core.choice import best
+from steps.core.gradients import kind_of_gradients
 from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
@@ -68,9 +69,11 @@ def attention(
     ``scaled_dot_product_attention`` has, and this has not. Gradients have no gradients of their own, and there are no
     derivatives in forward mode.
     """
-    if of_sdpa or isinstance(causal, torch.Tensor):
+    if of_sdpa or type(causal) is not bool:
         _refuse(causal, **of_sdpa)
-    causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
+        causal = flag("causal", causal)
+    if scale is not None:
+        scale = number("scale", scale)
     if window is not None:
         check_window(window, causal)  # here, as torch.compile traces past what is checked further on
     if torch.compiler.is_compiling():
@@ -229,7 +232,7 @@ class Passes(NamedTuple):
     repeats: bool
 
 
-class _Eager(torch.autograd.Function):
+class _EagerAttention(torch.autograd.Function):
     """Both passes by their launches. Where somebody looks on at the backward pass, that is the operator's."""
 
     @staticmethod
@@ -247,9 +250,10 @@ class _Eager(torch.autograd.Function):
         _, backward, causal, scale, repeats = ctx.passes
         tensors = (*ctx.saved_tensors, do.contiguous())
         looked_on = torch.compiler.is_compiling() or torch.is_grad_enabled() or modes() or transformed()
-        if looked_on or repeats != _must_repeat() or not _all_plain(tensors):
+        if looked_on or repeats != _must_repeat() or (kind := kind_of_gradients(tensors, causal, scale)) is None:
             return *gradients(*tensors, causal, scale), None
-        return *backward.ready(*tensors, causal, scale)(*tensors, None), None
+        launch = backward.launches.find(kind) or backward.ready(*tensors, causal, scale)
+        return *launch(*tensors, None), None
 
 
 def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
@@ -269,14 +273,7 @@ def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
         ready = forward.ready(q, k, v, causal, scale, return_lse=True)
         passes = Passes(ready, backward, causal, scale, repeats)
         _launches.keep((kind_of(q, k, v, causal, scale, None), window, repeats), passes)
-    return _Eager.apply(q, k, v, passes)
-
-
-def _all_plain(tensors) -> bool:
-    try:
-        return all(map(is_plain, tensors))
-    except RuntimeError:  # a tracer's
-        return False
+    return _EagerAttention.apply(q, k, v, passes)
 
 
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
@@ -494,4 +491,4 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window:
 
 
 def _wants_gradients(*tensors) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+    return True in [getattr(x, "requires_grad", False) for x in tensors]  # any() of a generator takes longer

@@ -32,16 +32,12 @@ class FakeCuda:
         ctypes.memmove(place.value, struct.pack(f"{len(words)}q", *words), driver.MAP_BYTES)
         return 0
 
-    def cuLaunchKernel(self, function, *rest):
-        self.launched.append((function.value, *rest[:7], rest[7].value, rest[8]))
-        return self.statuses.pop(0) if self.statuses else 0
-
     def cuLaunchKernelEx(self, config, function, addresses, extra):
         told = config._obj
         attributes = [told.attributes[n] for n in range(told.attribute_count)]
         numbers = [number for attribute in attributes for number in (attribute.id, *attribute.value)]
         self.launched.append((function.value, *told.grid, *told.block, told.stream, *numbers, addresses))
-        assert ctypes.sizeof(attributes[0]) == 72 and ctypes.sizeof(told) == 56
+        assert ctypes.sizeof(driver.Attribute) == 72 and ctypes.sizeof(told) == 56
         return self.statuses.pop(0) if self.statuses else 0
 
     def cuGetErrorName(self, status, name):
@@ -148,9 +144,14 @@ def run(cuda, monkeypatch):
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: cuda.launched.append("a context"))
-    compiled, given = compiled_step(get_step("epilogue_overlap"), problem())
+    return launcher_of("epilogue_overlap", 5)
+
+
+def launcher_of(name, blocks, **how):
+    compiled, given = compiled_step(get_step(name), problem())
     code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
-    return driver.launcher(code, (5, 1, 1), given, SimpleNamespace(index=0))
+    kernel = driver.Kernel(code, (blocks, 1, 1), given, **how)
+    return driver.launcher([(kernel, range(4))], SimpleNamespace(index=0))
 
 
 def tensors(*places):
@@ -162,18 +163,16 @@ def test_tensors_at_known_places_are_not_described_again(run, cuda):
     run(*tensors(*PLACES[::-1]))
     run(*tensors(*PLACES))
     (*first, a), (*_, b), (*_, c) = cuda.launched
-    assert first[:7] == [99, 5, 1, 1, 32 * 12, 1, 1] and first[8] == 7
+    assert first[:7] == [99, 5, 1, 1, 32 * 12, 1, 1] and first[7] == 7
     assert a is c and a is not b
 
 
-def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
+def test_blocks_in_pairs_are_launched_as_clusters(run, cuda):
     """``run`` makes PyTorch tell of stream 7. 4 is CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION."""
-    compiled, given = compiled_step(get_step("kv_multicast"), problem())
-    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
-    together = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=2)
+    together = launcher_of("kv_multicast", 6, neighbours=2)
     together(*tensors(*PLACES))
     [(*told, _)] = cuda.launched
-    assert told == [99, 6, 1, 1, 32 * compiled.metadata.num_warps, 1, 1, 7, 4, 2, 1, 1]
+    assert told == [99, 6, 1, 1, 32 * 12, 1, 1, 7, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +180,7 @@ def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
 )
 def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attributes, run, cuda):
     """6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-    compiled, given = compiled_step(get_step(name), problem())
-    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
-    early = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=neighbours, early=True)
+    early = launcher_of(name, 6, neighbours=neighbours, early=True)
     early(*tensors(*PLACES))
     [(*told, _)] = cuda.launched
     assert told[8:] == [*attributes, 6, 1, 0, 0]
@@ -192,17 +189,17 @@ def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attribut
 def test_places_without_end_are_not_all_kept(run, cuda, monkeypatch):
     alive = weakref.WeakSet()
 
-    class Watched(driver.Packed):
+    class Watched(driver.Config):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             alive.add(self)
 
-    monkeypatch.setattr(driver, "Packed", Watched)
-    for n in range(3 * driver.PACKS):
+    monkeypatch.setattr(driver, "Config", Watched)
+    for n in range(3 * driver.KEPT):
         run(*tensors(*(16 * (n + i) for i in range(1, 5))))
-    assert 0 < len(alive) <= driver.PACKS
+    assert 0 < len(alive) <= driver.KEPT
     *_, last = cuda.launched[-1]
-    assert struct.unpack("q", ctypes.string_at(last[0], 8))[0] == 16 * 3 * driver.PACKS
+    assert struct.unpack("q", ctypes.string_at(last[0], 8))[0] == 16 * 3 * driver.KEPT
 
 
 def test_a_thread_that_has_no_context_gets_one(run, cuda):
@@ -213,5 +210,5 @@ def test_a_thread_that_has_no_context_gets_one(run, cuda):
 
 def test_what_the_driver_refuses_is_raised(run, cuda):
     cuda.statuses = [719]
-    with pytest.raises(RuntimeError, match=r"cuLaunchKernel: CUDA_ERROR_OF_A_TEST \(719\)"):
+    with pytest.raises(RuntimeError, match=r"cuLaunchKernelEx: CUDA_ERROR_OF_A_TEST \(719\)"):
         run(*tensors(*PLACES))
