@@ -186,10 +186,46 @@ def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attribut
     assert told[8:] == [*attributes, 6, 1, 0, 0]
 
 
+def test_kernels_of_a_call_are_launched_together_on_memory_of_its_own(cuda, monkeypatch):
+    """The second has the first one's output, and pieces of the memory, of which two share a storage."""
+    import torch
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    places = [SimpleNamespace(call=lambda stream, places, n=n: (n, stream, places)) for n in range(2)]
+    told = []
+    monkeypatch.setattr(cuda, "cuLaunchKernelEx", lambda *call: told.append(call) or 0)
+    shared = torch.empty(300, dtype=torch.int32)
+    memory = driver.Memory([torch.empty(3), shared[:7], shared[7:]], torch.device("cpu"))
+    assert memory.offsets == [0, 512, 512 + 4 * 7] and memory.empty().numel() == 512 + 1536
+    kept = torch.empty(2048, dtype=torch.uint8)
+    memory.empty = lambda: kept
+    start = kept.data_ptr()
+    run = driver.launcher([(places[0], [0, 1, 3]), (places[1], [1, 2, 4])], SimpleNamespace(index=0), memory)
+    for _ in range(2):
+        run(*tensors(0x1000, 0x2000))
+    first, second = (0, 7, [0x1000, 0x2000, start + 512]), (1, 7, [0x2000, start, start + 512 + 28])
+    assert told == [first, second] * 2 and all(mine is its for mine, its in zip(told[0][2:], told[2][2:]))
+    run(*tensors(0x1000, 0x3000))
+    assert told[4][2][:2] == [0x1000, 0x3000]
+
+
+def test_a_call_in_another_stream_is_another(cuda, monkeypatch):
+    import torch
+
+    streams = iter((7, 8, 7))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: next(streams), raising=False)
+    run = launcher_of("epilogue_overlap", 5)
+    for _ in range(3):
+        run(*tensors(*PLACES))
+    assert [told[7] for told in cuda.launched] == [7, 8, 7]
+
+
 def test_places_without_end_are_not_all_kept(run, cuda, monkeypatch):
     alive = weakref.WeakSet()
 
     class Watched(driver.Config):
+        __hash__ = object.__hash__
+
         def __init__(self, *arguments):
             super().__init__(*arguments)
             alive.add(self)
