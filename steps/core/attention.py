@@ -80,12 +80,13 @@ def attention(
         return _in_graph(q, k, v, causal, scale, window)
     if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
         return _watched(q, k, v, causal, scale, window)
-    if torch.is_grad_enabled() and _wants_gradients(q, k, v):
-        return _with_graph(q, k, v, causal, scale, window)
     try:
-        kind = kind_of(q, k, v, causal, scale, None), window
+        with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
+        kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
         return _unusual(q, k, v, causal, scale, window)
+    if with_graph:
+        return _with_graph(q, k, v, causal, scale, window)
     if (launch := _launches.find(kind)) is None:
         if not (is_plain(q) and is_plain(k) and is_plain(v)):
             return _unusual(q, k, v, causal, scale, window)
@@ -491,4 +492,4 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window:
 
 
 def _wants_gradients(*tensors) -> bool:
-    return True in [getattr(x, "requires_grad", False) for x in tensors]  # any() of a generator takes longer
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
