@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from steps.backward_hopper import adding as by
@@ -14,7 +15,7 @@ from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
 from steps.core.fused import FusedStep, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
-from steps.core.launch import gluon_launcher
+from steps.core.launch import gluon_launcher, in_a_row
 from steps.core.order import tiles_a_head
 from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
@@ -251,27 +252,27 @@ class HopperGradients(GradientStep, FusedStep):
 
         def fitted(q, k, v, o, do):
             """The tensors as TMA takes them, or copies."""
-            if all(fits):
-                return q, k, v, o, do
             return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
+
+        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
         def places(q, k, v, out):
             """Where dQ, dK and dV are written."""
-            like = (q, k, v)
-            return [
-                out[n] if into[n] else torch.empty_like(like[n], memory_format=torch.contiguous_format)
-                for n in range(3)
-            ]
+            return [out[n] if into[n] else place(x) for n, x in enumerate((q, k, v))]
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
         run = self._kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(q, k, v, out)))
+        as_they_are = all(fits)
 
         def launch(q, k, v, o, lse, do, out):
-            q, k, v, o, do = fitted(q, k, v, o, do)
+            if not as_they_are:
+                q, k, v, o, do = fitted(q, k, v, o, do)
+            if out is None:
+                dq, dk, dv = place(q), place(k), place(v)
+                run(q, k, v, o, lse, do, dq, dk, dv)
+                return dq, dk, dv
             made = places(q, k, v, out)
             run(q, k, v, o, lse, do, *made)
-            if out is None:
-                return tuple(made)
             return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
 
         return launch
@@ -288,13 +289,15 @@ class HopperGradients(GradientStep, FusedStep):
         shape, of_keys = (problem.batch, problem.heads, padded, problem.head_dim), self.key_sums(problem)
 
         def scratch():
-            """Numbers of each query, sums for dQ, those for dK and dV where there are, and what blocks count."""
+            """Numbers of each query, sums for dQ, those for dK and for dV where there are, and what blocks count."""
             numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=device)
             sums = torch.empty(math.prod(shape) + math.prod(of_keys), dtype=torch.float32, device=device)
             sums, key_sums = sums[: math.prod(shape)].view(shape), sums[math.prod(shape) :].view(of_keys)
-            return numbers, sums, key_sums, ((torch.empty(counts, dtype=torch.int32, device=device),) if counts else ())
+            counted = [torch.empty(counts, dtype=torch.int32, device=device)] if counts else []
+            return numbers, sums, *key_sums, *counted
 
-        numbers, sums, key_sums, counted = scratch()
+        numbers, sums, *more = scratch()
+        key_sums, counted = more[: of_keys[0]], more[of_keys[0] :]
         rows, first_line = (tiles, problem.heads, problem.batch), 0
         cleared = heads_ahead(variant.ahead, own_blocks(problem, variant)[0]) if variant.ahead else lines  # by a kernel
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
@@ -335,16 +338,16 @@ class HopperGradients(GradientStep, FusedStep):
             rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
             rounding.append(scaled_launcher(rows_of_keys, summed, x, scale, *of, last=len(rounding) == 1))
 
-        def run(q, k, v, o, lse, do, dq, dk, dv):
-            numbers, sums, key_sums, counted = scratch()
-            preparing(o, do, lse, numbers, sums, *counted)
-            into = key_sums if rounding else (dk, dv)
-            multiplying(q, k, v, do, numbers, sums, *into, *beyond(o, lse, do, dq, numbers, sums, counted))
-            scaling(sums, dq)
-            for launch, summed, x in zip(rounding, key_sums, (dk, dv)):
-                launch(summed, x)
-
-        return run
+        summed, counted = ["sums of dk", "sums of dv"][: len(rounding)], ["counts"][: len(counted)]
+        names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers", "sums", *summed, *counted]
+        more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
+        launches = [
+            (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
+            (multiplying, ["q", "k", "v", "do", "numbers", "sums", *(summed or ("dk", "dv")), *more]),
+            (scaling, ["sums", "dq"]),
+            *zip(rounding, zip(summed, ["dk", "dv"])),
+        ]
+        return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
     def compile(self, problem, arch="sm_90"):
         """The kernel whose blocks own keys."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
-from steps.core.launch import each_stream, empty_lse, gluon_launcher
+from steps.core.launch import each_stream, empty_lse, gluon_launcher, places_like
 from steps.core.order import NATURAL, Order
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import packed
@@ -80,7 +80,7 @@ class TmaStep(FusedStep):
 
         variant = self.variant(problem)
         sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
         into_out = out is not None and describable(out)
 
         def fit(q, k, v):
@@ -91,9 +91,9 @@ class TmaStep(FusedStep):
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         how = self.order_for(problem)
         blocks, order = how.blocks(problem, variant.tile, q.device, together=variant.neighbours)
-        passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
+        passed = arguments(*fitted, out if into_out else empty(q), problem, scale, order, variant)
         passed = (*passed, *constants)
-        moving, with_lse = (0, 1, 2, 3), lse is not None
+        moving, lse_place = (0, 1, 2, 3), lse is not None and places_like(lse)
         own = tuple  # what a launch brings along besides the tensors: nothing
         if how.taken:
             moving, counter = (*moving, COUNTER), each_stream(order[1].clone, q.device)
@@ -101,7 +101,7 @@ class TmaStep(FusedStep):
             def own():
                 return (counter(),)
 
-        if with_lse:
+        if lse_place:
             moving, passed = (*moving, len(passed)), (*passed, lse)
         if problem.lengths is not None:
             begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
@@ -111,17 +111,25 @@ class TmaStep(FusedStep):
         asked = {"ctas": variant.ctas, "neighbours": variant.neighbours, "rewrite": variant.rewrite}
         run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **asked)
 
+        def plainly(q, k, v, _):
+            """``launch`` where nothing but these is passed, for less of the host."""
+            o = empty(q)
+            run(q, k, v, o)
+            return o
+
         def launch(q, k, v, out, *begins):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
-            o = out if into_out else empty()
-            if not with_lse:
+            o = out if into_out else empty(q)
+            if not lse_place:
                 run(q, k, v, o, *own(), *begins)
                 return o if out is None or o is out else out.copy_(o)
-            lse = empty_lse(q)
+            lse = lse_place()
             run(q, k, v, o, *own(), lse, *begins)
             return (o if out is None or o is out else out.copy_(o)), lse
 
+        if as_they_are and out is None and len(moving) == 4:
+            return plainly
         return launch
 
     def compile(self, problem, arch=None):
