@@ -20,6 +20,8 @@ from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
 from steps.hopper.lib import release
 
+UNPACK = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+
 
 @gluon.jit
 def rows_of(ring, iteration, variant: gl.constexpr):
@@ -139,6 +141,16 @@ def in_float32(weights, rounded):
 def in_16_bits(weights, rounded):
     """Weights wait for their gradient in 16 bits: all of K would leave no registers else."""
     return rounded.to(gl.float32)
+
+
+@gluon.jit
+def in_bfloat16(weights, rounded):
+    """As ``in_16_bits``. Two bfloat16 of a register become float32 by integer instructions: it is their upper half.
+
+    Triton would convert them one by one. ptxas then rounds each by itself, too, as slowly as it takes exponentials, and
+    keeps float32 while products are under way: it spills.
+    """
+    return gl.inline_asm_elementwise(UNPACK, "=r,=r,r", [rounded], dtype=gl.float32, is_pure=True, pack=2)
 
 
 # --- the weights' gradient ---

@@ -184,6 +184,8 @@ class HopperGradients(GradientStep, FusedStep):
         keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
         if head_dim == 128 and not masked:
             keys = self.keys_unmasked
+        if problem.dtype == "bfloat16" and keys.weights is with_wgmma.in_16_bits:
+            keys = replace(keys, weights=with_wgmma.in_bfloat16)
         tile_of_block = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
         return Variant(
             tile=tile,

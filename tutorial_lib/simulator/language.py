@@ -251,6 +251,16 @@ AWAIT = (
 SEQUENCES[AWAIT] = await_number
 
 
+def unpacked(_, x: Tensor) -> Tensor:
+    """The two bfloat16 of a register in float32: the lower one moved up, and the upper one where it is."""
+    if plain(x).dtype != torch.bfloat16:
+        raise KernelError(at(f"these instructions take a register's two halves for bfloat16, got {plain(x).dtype}"))
+    return elementwise(lambda data: data.to(torch.float32), x)
+
+
+SEQUENCES[r"shl\.b32 \$0, \$2, 16; and\.b32 \$1, \$2, 0xffff0000;"] = unpacked
+
+
 def multiplied_by_vote(x: Tensor, factor: Tensor, rows: int, columns: int) -> Tensor:
     """x * factor in every block of rows and columns in which a factor is not 1; warps jump over the others.
 
