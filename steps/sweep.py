@@ -33,7 +33,6 @@ from tutorial_lib.files import RESULTS
 NAME = "sweep.json"
 COMPILER_SECONDS = 60.0  # without any kernel ready
 SILENCE = 120.0  # seconds that end a problem
-KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 compiles, for the next process
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -61,7 +60,7 @@ def measure(options: argparse.Namespace, console):
     """The ``results.Sweep`` of this machine with these problems; raises BadRequest for a file of another kind."""
     began = time.monotonic()
     from steps.measuring.ahead import compile_ahead
-    from steps.measuring.sweep import Restoring, Sweeper, chosen_steps, time_problem
+    from steps.measuring.sweep import KEPT_ON_DISK, Restoring, Sweeper, chosen_steps, time_problem, to_compile
     from tutorial_lib.files import write_whole
     from tutorial_lib.hardware import describe_machine
     from tutorial_lib.results import as_json
@@ -75,7 +74,7 @@ def measure(options: argparse.Namespace, console):
     drawn = [one for one in problems(options.seed, options.count, timed) if one.problem not in known]
     with console.status("looking up and compiling the steps") as status:
         chosen = {one.problem: chosen_steps(one.problem, machine["arch"], timed) for one in drawn}
-        kernels = [(step, problem) for problem, steps in chosen.items() for step in steps if step.backend != "torch"]
+        kernels = to_compile(chosen, machine["arch"], timed)
         compile_ahead(kernels, machine["arch"], COMPILER_SECONDS, status.update)
         restoring, chance, longest = Restoring(SILENCE), random.Random(), 0.0
         with Worker(Sweeper, "cuda", on_start=restoring.again) as worker:

@@ -23,7 +23,8 @@ from tutorial_lib.results import BASELINE, FRONT_DOOR, Swept
 from tutorial_lib.worker import Worker, WorkerFailure
 
 PEERS = ("sdpa_cudnn", "sdpa_flash", "flash_attn_4", "flash_attn_3")
-CHECKED_PAIRS = 2e9  # of queries and keys, of all heads: 16 GB of scores in float64, which take about a second
+CHECKED_PAIRS = 2e9  # of queries and keys, of all heads together: 16 GB of scores in float64, a piece at a time
+CHECKED_HEADS = 256  # query heads of all sequences together: each is computed by itself
 LAUNCHES = 200  # in a sample with gradients: a call launches several kernels, of which the queue holds 1000
 
 
@@ -35,6 +36,50 @@ def chosen_steps(problem: Problem, target: str, timed: str) -> list:
     if timed == "forward":
         return [front.chosen(problem, target)]
     return list(front.with_gradients(problem, target) or [get_step(BASELINE)])
+
+
+KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 compiles, for other processes
+
+
+@dataclass(frozen=True)
+class FlashAttn4:
+    """Has flash-attn-4 compile what a timed call takes, and keep it on disk: seconds a kernel, in its turn as we are.
+
+    For ``compile_ahead``, which takes it for a step. It needs ``KEPT_ON_DISK`` in the environment.
+    """
+
+    timed: str
+
+    def compile(self, problem: Problem, arch: str) -> None:
+        """By a call with tensors that have a shape and no memory."""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        gradients = self.timed != "forward"
+        with FakeTensorMode():
+            shapes = [(problem.heads, problem.seq_len_q), *[(problem.kv_heads, problem.seq_len_kv)] * 2]
+            dtype, sizes = (
+                getattr(torch, problem.dtype),
+                [(problem.batch, *shape, problem.head_dim) for shape in shapes],
+            )
+            tensors = [torch.empty(size, dtype=dtype, device="cuda", requires_grad=gradients) for size in sizes]
+            o = _step_of("flash_attn_4").function(*tensors, problem.causal, problem.effective_scale, problem.window)
+            if gradients:
+                torch.autograd.grad(o, tensors, torch.empty_like(o))
+
+
+def to_compile(chosen: dict[Problem, list], target: str, timed: str) -> list[tuple]:
+    """(what compiles, problem), as ``compile_ahead`` has it: the steps that are chosen, and flash-attn-4.
+
+    Of that, problems alone whose kernels may differ.
+    """
+    found = [(step, problem) for problem, steps in chosen.items() for step in steps if step.backend != "torch"]
+    different = {}
+    for problem in chosen:
+        if _step_of("flash_attn_4").unsupported(problem, target) is None:
+            kind = problem.group_size, problem.head_dim, problem.causal, problem.dtype, problem.window is None
+            different.setdefault(kind, problem)
+    return [*((FlashAttn4(timed), problem) for problem in different.values()), *found]
 
 
 class Sweeper:
@@ -167,7 +212,8 @@ def _step_of(name: str):
 def _heads_to_check(problem: Problem) -> tuple[Problem, int]:
     """(the problem of so many key/value heads, each in a batch of its own, how many): as many as are affordable."""
     pairs = problem.group_size * problem.seq_len_q * problem.seq_len_kv
-    count = max(1, min(problem.batch * problem.kv_heads, int(CHECKED_PAIRS // pairs)))
+    affordable = min(int(CHECKED_PAIRS // pairs), CHECKED_HEADS // problem.group_size)
+    count = max(1, min(problem.batch * problem.kv_heads, affordable))
     return replace(problem, batch=count, heads=problem.group_size, kv_heads=1), count
 
 
