@@ -375,6 +375,27 @@ def family_rows(rows: Sequence[Swept]) -> list[list[str]]:
     return made
 
 
+def swept_in_words(record: Sweep) -> str:
+    """What a sweep comes to, pass by pass, as a paragraph; empty where nothing was timed."""
+    told = []
+    for timed, title in TIMED.items():
+        if rows := record.of(timed):
+            m = Means.of(rows)
+            told.append(
+                f"{m.best:.2f} times as fast as the fastest of them on each problem, and {m.sdpa:.2f} times as fast as "
+                f"SDPA, for {title} ({m.count} problems, the least {m.least:.2f}, {m.fell_back} left to SDPA)"
+            )
+    return (
+        ""
+        if not told
+        else (
+            f"On problems drawn from models that people run (`python -m steps.sweep`; {record.machine['name']}, "
+            f"{record.day}) `steps.attention` was set beside SDPA, its backends and FlashAttention-3 and 4. In the "
+            f"geometric mean it is {'; '.join(told)}."
+        )
+    )
+
+
 def failed_rows(record: Sweep) -> list[str]:
     """A line for each row that is wrong or was not timed."""
     return [

@@ -11,9 +11,10 @@ from steps.core.recorded import recorded_sweeps
 from steps.measuring import sweep as measuring
 from steps.measuring.drawing import TIMED, Drawn, problems
 from tests.shapes import problem
-from tutorial_lib import tables
+from tutorial_lib import plots, tables
 from tutorial_lib.accuracy import Accuracy
-from tutorial_lib.results import FRONT_DOOR, Sweep, Swept
+from tutorial_lib.files import write_whole
+from tutorial_lib.results import FRONT_DOOR, Sweep, Swept, as_json
 from tutorial_lib.worker import WorkerFailure
 
 MACHINE = {"name": "A GPU", "slug": "gpu", "arch": "sm_90"}
@@ -252,7 +253,9 @@ def row(family, ours, others, steps=("exp2",), timed="forward", **more):
     return Swept(pass_=timed, date="2026-11-30", steps=list(steps), milliseconds=times, **fields, **more)
 
 
-def test_means_and_order_are_over_the_rows_of_a_pass():
+@pytest.fixture
+def made_up():
+    """A sweep of five rows, of which one failed."""
     rows = [
         row("vision", 1.0, {"sdpa": 4.0, "sdpa_cudnn": 2.0}),
         row("vision", 2.0, {"sdpa": 1.0}, ["sdpa"]),
@@ -260,8 +263,11 @@ def test_means_and_order_are_over_the_rows_of_a_pass():
         row("speech", 1.0, {"sdpa": 3.0}, timed="training"),
         row("speech", 1.0, {"sdpa": 3.0}, failure="hung"),
     ]
-    record = Sweep(schema=2, date="2026-11-30", machine=MACHINE, rows=rows)
-    shown = record.of("forward")
+    return Sweep(schema=2, date="2026-11-30", machine=MACHINE, rows=rows)
+
+
+def test_means_and_order_are_over_the_rows_of_a_pass(made_up):
+    shown = made_up.of("forward")
     assert [r.ratio(r.best_peer).median for r in shown] == [0.5, 1.0, 2.0]
     means = tables.Means.of(shown)
     assert (means.count, means.best, means.least, means.behind) == (3, pytest.approx(1), 0.5, 1)
@@ -270,4 +276,27 @@ def test_means_and_order_are_over_the_rows_of_a_pass():
     assert means.eager == pytest.approx((2 * 0.5 * 0.25) ** (1 / 3))
     assert [cells[0] for cells in tables.family_rows(shown)] == ["speech", "vision", "all"]
     assert tables.swept_rows(shown)[0][:3] == ["0.50 (0.50–0.50)", "sdpa", "0.50"]
-    assert tables.failed_rows(record) == [f"forward, {problem().describe()}: hung"]
+    assert tables.failed_rows(made_up) == [f"forward, {problem().describe()}: hung"]
+
+
+def test_a_figure_and_a_paragraph_tell_of_all_passes(made_up, tmp_path, monkeypatch):
+    from steps import report
+    from tests.results.made_up import run_of
+
+    axes = plots.sweep(made_up).axes
+    assert len(axes) == 2 and sum(len(line.get_xdata()) for line in axes[0].lines if len(line.get_xdata()) != 2) == 2
+    assert {text.get_text() for text in axes[0].get_legend().get_texts()} == {
+        *("against SDPA", "against SDPA, left to SDPA"),
+        *("against the best of the others", "against the best of the others, left to SDPA"),
+    }
+    told = tables.swept_in_words(made_up)
+    assert "In the geometric mean it is 1.00 times as fast as the fastest of them on each problem" in told
+    assert "(3 problems, the least 0.50, 1 left to SDPA); 3.00 times as fast" in told
+    failed = made_up.model_copy(update={"rows": made_up.rows[-1:]})
+    assert tables.swept_in_words(failed) == ""
+    page = report.readme_table([run_of({"sdpa": 1.0, "exp2": 2.0})], [failed, made_up])
+    assert page.endswith(f"{told} ![{report.FIGURE}](results/gpu/sweep.png)") and "No record holds" not in page
+    write_whole(tmp_path / "gpu" / "sweep.json", as_json(made_up))
+    monkeypatch.setattr(report, "read_all", lambda paths: [])
+    monkeypatch.setattr(report, "write_ladder", lambda runs, folder: [])
+    assert report.main([str(tmp_path)]) == 0 and (tmp_path / "gpu" / "sweep.png").exists()
