@@ -329,6 +329,13 @@ def _trains(problem: Problem, target: str, repeats: bool = False) -> bool:
     return all(choice.beats_sdpa(target) for choice in choices)
 
 
+def with_gradients(problem: Problem, target: str) -> Training | None:
+    """The steps by which ``attention`` computes a problem whose gradients are wanted; None where PyTorch's own does."""
+    asked = replace(standard(causal=problem.causal), head_dim=problem.head_dim, dtype=problem.dtype)
+    kernels = problem.window is None and _a_number(problem.head_dim) and _trains(asked, target)
+    return training(problem, target) if kernels else None
+
+
 def _best(problem: Problem, target: str, direction: str, repeats: bool):
     among = (lambda step: step.deterministic) if repeats and direction == "backward" else None
     return best(problem, target, _recorded(direction), direction, among)
