@@ -223,7 +223,8 @@ class Training(NamedTuple):
 class Passes(NamedTuple):
     """Both passes of a kind of call that runs eagerly.
 
-    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether ``backward`` gives the same bits every time.
+    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether ``backward`` was chosen to give the same bits
+    every time.
     """
 
     forward: Launch
@@ -231,6 +232,9 @@ class Passes(NamedTuple):
     causal: bool
     scale: float | None
     repeats: bool
+
+
+BY_PYTORCH = object()  # in place of ``Passes``, where PyTorch's own computes both
 
 
 class _EagerAttention(torch.autograd.Function):
@@ -250,8 +254,9 @@ class _EagerAttention(torch.autograd.Function):
             return None, None, None, None
         _, backward, causal, scale, repeats = ctx.passes
         tensors = (*ctx.saved_tensors, do.contiguous())
-        looked_on = torch.compiler.is_compiling() or torch.is_grad_enabled() or modes() or transformed()
-        if looked_on or repeats != _must_repeat() or (kind := kind_of_gradients(tensors, causal, scale)) is None:
+        looked_on = torch.compiler.is_compiling() or modes() or transformed() or forward_ad._current_level >= 0
+        past = not (looked_on or torch.is_grad_enabled()) and repeats == _must_repeat()
+        if not past or (kind := kind_of_gradients(tensors, causal, scale)) is None:
             return *gradients(*tensors, causal, scale), None
         launch = backward.launches.find(kind) or backward.ready(*tensors, causal, scale)
         return *launch(*tensors, None), None
@@ -267,14 +272,18 @@ def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
         passes = None
     if passes is None:
         q, k, v = plain(q=q, k=k, v=v)
-        problem = Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
-        if window is not None or not trains(q.shape[3], str(q.dtype), q.device, causal, repeats):
-            return _differentiable(q, k, v, causal, scale, window)
-        forward, backward = training(problem, target_of(q.device), repeats)
-        ready = forward.ready(q, k, v, causal, scale, return_lse=True)
-        passes = Passes(ready, backward, causal, scale, repeats)
+        passes = _passes(Problem.of(q, k, v, causal, scale, window=window), q, k, v, causal, scale, repeats)
         _launches.keep((kind_of(q, k, v, causal, scale, None), window, repeats), passes)
+    if passes is BY_PYTORCH:
+        return _by_pytorch(q, k, v, causal, scale, window)
     return _EagerAttention.apply(q, k, v, passes)
+
+
+def _passes(problem: Problem, q, k, v, causal: bool, scale: float | None, repeats: bool):
+    if problem.window is not None or not trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, repeats):
+        return BY_PYTORCH
+    forward, backward = training(problem, target_of(q.device), repeats)
+    return Passes(forward.ready(q, k, v, causal, scale, return_lse=True), backward, causal, scale, repeats)
 
 
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
@@ -282,10 +291,14 @@ def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | No
     kernels = window is None and not (compiling and inside)  # which is traced through PyTorch's own alone
     if kernels and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
         return (_Transformed.apply if inside else attention_with_lse)(q, k, v, causal, scale)[0]
-    sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
     # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way right.
-    plainly = sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext()
-    with torch.autocast(q.device.type, enabled=False), plainly:
+    with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext():
+        return _by_pytorch(q, k, v, causal, scale, window)
+
+
+def _by_pytorch(q, k, v, causal: bool, scale: float | None, window: int | None):
+    sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
+    with torch.autocast(q.device.type, enabled=False):
         return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
 
 
