@@ -69,10 +69,11 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
 class Launches:
     """Launches by kind of call, as many as ``KEPT``. Several threads may ask at once.
 
-    find: ``find(kind)`` is the launch for calls of this kind, or None.
+    find: ``find(kind)`` is the launch for calls of this kind, or None. last: what who asks found last, if it says so.
     """
 
     def __init__(self):
+        self.last = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
