@@ -98,19 +98,24 @@ def attention(
         if not (is_plain(q) and is_plain(k) and is_plain(v)):
             return _unusual(q, k, v, causal, scale, window)
         ready = _made_ready(kind, q, k, v, causal, scale, window)
-    elif ready is last and ready.is_like is not never:  # under other modes
-        ready = ready._replace(is_like=_like(q, k, v))
-        _launches.keep(kind, ready)
-    _launches.last = ready
-    return ready.launch(q, k, v, None)
+    return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
 
 class Ready(NamedTuple):
-    """What was made ready for a kind of call without gradients, and a short way to know another: ``_like``."""
+    """What was made ready for a kind of call, and a short way to know another of its kind: ``_like``."""
 
     launch: Launch
     asked: tuple  # (causal, scale, window)
     is_like: Callable[..., bool]
+
+
+def _known_at_once(ready: Ready, kind: tuple, q, k, v) -> Ready:
+    """What is ready for this kind of call, which the next one will be compared with before it is looked up."""
+    if ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
+        ready = ready._replace(is_like=_like(q, k, v))
+        _launches.keep(kind, ready)
+    _launches.last = ready
+    return ready
 
 
 def _like(q, k, v) -> Callable[..., bool]:
@@ -283,9 +288,6 @@ class Passes(NamedTuple):
     repeats: bool
 
 
-BY_PYTORCH = object()  # in place of ``Passes``, where PyTorch's own computes both
-
-
 class _EagerAttention(torch.autograd.Function):
     """Both passes by their launches. Where somebody looks on at the backward pass, that is the operator's."""
 
@@ -316,23 +318,31 @@ def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
     repeats = _must_repeat()
     try:
         kind = kind_of(q, k, v, causal, scale, None), window, repeats
-        passes = _launches.find(kind)
+        ready = _launches.find(kind)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
-        passes = None
-    if passes is None:
+        ready = None
+    if ready is None:
         q, k, v = plain(q=q, k=k, v=v)
-        passes = _passes(Problem.of(q, k, v, causal, scale, window=window), q, k, v, causal, scale, repeats)
-        _launches.keep((kind_of(q, k, v, causal, scale, None), window, repeats), passes)
-    if passes is BY_PYTORCH:
-        return _by_pytorch(q, k, v, causal, scale, window)
-    return _EagerAttention.apply(q, k, v, passes)
+        launch = _both_passes(q, k, v, causal, scale, window, repeats)
+        kind = kind_of(q, k, v, causal, scale, None), window, repeats
+        ready = Ready(launch, (causal, scale, window), _like(q, k, v))
+        _launches.keep(kind, ready)
+    return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
 
-def _passes(problem: Problem, q, k, v, causal: bool, scale: float | None, repeats: bool):
-    if problem.window is not None or not trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, repeats):
-        return BY_PYTORCH
-    forward, backward = training(problem, target_of(q.device), repeats)
-    return Passes(forward.ready(q, k, v, causal, scale, return_lse=True), backward, causal, scale, repeats)
+def _both_passes(q, k, v, causal: bool, scale: float | None, window: int | None, repeats: bool) -> Launch:
+    """``launch(q, k, v, None)`` returns o, which autograd knows the backward pass of."""
+    problem, passes = Problem.of(q, k, v, causal, scale, window=window), None  # tells what is wrong
+    if window is None and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, repeats):
+        forward, backward = training(problem, target_of(q.device), repeats)
+        passes = Passes(forward.ready(q, k, v, causal, scale, return_lse=True), backward, causal, scale, repeats)
+
+    def launch(q, k, v, _):
+        if repeats != _must_repeat():  # since the call before
+            return _with_graph(q, k, v, causal, scale, window)
+        return _EagerAttention.apply(q, k, v, passes) if passes else _by_pytorch(q, k, v, causal, scale, window)
+
+    return launch
 
 
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
