@@ -16,6 +16,8 @@ from functools import cache
 from operator import methodcaller
 from typing import Any
 
+from steps.core.tensors import places_like
+
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
     **{"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"},
@@ -150,8 +152,6 @@ class Memory:
 
     def __init__(self, pieces: Sequence[Any], device: Any):
         import torch
-
-        from steps.core.launch import places_like
 
         begins: dict[int, int] = {}
         size = 0

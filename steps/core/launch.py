@@ -173,17 +173,6 @@ def empty_lse(q):
     return torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
 
 
-def places_like(x) -> Callable[[], torch.Tensor]:
-    """``place()`` is a new contiguous tensor of x's shape, dtype and device, for less of the host than ``torch.empty``.
-
-    x itself is not kept.
-    """
-    import torch
-
-    like = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
-    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
-
-
 def each_stream(make: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
     """``get()`` gives what ``make()`` made for this stream: counts that a kernel leaves as it found them when it ends.
 
