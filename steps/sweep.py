@@ -4,12 +4,12 @@
 FlashAttention-3 and 4 where they are installed. Its output is checked against float64. steps/measuring/models.toml
 holds the models, with sources; the same seed draws the same problems.
 
---pass says what a call is; several passes take turns. "forward" is attention without gradients, and "backward" the gradients alone, by autograd.
-Both are times on the GPU: calls are queued behind a spin, so the host's time is left out, and recorded beside it. That
-is how a program runs whose GPU is the bottleneck, or one with CUDA graphs. "training" is both together, as who calls
-them eagerly waits: from the first call of a sample until the GPU has finished the last, the host's time included. A
-call to one of SDPA's backends enters ``sdpa_kernel``, which takes the host some microseconds. Tensors are contiguous
-``[batch, heads, length, head_dim]``.
+--pass says what a call is; several passes take turns. "forward" is attention without gradients, and "backward" the
+gradients alone, by autograd. Both are times on the GPU: calls are queued behind a spin, so the host's time is left out,
+and recorded beside it. That is how a program runs whose GPU is the bottleneck, or one with CUDA graphs. "training" is
+both together, as who calls them eagerly waits: from the first call of a sample until the GPU has finished the last, the
+host's time included. A call to one of SDPA's backends enters ``sdpa_kernel``, which takes the host some microseconds.
+Tensors are contiguous ``[batch, heads, length, head_dim]``.
 
 RESULTS/MACHINE/sweep.json is written after each problem, and holds all passes and seeds. What is in it is not measured
 again, so a later call goes on where an earlier one stopped. Without a GPU, what is recorded is shown. Exit status: 0
