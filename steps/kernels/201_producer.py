@@ -291,7 +291,7 @@ def produce(arrays, tiles, barriers, work):
         kv_head = head // GROUP_SIZE
         for j in range(end):
             key = j * TILE_KEY
-            # Ask TMA for tiles ``iteration`` of keys and values, each as soon as its slot is empty.
+            # Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)

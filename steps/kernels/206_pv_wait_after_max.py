@@ -261,8 +261,7 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, 
     first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
     row, whole, end: of ``tiles_of_warpgroup``.
 
-    Returns (accumulator [query, head_dim], sums, iteration of the last tile, its weights, whose PV product is not
-    begun).
+    Returns (accumulator [query, head_dim], sums, last iteration, its weights, whose PV product is not begun).
     """
     weights, row_max, row_sum = first
     for j in range(1, end):
@@ -408,7 +407,7 @@ def produce(arrays, tiles, barriers, work):
         kv_head = head // GROUP_SIZE
         for j in range(end):
             key = j * TILE_KEY
-            # Ask TMA for tiles ``iteration`` of keys and values, each as soon as its slot is empty.
+            # Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
             stage = iteration % STAGES
             used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)

@@ -304,7 +304,7 @@ def in_fours(d_query):
 @gluon.jit
 def add_to_query(d_query, tiles, warpgroup: gl.constexpr):
     """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
-    # Store a warpgroup's dQ when TMA has read the last one. It is asked to add it when the next scores are under way.
+    # Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way.
     tma.store_wait(0)
     # Store a warpgroup's dQ where TMA reads it. A fence must follow.
     slot = tiles.d_query.index(warpgroup)
@@ -759,8 +759,7 @@ def fmha_backward(
         gl.allocate_shared_memory(Q.dtype, SCORES, SHARED_SCORES),
         gl.allocate_shared_memory(gl.float32, SUMS, SHARED_SUMS),
     )
-    # mbarriers for roles. None is made that nobody uses: the compiler would give its shared memory to something else,
-    # too.
+    # mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too.
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, WRITERS)
     done = barrier_ring(2, WARPGROUPS)
@@ -885,7 +884,7 @@ def describe(x, rows, columns, layout):
 
 
 def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
-    """Pieces of so many rows that spare warps do in an iteration, times 2^16, such that a head's are done in its iterations."""
+    """Pieces of so many rows for an iteration of spare warps, times 2^16, such that a head's are done in its iterations."""
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)
     iterations = tiles * blocks
     return -(-(tiles * TILE_Q // rows << 16) // iterations)

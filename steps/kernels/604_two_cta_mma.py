@@ -307,8 +307,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         if j + STAGES < end:
             fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
 
-    # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where the warpgroup's Q
-    # was.
+    # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was.
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
     to_panels(columns.output.index(0), 1.0 / row_sum, panels)
