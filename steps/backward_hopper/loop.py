@@ -45,7 +45,7 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.conste
         await_tile(barriers.d_output_full, turn, variant.stages)
         d_weights = variant.gradient.issue(values, d_output, tiles.row_sum, turn, variant)
         variant.adding.later(arrays, tiles, turn, work, part, variant)
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        scores = warpgroup_mma_wait(1 if variant.pieces is None else 2, deps=[scores])
         variant.turns.take(barriers, turn, part, variant)
         weights = weigh(scores, number_of(tiles.lse, turn, variant), first_key, i, scale, work, variant)
         rounded = weights.to(dtype)
