@@ -8,4 +8,4 @@ step has which.
 """
 
 # Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
-PIECES = ("lib", "products")
+PIECES = ("adding", "lib", "products", "rows", "spare")

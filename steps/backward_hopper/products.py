@@ -243,7 +243,10 @@ def tell_stored(barriers, turn):
 
 @gluon.jit
 def all_parts(barriers, n: gl.constexpr, variant: gl.constexpr):
-    """Wait until all parts are here, for the n-th time."""
+    """Wait until all parts are here.
+
+    n: how often they have met before.
+    """
     if variant.parts == 1:
         gl.barrier()
     else:

@@ -48,9 +48,9 @@ def prepare_rows(
 def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: gl.constexpr):
     """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
     LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
-    SUMS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
-    place = gl.arange(0, SUMS, LINE)
-    gl.store(Sums + (line * padded + first_row) * variant.head_dim + place, gl.full([SUMS], 0.0, gl.float32, LINE))
+    ELEMENTS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
+    place = gl.arange(0, ELEMENTS, LINE)
+    gl.store(Sums + (line * padded + first_row) * variant.head_dim + place, gl.full([ELEMENTS], 0.0, gl.float32, LINE))
 
 
 @gluon.jit

@@ -23,8 +23,6 @@ from tutorial_lib.problem import Problem
 
 HOSTS = Path(__file__).parent / "hosts"
 VALUE = re.compile(r"\bHOST\.(\w+)")
-# What the kernels have of the project's own, and what Triton 3.9 has for it.
-STAND_INS = {"async_reduce_shared_to_global": "tma.async_atomic_add"}
 NAMES = {  # of the host code's constants, and what kernels call them
     "head_dim": ("D", "HEAD_DIM", "head_dim"),
     "rows": ("TILE_Q", "TILE_QUERY", "queries of a tile"),
@@ -213,11 +211,8 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
     Where two texts have different things under the same name, the later one's is called otherwise. Imports are in
     front, and constants of all but the host code.
     """
-    imports, constants, others, known, lasts = {}, [], [], {}, {}
+    imports, constants, records, others, known, lasts = {}, [], [], [], {}, {}
     for name, text in texts.items():
-        for own, stand_in in STAND_INS.items():
-            if own in (defined := _defined(text)):
-                text = text.replace(defined[own], "").replace(f"{own}(", f"{stand_in}(")
         while clash := next((one for one, code in _defined(text).items() if known.get(one, code) != code), None):
             text = _renamed(text, clash, fresh(clash, {*known, *_defined(text)}))  # and so who uses it is another, too
         lines, before = text.splitlines(), None
@@ -235,6 +230,8 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
             known |= {one: code} if one else {}
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If):
                 others.append(code)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("namedtuple("):
+                records.append(f"\n{code}")
             elif name != "host":
                 constants.append(code)
             elif before is not None and not isinstance(before, ast.FunctionDef):
@@ -242,7 +239,7 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
             else:
                 others.append(code)
             before = node
-    body = "\n\n\n".join(filter(None, ["\n".join(constants), *others]))
+    body = "\n\n\n".join(filter(None, ["\n".join(constants + records), *others]))
     imports = {name: line for name, line in imports.items() if re.search(rf"\b{name}\b", body)}
     space = "\n\n" if constants else "\n\n\n"
     return f"{import_lines(imports)}{space}{body}\n", lasts
