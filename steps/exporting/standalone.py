@@ -15,6 +15,7 @@ from steps.core.fused import FusedStep
 from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
 from steps.exporting.launches import Launch, Raw, launch_of
+from steps.exporting.others import for_other_problems
 from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.written import flat_text, module_in
@@ -81,11 +82,12 @@ def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
     whole, _ = joined({"kernel": merged, "host": host})
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", whole, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
-    return formatted(f'"""{header(step, problem, arch, launch)}"""\n\n{whole}')
+    others = for_other_problems(step, problem, arch, launch_of, {*_defined(merged)})
+    return formatted(f'"""{header(step, problem, arch, launch, others)}"""\n\n{whole}')
 
 
-def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
-    """What the program says of itself."""
+def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str) -> str:
+    """What the program says of itself. others: what it says of other problems."""
     what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
@@ -116,6 +118,7 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
             f"    {FUNCTIONS[step.direction]}",
             *(textwrap.fill(paragraph, LINE_LENGTH) for paragraph in paragraphs),
             *launch.tables(),
+            *filter(None, [others]),
             f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
             f"python -m steps.export {step.name} {' '.join(options)}\n",
         ]
