@@ -80,6 +80,8 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
         used[wrapper.split(".")[0]] += 1
         constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
+    first = {its: name for name, its in constants}  # constants stand in reverse: the last of the same value comes first
+    constants = [(name, its if "Layout(" not in its or first[its] == name else first[its]) for name, its in constants]
     yield import_lines({name: line for name, line in program.imports.items() if used[name]})
     lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
     yield "\n".join(f"{line}{SKIP if MATRIX.search(line) else ''}" for line in lines)
