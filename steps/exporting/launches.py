@@ -67,6 +67,17 @@ def launch_of(step: Step, problem: Problem, arch: str) -> Launch:
     raise Unsupported(f"step {step.label} is launched in a way that is not exported")
 
 
+def with_lse(step: Step, launch: Launch) -> Launch:
+    """A launch whose kernel writes the log-sum-exp, too. Raises Unsupported for a step whose launch hands none back."""
+    entry, bound = launch.kernels["kernel"]
+    if step.direction != "forward" or "LSE" not in bound:
+        why = "only forward kernels for Hopper and Blackwell are"
+        raise Unsupported(f"step {step.label} cannot be exported with the log-sum-exp: {why}")
+    bound = {name: value for name, value in bound.items() if name != "LSE"}
+    bound["variant"] = replace(bound["variant"], lse=True)
+    return replace(launch, kernels={**launch.kernels, "kernel": (entry, bound)})
+
+
 def of_order(order: Order, problem: Problem, tile: Tile) -> dict:
     """What a program is told of which block computes which tiles. problem: as the order counts it."""
     listed = bool(order.persistent and not (order.computes(problem, tile) or order.counts(problem)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from steps.core.fused import FusedStep
 from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
-from steps.exporting.launches import Launch, Raw, launch_of
+from steps.exporting.launches import Launch, Raw, launch_of, with_lse
 from steps.exporting.others import for_other_problems
 from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
@@ -58,8 +58,10 @@ GPUS = {
 }
 
 
-def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
+def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool = False) -> str:
     """The program of ``step`` for ``problem`` on ``arch`` (None: what the step is made for).
+
+    lse: whether attention returns each query's log-sum-exp, too, which a backward pass needs.
 
     Raises Unsupported for a step that has no kernel for one device, or needs more than Triton and cuTile offer.
     """
@@ -72,22 +74,23 @@ def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
     if problem.lengths is not None:
         raise Unsupported(f"step {step.label} cannot be exported: its own problem has packed sequences")
     launch = launch_of(step.configured(problem, arch), problem, arch)
+    launch = with_lse(step, launch) if lse else launch
     texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     merged, names = joined({name: without_docstring(text) for name, text in texts.items()})
     for said, instead in WORDS.items():
         merged = merged.replace(said, instead)
-    values = {**common(step, problem, arch), **launch.values, **names}
+    values = {**common(step, problem, arch), **launch.values, **names, "lse": lse}
     values |= {name: _constant(merged, layout) for name, layout in launch.layouts.items()}
     host = host_code((*launch.hosts, "main"), values, merged)
     whole, _ = joined({"kernel": merged, "host": host})
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", whole, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
     others = for_other_problems(step, problem, arch, launch_of, {*_defined(merged)})
-    return formatted(f'"""{header(step, problem, arch, launch, others)}"""\n\n{whole}')
+    return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{whole}')
 
 
-def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str) -> str:
-    """What the program says of itself. others: what it says of other problems."""
+def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:
+    """What the program says of itself. others: what it says of other problems. lse: whether it returns that."""
     what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
@@ -112,10 +115,11 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str)
     options += [f"--dtype {problem.dtype}", "--causal" if problem.causal else "--no-causal"]
     options += [f"--window {problem.window}"] if problem.window else []
     options += [f"--arch {arch}"] if arch != step.made_for else []
+    options += ["--lse"] if lse else []
     return "\n\n".join(
         [
             textwrap.fill(f"{what[step.direction]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
-            f"    {FUNCTIONS[step.direction]}",
+            f"    {FUNCTIONS[step.direction]}{', lse' * lse}",
             *(textwrap.fill(paragraph, LINE_LENGTH) for paragraph in paragraphs),
             *launch.tables(),
             *filter(None, [others]),

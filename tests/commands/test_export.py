@@ -107,10 +107,10 @@ class OnTheSimulator:
         return run
 
 
-def program_of(step, asked, launches):
+def program_of(step, asked, launches, lse=False):
     """A program's module, which launches on the CPU. cuTile's tiles are others there."""
     arch = "cpu" if step.backend == "cutile" else step.made_for
-    module = module_in(standalone(step, asked, arch).replace('"cuda"', '"cpu"'))
+    module = module_in(standalone(step, asked, arch, lse).replace('"cuda"', '"cpu"'))
     for name in set(re.findall(r"(\w+)\[\(?\w+[^\]]*\]\(\*", inspect.getsource(module))):
         setattr(module, name, OnTheSimulator(getattr(module, name), MACHINES[step.made_for], launches))
     return module
@@ -164,6 +164,22 @@ def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
         assert_alike(step, case(step), launches)
     except Unsupported as error:
         assert "made of pairs of blocks" in str(error)
+
+
+@sampled(core=lambda step: step.name == "wgmma")
+@pytest.mark.parametrize("step", [s for s in KEPT if s.backend in ("hopper", "blackwell")], ids=lambda step: step.name)
+def test_a_program_returns_the_log_sum_exp_where_it_is_asked_for(step, launches):
+    asked = case(step)
+    if step.direction == "backward":
+        with pytest.raises(Unsupported, match="cannot be exported with the log-sum-exp"):
+            standalone(step, asked, lse=True)
+        return
+    module, (q, k, v) = program_of(step, asked, launches, lse=True), pass_of(step).inputs(asked, 0)
+    alone = replace(step, pairs=False) if getattr(step, "pairs", None) else step
+    with untold(None):
+        o, lse = alone.make_ready(asked, q, k, v, None, return_lse=True)(q, k, v, None)
+    mine = module.attention(q, k, v)
+    assert torch.equal(mine[0], o) and torch.equal(mine[1], lse)
 
 
 OTHERS = [
@@ -336,6 +352,7 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
         ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
         ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
         ("varlen",): "step 904 varlen cannot be exported: its own problem has packed sequences",
+        ("mma", "--lse"): "step 2 mma cannot be exported with the log-sum-exp",
         ("mma", "--head-dim", "512"): "step 2 mma: head_dim must be",
         ("no_such_step",): "no step no_such_step",
         (): "name a step, or ask for --all",
