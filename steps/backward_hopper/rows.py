@@ -50,7 +50,8 @@ def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: g
     LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
     ELEMENTS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
     place = gl.arange(0, ELEMENTS, LINE)
-    gl.store(Sums + (line * padded + first_row) * variant.head_dim + place, gl.full([ELEMENTS], 0.0, gl.float32, LINE))
+    zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
+    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * variant.head_dim + place, zeros)
 
 
 @gluon.jit
@@ -86,7 +87,7 @@ def prepare(
         batches, seq_len_q, padded, False, variant,
     )  # fmt: skip
     if line < clearing:
-        clear_rows(Sums, i * ROWS, line.to(gl.int64), padded, False, variant)
+        clear_rows(Sums, i * ROWS, line, padded, False, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):

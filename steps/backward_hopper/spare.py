@@ -90,7 +90,7 @@ def prepare_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.con
                 aside.strides[2], piece * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
                 aside.seq_len_q, aside.padded, True, variant,
             )  # fmt: skip
-            clear_rows(aside.sums, piece * ROWS, line.to(gl.int64), aside.padded, True, variant)
+            clear_rows(aside.sums, piece * ROWS, line, aside.padded, True, variant)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
