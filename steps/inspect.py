@@ -1,7 +1,7 @@
 """The compiler's evidence: ``python -m steps.inspect exp2 --against mma --arch sm_90,sm_121`` shows what a step became.
 
 Needs no GPU. Shows registers, shared memory, spills and occupancy; instructions by what they do, for the whole kernel
-and for one turn of the hot loop; what bounds it; the compiler's remarks; with ``--text``, Tile IR or SASS to page
+and for one iteration of the hot loop; what bounds it; the compiler's remarks; with ``--text``, Tile IR or SASS to page
 through. With ``all`` for the step, the figures of every step for each architecture, which ``--output`` records.
 Exit status: 0 done; 2 the request makes no sense, or the compiler is missing, too old or failed.
 """

@@ -1,8 +1,8 @@
 """``python -m steps.layouts``: shared memory and warps of the Gluon steps, computed from their layouts, without a GPU.
 
-For every step the turns that ldmatrix takes, by our model of the banks and by Triton's, beside what ncu counted where a
-run was recorded; and two drawings: plain and swizzled shared memory, split-KV and split-Q. For AMD's steps the turns
-that LDS takes for a tile of K and of V, by a model that nobody could compare with a GPU.
+For every step the wavefronts that ldmatrix takes, by our model of the banks and by Triton's, beside what ncu counted
+where a run was recorded; and two drawings: plain and swizzled shared memory, split-KV and split-Q. For AMD's steps the
+cycles that LDS takes for a tile of K and of V, by a model that nobody could compare with a GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def gluon_steps() -> list:
     return [step for step in STEPS if step.backend == "gluon"]
 
 
-def turns(step, problem: Problem) -> tuple[int, int]:
-    """Turns for a matrix of Q, by our model of ldmatrix and by Triton's count for the same layouts."""
+def wavefronts(step, problem: Problem) -> tuple[int, int]:
+    """Wavefronts for a matrix of Q, by our model of ldmatrix and by Triton's count for the same layouts."""
     from tutorial_lib import layouts
 
     v = step.variant(problem)
     panel = [v.tile.query, v.columns]
-    return layouts.ldmatrix_turns(v.shared, v.columns), 1 + layouts.triton_conflicts(v.left, v.shared, panel)
+    return layouts.ldmatrix_wavefronts(v.shared, v.columns), 1 + layouts.triton_conflicts(v.left, v.shared, panel)
 
 
 def draw_banks():
@@ -73,18 +73,20 @@ def exchanged(step, problem: Problem = DRAWN) -> str:
     return drawings.crosses(v.accumulator, v.left, (v.tile.query, v.tile.key))
 
 
-def lds_turns(step, problem: Problem, arch: str, address=None) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(turns, least) that LDS takes when a wave reads a tile of K, and one of V, as a step for CDNA does.
+def lds_cycles(step, problem: Problem, arch: str, address=None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(cycles, least) that LDS takes when a wave reads a tile of K, and one of V, as a step for CDNA does.
 
     address(columns) -> address(row, column): where else an element of a tile with so many columns lay, in bytes.
     """
     from tutorial_lib import layouts
 
     v = step.variant(problem, arch)
-    place = address(v.head_dim) if address else partial(layouts.shared_address, v.shared, v.head_dim)
+    lies_at = address(v.head_dim) if address else partial(layouts.shared_address, v.shared, v.head_dim)
     of_keys, of_values = LDS_READS[arch]
-    keys = layouts.lds_turns(arch, of_keys, v.right, [v.head_dim, v.tile.key], lambda column, row: place(row, column))
-    return keys, layouts.lds_turns(arch, of_values, v.right, [v.tile.key, v.head_dim], place)
+    keys = layouts.lds_cycles(
+        arch, of_keys, v.right, [v.head_dim, v.tile.key], lambda column, row: lies_at(row, column)
+    )
+    return keys, layouts.lds_cycles(arch, of_values, v.right, [v.tile.key, v.head_dim], lies_at)
 
 
 def lds_rows(problem: Problem) -> list[list[str]]:
@@ -112,8 +114,8 @@ def lds_rows(problem: Problem) -> list[list[str]]:
     ]
     rows = []
     for arch, told, step, address in ways:
-        both = lds_turns(step, problem, arch, address)
-        rows.append([arch, told, *(f"{turns / least:.3g} ({turns} turns)" for turns, least in both)])
+        both = lds_cycles(step, problem, arch, address)
+        rows.append([arch, told, *(f"{cycles / least:.3g} ({cycles} cycles)" for cycles, least in both)])
     return rows
 
 
@@ -133,11 +135,11 @@ def run(options: argparse.Namespace) -> int:
     recorded = find_recorded(DRAWN, [options.results])
     table = Table(title=f"ldmatrix at shared memory, {DRAWN.describe()}", title_justify="left")
     table.add_column("step")
-    for header in ("turns a matrix", "by Triton", "conflicts, computed", "counted by ncu"):
+    for header in ("wavefronts a matrix", "by Triton", "conflicts, computed", "counted by ncu"):
         table.add_column(header, justify="right")
     table.add_column("crosses between warps")
     for step in gluon_steps():
-        ours, tritons = turns(step, DRAWN)
+        ours, tritons = wavefronts(step, DRAWN)
         counted = recorded and recorded.measurement(step.name)
         table.add_row(
             step.label,

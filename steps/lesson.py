@@ -475,7 +475,7 @@ class Lesson:
     def traced(self, end: bool = False) -> Page:
         """When the roles of a block waited, as recorded, and beside it on the simulator, with fewer heads.
 
-        end: draw the last turns of a block, not the first, and nothing else: the table is of the whole block.
+        end: draw the last iterations of a block, not the first, and nothing else: the table is of the whole block.
         """
         from steps.trace import beside_simulated
 

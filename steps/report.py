@@ -1,8 +1,8 @@
 """``python -m steps.report [PATH...]``: draws everything that is made from the recorded runs again, from them alone.
 
-Every run's report, results.csv and figures; the survey's figure; ladder.md and ladder.html, which tell the whole ladder
-in one document; the README's table. Without a PATH, or with ``results``, all of it; else the reports of the runs under
-each PATH, and for a folder its own ladder. Exit status: 0 done; 2 bad request.
+Every run's report, results.csv and figures; the figures of the survey and of the sweep; ladder.md and ladder.html,
+which tell the whole ladder in one document; the README's table. Without a PATH, or with ``results``, all of it; else
+the reports of the runs under each PATH, and for a folder its own ladder. Exit status: 0 done; 2 bad request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steps.core import ladder
 from steps.core.grids import GRIDS
 from steps.core.ladder import PARTS, Part, module_file, part_of
 from steps.core.problems import FULL, HEADLINE
-from steps.core.recorded import read_run, read_survey
+from steps.core.recorded import read_run, read_survey, recorded_sweeps
 from tutorial_lib import plots, tables
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
@@ -27,6 +27,7 @@ from tutorial_lib.results import (
     Measurement,
     ResultsError,
     Run,
+    Sweep,
     best_of,
     of_every_part,
     of_one_machine,
@@ -38,6 +39,7 @@ COMPARED = ("cutile", "gluon", "hopper")  # parts whose best steps are set besid
 
 # The problems whose figures are committed, and linked from reports; .gitignore names their folders.
 HEADLINES = (HEADLINE, FULL)
+FIGURE = "How many times as fast steps.attention is, problem by problem"
 OTHER_DAY = "°"  # of a figure that is not of the rounds of its problem's record
 
 NOT_TIMED = "Compiled, simulated, not timed: {}. `python -m steps.run` times these steps on a GPU they are made for."
@@ -76,10 +78,10 @@ def write_survey(path: Path) -> list[Path]:
     return plots.save(plots.heat_table(survey), path.parent, "survey")
 
 
-def readme_table(runs: Sequence[Run]) -> str:
-    """SDPA, its rival and the best step of each part on the headline problems, and what that comes to over all.
+def readme_table(runs: Sequence[Run], sweeps: Sequence[Sweep] = ()) -> str:
+    """SDPA, its rival and the best step of each part on the headline problems, of the machine with most records.
 
-    Of the machine with most records.
+    Then what the newest sweep with timed rows comes to; without one, what the records come to over all.
     """
     timed = of_one_machine([run for run in runs if run.timed])
     if not timed:
@@ -102,7 +104,15 @@ def readme_table(runs: Sequence[Run]) -> str:
     headers = ["mask", "TFLOPS", *(f"S={length}" for length in lengths)]
     told = f"{machine}, B={HEADLINE.batch} H={HEADLINE.heads} D={HEADLINE.head_dim} fp16"
     where = f"{told}, measured {tables.days(shown)}" if shown else told
-    return f"{tables.markdown(headers, rows)}\n\n{where}. {_in_the_mean(timed)}"
+    return f"{tables.markdown(headers, rows)}\n\n{where}. {_swept(sweeps) or _in_the_mean(timed)}"
+
+
+def _swept(sweeps: Sequence[Sweep]) -> str:
+    """What the first sweep with timed rows comes to, and its figure; empty where there is none."""
+    for record in sweeps:
+        if told := tables.swept_in_words(record):
+            return f"{told} ![{FIGURE}](results/{record.machine['slug']}/sweep.png)"
+    return ""
 
 
 def best_of_part(run: Run, part: str) -> Measurement | None:
@@ -131,13 +141,13 @@ def _in_the_mean(runs: Sequence[Run]) -> str:
     )
 
 
-def update_readme(path: Path, runs: Sequence[Run]) -> None:
+def update_readme(path: Path, runs: Sequence[Run], sweeps: Sequence[Sweep] = ()) -> None:
     """Replace what stands between the README's markers; raises ResultsError when they are missing."""
     text = Path(path).read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ResultsError(f"{path} must hold the lines '{BEGIN}' and '{END}' once, between which the table goes")
     head, rest = text.split(BEGIN)
-    write_whole(path, f"{head}{BEGIN}\n\n{readme_table(runs)}\n\n{END}{rest.split(END)[1]}")
+    write_whole(path, f"{head}{BEGIN}\n\n{readme_table(runs, sweeps)}\n\n{END}{rest.split(END)[1]}")
 
 
 def ladder_report(runs: Sequence[Run], folder: Path) -> str:
@@ -318,10 +328,13 @@ def run(options: argparse.Namespace) -> int:
     for folder in filter(Path.is_dir, options.paths):
         for survey in sorted(folder.rglob("survey.json")):
             print(*write_survey(survey), sep="\n")
+        for record in recorded_sweeps(folder):
+            if tables.swept_in_words(record):
+                print(*plots.save(plots.sweep(record), folder / record.machine["slug"], "sweep", svg=False))
         runs = [run for place, run in forward if place.is_relative_to(folder)]
         print(*write_ladder(runs, folder), sep="\n")
     if any(path.resolve() == RESULTS for path in options.paths):
-        update_readme(README, [run for _, run in forward])
+        update_readme(README, [run for _, run in forward], recorded_sweeps(RESULTS))
         print(README)
     return 0
 

@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace, console):
     """A ``results.Training`` of this machine; raises BadRequest for a step that does not take the model's attention."""
     import steps
+    from steps.core import attention as front
     from steps.core.problems import HEADLINE
     from steps.measuring import training
     from tutorial_lib import results
@@ -68,9 +69,9 @@ def measure(options: argparse.Namespace, console):
                 curves[name] = training.losses(attention, size, options.count, seed, "cuda")
         timed = []
         for shape in (HEADLINE, replace(HEADLINE, heads=64, kv_heads=8)):
-            pair = [asked(getattr(options, d), d, shape, machine["arch"]) for d in ("forward", "backward")]
+            pair = tuple(asked(getattr(options, d), d, shape, machine["arch"]) for d in ("forward", "backward"))
             contenders = {SDPA: training.by_sdpa, STEPS: training.by_steps(*pair)}
-            through = front_door(shape, machine["arch"]) == pair
+            through = front.with_gradients(shape, machine["arch"]) == pair
             if through:
                 contenders[STEPS] = lambda q, k, v: steps.attention(q, k, v, causal=True)
             with console.status(f"timing {shape.describe()}"):
@@ -91,13 +92,6 @@ def measure(options: argparse.Namespace, console):
         losses=curves,
         timed=timed,
     )
-
-
-def front_door(problem, arch: str) -> list:
-    """The steps that ``steps.attention`` computes both passes of a problem with; none where PyTorch's own does."""
-    from steps.core import attention as front
-
-    return list(front.training(problem, arch)) if front._trains(problem, arch) else []
 
 
 def asked(name: str, direction: str, problem, arch: str):

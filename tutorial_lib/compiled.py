@@ -183,11 +183,11 @@ class Compiled:
     spilled_bytes: int  # local memory a thread: what did not fit in registers
     figures: Figures = field(repr=False)
     texts: Texts | OnDemand = field(repr=False, compare=False)
-    scores_per_tile: int | None = None  # query rows times keys: what one turn of the loop over K/V tiles computes
+    scores_per_tile: int | None = None  # query rows times keys: what one iteration of the loop over K/V tiles computes
     other_kernels: tuple[str, ...] = ()  # fingerprints of those that the step launches, too
     lists: str | None = None  # what tells the order of blocks, a fingerprint or words, where that sets a step apart
     blocks: int | None = None  # that a launch has, for the problem
-    kv_tiles: int | None = None  # turns of that loop, over all blocks of the problem
+    kv_tiles: int | None = None  # iterations of that loop, over all blocks of the problem
     compute_groups: int = 1  # groups of the threads that compute, which do so independently of each other
     shared_clocks: float | None = None  # clocks a K/V tile that shared memory is busy, where the layouts are known
     tensor_columns: int | None = None  # of tensor memory, a block; None where there is none
@@ -249,15 +249,15 @@ class Compiled:
     def hot_loop(self) -> dict[str, float] | None:
         """Instructions a K/V tile by what they do, in the loop that runs without the mask; None where none is found.
 
-        Counted are those that one warp of each role executes. Where the compiler unrolled the loop, a turn handles
-        several tiles and counts are divided by that number.
+        Counted are those that one warp of each role executes. Where the compiler unrolled the loop, an iteration
+        handles several tiles and counts are divided by that number.
         """
         if not self.figures.hot:
             return None
         total = dict.fromkeys(self.all_kinds, 0.0)
         for _, counts in self.figures.hot.values():
             for kind, count in counts.items():
-                total[kind] += count / self._tiles_per_turn
+                total[kind] += count / self._tiles_per_iteration
         return total
 
     def excerpt(self, pattern: str, lines: int) -> list[str]:
@@ -291,10 +291,10 @@ class Compiled:
             return None
         warps = {"compute": self.compute_threads // (AMD_LANES if self.amd else 32)}
         issued = sum(warps.get(role, 1) * length for role, (length, _) in self.figures.hot.items())
-        return issued / self._tiles_per_turn
+        return issued / self._tiles_per_iteration
 
     @property
-    def _tiles_per_turn(self) -> int:
+    def _tiles_per_iteration(self) -> int:
         """One exponential is due for every score of a tile, so their number tells how many an iteration handles."""
         if not self.scores_per_tile:
             return 1

@@ -35,8 +35,8 @@ def banks(kept: Sequence[tuple[str, object, int]]):
         lines = layouts.MATRIX_ROWS * columns * layouts.ELEMENT // (layouts.BANKS * layouts.WORD)
         axes.set(xlim=(0, layouts.BANKS), ylim=(lines, 0), xticks=range(0, 33, 4), yticks=[])
         axes.set_ylabel(f"rows 0 to {layouts.MATRIX_ROWS - 1} of a tile")
-        turns = layouts.ldmatrix_turns(layout, columns)
-        axes.set_title(f"{name}: {turns} turn{'s' * (turns > 1)} a matrix", fontsize=9)
+        wavefronts = layouts.ldmatrix_wavefronts(layout, columns)
+        axes.set_title(f"{name}: {wavefronts} wavefront{'s' * (wavefronts > 1)} a matrix", fontsize=9)
         words = layouts.words_a_bank(reads)
         heights = [words[bank] for bank in range(layouts.BANKS)]
         below.bar([bank + 0.5 for bank in range(layouts.BANKS)], heights, 0.9, color=BLUE)
@@ -109,13 +109,13 @@ def crosses(scores, weights, shape: tuple[int, int]) -> str:
     return " and ".join(parts) or "nothing"
 
 
-# --- one turn of the loop over keys: the tiles in it, and when they are copied and used ---
+# --- one iteration of the loop over keys: the tiles in it, and when they are copied and used ---
 
 LOADED, KEPT, PASSING = "loaded in this iteration", "kept for the next", "forgotten after this iteration"
 LOOKS = {LOADED: ("white", "//"), KEPT: (SKY, ""), PASSING: ("#eeeeee", "")}
 
 
-def one_turn(query: int, key: int, head_dim: int):
+def one_iteration(query: int, key: int, head_dim: int):
     """What a block multiplies, keeps and forgets in one iteration of its loop; tiles are drawn to scale."""
     from matplotlib.patches import Patch, Rectangle
 

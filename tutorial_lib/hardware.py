@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 WAITS: list[Callable[[bool], None]] = []  # see ``gpu_turn``
-PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tilegym")
+PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tokenspeed-fa3", "tilegym")
 
 
 def has_gpu() -> bool:

@@ -2,11 +2,11 @@
 
 Registers: a distributed layout says which lane of which warp holds what; Triton gives it as bits (a linear layout, Zhou
 et al. 2025, https://arxiv.org/abs/2505.23819). Shared memory: 32 banks of 4 bytes, each of which serves one word a
-turn (CUDA C++ Programming Guide, «Shared Memory»). ldmatrix reads 8 x 8 matrices of 16-bit elements, eight rows of 16
-bytes; one matrix takes as many turns as there are different words in its busiest bank.
+cycle (CUDA C++ Programming Guide, «Shared Memory»). ldmatrix reads 8 x 8 matrices of 16-bit elements, eight rows of 16
+bytes; one matrix takes as many cycles, *wavefronts*, as there are different words in its busiest bank.
 
 AMD's LDS has 32 such banks on gfx942 and 64 on gfx950. A wave's read is served in groups of lanes, and each group takes
-as many turns as there are different words in its busiest bank. Which lanes are a group depends on the instruction:
+as many cycles as there are different words in its busiest bank. Which lanes are a group depends on the instruction:
 [CK] "Understanding AMD GPU LDS and Bank Conflicts", Composable Kernel's documentation, for ds_read_b128 on gfx942;
 [HK] measured on an MI355X by HipKittens (Hu et al. 2025, https://arxiv.org/abs/2511.08083, analysis/paper_experiments),
 for ds_read_b128 and ds_read_b64 on gfx950. For others no source was found, and neighbouring lanes are taken, as many as
@@ -102,8 +102,8 @@ def words_a_bank(addresses: Sequence[int]) -> Counter:
     return Counter(word % BANKS for word in words)
 
 
-def ldmatrix_turns(layout, columns: int) -> int:
-    """Turns that shared memory takes for one matrix of a tile, the worst over its matrices; 1 is without conflict."""
+def ldmatrix_wavefronts(layout, columns: int) -> int:
+    """Wavefronts of shared memory for one matrix of a tile, the worst over its matrices; 1 is without conflict."""
     every = (
         ldmatrix_addresses(layout, columns, first, chunk)
         for first in range(0, MATRIX_ROWS * layout.max_phase, MATRIX_ROWS)
@@ -146,7 +146,7 @@ def places_in(linear, layout, shape: Sequence[int]) -> list[int]:
 
 
 def triton_conflicts(register_layout, shared_layout, shape: Sequence[int], bits: int = 8 * ELEMENT) -> int:
-    """Triton's own count of extra turns (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``.
+    """Triton's count of extra wavefronts (what ``gl.bank_conflicts`` says), for plain loads into ``register_layout``.
 
     bits: of an element. It is the same for stores.
     """
@@ -183,8 +183,8 @@ def groups_of_lanes(arch: str, instruction: str) -> list[list[int]]:
     return [list(range(first, first + number)) for first in range(0, LANES, number)]
 
 
-def lds_turns(arch: str, instruction: str, layout, shape: Sequence[int], address: Callable) -> tuple[int, int]:
-    """Turns that LDS takes for what a wave reads of a tile [*shape] of 16-bit elements, and how few would do.
+def lds_cycles(arch: str, instruction: str, layout, shape: Sequence[int], address: Callable) -> tuple[int, int]:
+    """Cycles that LDS takes for what a wave reads of a tile [*shape] of 16-bit elements, and how few would do.
 
     layout: what the lanes of the wave hold then. address(*index): where an element lies, in bytes.
     """
@@ -198,15 +198,15 @@ def lds_turns(arch: str, instruction: str, layout, shape: Sequence[int], address
                 index = tuple(i ^ b for i, b in zip(index, base))
         return index
 
-    turns = least = 0
+    cycles = least = 0
     for first in range(0, 1 << len(registers), at_once):
         held = [element(register, registers) for register in range(first, first + at_once)]
         for group in groups_of_lanes(arch, instruction):
             of_lanes = [element(lane, lanes) for lane in group]
             words = {address(*(a ^ b for a, b in zip(x, y))) // WORD for x in of_lanes for y in held}
-            turns += max(Counter(word % LDS_BANKS[arch] for word in words).values())
+            cycles += max(Counter(word % LDS_BANKS[arch] for word in words).values())
             least += -(-len(words) // LDS_BANKS[arch])
-    return turns, least
+    return cycles, least
 
 
 def padded_address(columns: int, interval: int, padding: int, row: int, column: int) -> int:

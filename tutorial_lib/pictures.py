@@ -106,28 +106,28 @@ def timeline(stages: Sequence[int], copy: float = 1.0, compute: float = 1.4, til
 
 
 def ranks(panels: Mapping[str, Sequence[tuple[int, int, float, float]]], unit: str = "ms"):
-    """When ranks compute. panels: title -> (rank, turn, begin, end) of everything that is computed."""
+    """When ranks compute. panels: title -> (rank, iteration, begin, end) of everything that is computed."""
     lanes = [1 + max(rank for rank, *_ in found) for found in panels.values()]
     figure, grid = figure_with_axes(
         6.8, 0.3 * sum(lanes) + 0.45 * len(panels), len(panels), sharex=True, squeeze=False, height_ratios=lanes
     )
     for axes, count, (title, found) in zip(grid[:, 0], lanes, panels.items()):
-        for rank, turn, begin, end in found:
+        for rank, iteration, begin, end in found:
             if end > begin:
-                axes.barh(rank, end - begin, 0.8, left=begin, color="white" if turn % 2 else SKY, edgecolor=BLUE)
-                axes.text((begin + end) / 2, rank, str(turn), ha="center", va="center", fontsize=7)
+                axes.barh(rank, end - begin, 0.8, left=begin, color="white" if iteration % 2 else SKY, edgecolor=BLUE)
+                axes.text((begin + end) / 2, rank, str(iteration), ha="center", va="center", fontsize=7)
         last = max(end for *_, end in found)
         axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)], fontsize=7)
         axes.invert_yaxis()
         axes.set_title(f"{title}: {last:.3g} {unit}", fontsize=9, loc="left")
     grid[-1, 0].set_xlim(left=0)
     grid[-1, 0].set_xlabel(
-        f"{unit}, by the model; numbers: the round; no bar: nothing to compute, or waiting", fontsize=8
+        f"{unit}, by the model; numbers: the iteration; no bar: nothing to compute, or waiting", fontsize=8
     )
     return figure
 
 
-def turns(panels: Mapping[str, bool], product: float = 2.0, softmax: float = 4.0, tiles: int = 4):
+def iterations(panels: Mapping[str, bool], product: float = 2.0, softmax: float = 4.0, tiles: int = 4):
     """Who uses what when in one warpgroup. panels: title -> whether a softmax runs under the PV product before it.
 
     A model of two units: tensor cores, and everything that the softmax needs; times are an example's.
@@ -135,7 +135,7 @@ def turns(panels: Mapping[str, bool], product: float = 2.0, softmax: float = 4.0
     figure, grid = figure_with_axes(6.8, 1.35 * len(panels) + 0.4, len(panels), sharex=True, squeeze=False)
     longest = 0.0
     for axes, (title, overlap) in zip(grid[:, 0], panels.items()):
-        spans = _turns(overlap, product, softmax, tiles)
+        spans = _iterations(overlap, product, softmax, tiles)
         for unit, label, begin, end in spans:
             axes.barh(unit, end - begin, 0.8, left=begin, color=SKY, edgecolor=BLUE)
             axes.text((begin + end) / 2, unit, label, ha="center", va="center", fontsize=7)
@@ -149,7 +149,7 @@ def turns(panels: Mapping[str, bool], product: float = 2.0, softmax: float = 4.0
     return figure
 
 
-def _turns(overlap: bool, product: float, softmax: float, tiles: int) -> list[tuple]:
+def _iterations(overlap: bool, product: float, softmax: float, tiles: int) -> list[tuple]:
     """(unit, label, begin, end) of every operation of one warpgroup."""
     spans = []
 
@@ -319,7 +319,7 @@ def simulated_timeline(trace: Sequence[tuple], block: tuple[int, int, int], titl
 
 
 def measured_timeline(trace: Trace, at_end: bool = False, simulated: Traced | None = None):
-    """Who waited when in the longest block that was traced, from stamps of the SM's clock; at_end: in its last turns.
+    """Who waited when in the longest block that was traced, by the SM's clock; at_end: in its last iterations.
 
     simulated: the same stamps from the simulator, drawn below.
     """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
-from tutorial_lib.results import Measurement, Run, Training
-from tutorial_lib.tables import days, provenance, readings
+from tutorial_lib.results import BASELINE, Measurement, Run, Sweep, Training
+from tutorial_lib.tables import TIMED, days, provenance, readings
 from tutorial_lib.timing import NOISE
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito's palette for the colour-blind, plus grey
@@ -24,6 +24,7 @@ STEPS_A_ROW = 14  # bars whose names can be read on a page
 GAIN_SHOWN, LOSS_SHOWN = 60, -20  # percent: longer bars are cut off there, so that those of a few can be told apart
 LINES_A_PANEL = 6  # lines over the sequence length that can be followed
 PEERS_A_PANEL = 1
+RATIO_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50)  # of a logarithmic axis
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fmha", "axes.spines.top": False}
 SETTINGS["axes.spines.right"] = False
 
@@ -269,6 +270,42 @@ def training(record: Training):
     axes.set_ylabel("loss, nats a token")
     axes.legend(frameon=False)
     figure.suptitle(f"{record.machine['name']}, {record.day}", fontsize=9)
+    return figure
+
+
+def sweep(record: Sweep):
+    """How many times as fast ``steps.attention`` is on each problem of a sweep, sorted: a panel a pass.
+
+    Against the best of the others, and against SDPA, each in its own order; the problems that it leaves to SDPA are
+    hollow. Returns a matplotlib Figure.
+    """
+    passes = [timed for timed in TIMED if record.of(timed)]
+    figure, grid = figure_with_axes(7.4, 2.4 * len(passes) + 0.4, len(passes), squeeze=False)
+    for axes, timed in zip(grid[:, 0], passes):
+        rows = record.of(timed)
+        for label, name, colour, marker in (
+            ("SDPA", lambda row: BASELINE, GREY, "s"),
+            ("the best of the others", lambda row: row.best_peer, BLUE, "o"),
+        ):
+            found = sorted((row.ratio(name(row)).median, row.fell_back) for row in rows)
+            look = {"color": colour, "marker": marker, "markersize": 4, "linestyle": "none"}
+            for hollow in (False, True):
+                points = [(place, ratio) for place, (ratio, fell_back) in enumerate(found, 1) if fell_back is hollow]
+                fill = {"markerfacecolor": "white"} if hollow else {}
+                told = f"against {label}" + (", left to SDPA" if hollow else "")
+                if points:
+                    axes.plot(*zip(*points), label=told, **look, **fill)
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in RATIO_TICKS if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_yticks([], minor=True)
+        axes.set_ylabel("times as fast")
+        axes.set_title(f"{TIMED[timed]}: {len(rows)} problems", loc="left", fontsize=9)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    grid[-1, 0].set_xlabel("problems, sorted")
+    figure.suptitle(f"{record.machine['name']}, {record.day}: steps.attention, problems from known models", fontsize=9)
     return figure
 
 

@@ -14,12 +14,12 @@ from functools import cache
 from tutorial_lib.compiler import compiled_how
 
 BLOCK = "block"
-TURNS = 20_000  # enough that a launch takes milliseconds, beside which its start and end are nothing
+ITERATIONS = 20_000  # enough that a launch takes milliseconds, beside which its start and end are nothing
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A unit, what keeps it busy, the warps of a block that do, the operations of a turn, and how many turns it has.
+    """A unit, what keeps it busy, the warps of a block that do, the operations of an iteration, and how many it has.
 
     blocks: of an SM, side by side; ``operations`` are those of all of them.
     """
@@ -29,12 +29,12 @@ class Rate:
     warps: int
     operations: int
     constants: tuple
-    turns: int = TURNS
+    iterations: int = ITERATIONS
     blocks: int = 1
 
     @property
     def operations_of_an_sm(self) -> int:
-        return self.operations * self.turns
+        return self.operations * self.iterations
 
 
 def _wgmma(columns: int, from_registers: bool) -> Rate:
@@ -46,7 +46,7 @@ def _wgmma(columns: int, from_registers: bool) -> Rate:
         4,
         2 * (groups * rows) * columns * depth,
         (columns, from_registers),
-        blocks=groups,  # each its own: Triton 3.9 has the warpgroups of a block wait for each other every turn
+        blocks=groups,  # each its own: Triton 3.9 has the warpgroups of a block wait for each other every iteration
     )
 
 
@@ -55,7 +55,7 @@ RATES = (
     *(_wgmma(columns, from_registers) for from_registers in (False, True) for columns in (64, 128, 256)),
     Rate("ex2", "exponentials, ex2.approx.ftz", 16, 16 * 32 * 16, ()),
     Rate("fma", "fused multiply-adds in float32", 16, 16 * 32 * 16, ()),
-    Rate(BLOCK, "blocks, one at a time, that fetch a tile by TMA and store it", 4, 1, (), turns=1000),
+    Rate(BLOCK, "blocks, one at a time, that fetch a tile by TMA and store it", 4, 1, (), iterations=1000),
 )
 HOPPERS = ("wgmma", BLOCK)
 
@@ -66,7 +66,7 @@ def of_arch(arch: str) -> list[Rate]:
 
 
 def call_of(rate: Rate) -> Callable[[int], object]:
-    """``call(i)`` keeps the unit busy on every SM of the current device, for the rate's turns."""
+    """``call(i)`` keeps the unit busy on every SM of the current device, for the rate's iterations."""
     import torch
 
     processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -75,7 +75,7 @@ def call_of(rate: Rate) -> Callable[[int], object]:
     out = torch.empty(1, dtype=torch.float32, device="cuda")
     kernel = kernels()[rate.name.split("_n")[0].removesuffix("_rs").removesuffix("_ss")]
     return lambda i: kernel[(processors * rate.blocks,)](
-        out, 0.5, rate.turns, *rate.constants, num_warps=rate.warps, **compiled_how()
+        out, 0.5, rate.iterations, *rate.constants, num_warps=rate.warps, **compiled_how()
     )
 
 
@@ -89,14 +89,14 @@ def _blocks(rate: Rate, processors: int) -> Callable[[int], object]:
         TensorDescriptor.from_tensor(x, [128, 128], layout)
         for x in torch.zeros(2, processors * 128, 128, dtype=torch.float16, device="cuda")
     )
-    return lambda i: kernels()[BLOCK][(processors * rate.turns,)](
+    return lambda i: kernels()[BLOCK][(processors * rate.iterations,)](
         source, target, processors, num_warps=rate.warps, **compiled_how()
     )
 
 
 @cache
 def kernels() -> dict:
-    """By unit. Each takes (out, a number that nobody knows when it is compiled, turns, its own constants)."""
+    """By unit. Each takes (out, a number that nobody knows when it is compiled, iterations, its own constants)."""
     from tutorial_lib.rates_kernels import block, ex2, fma, mma_sync, wgmma
 
     return {"mma_sync": mma_sync, "wgmma": wgmma, "ex2": ex2, "fma": fma, BLOCK: block}

@@ -20,21 +20,21 @@ def keep(out, values):
 
 
 @gluon.jit
-def mma_sync(out, number, turns):
-    """Every warp has 32 rows; the 32 products of a turn do not wait for each other."""
+def mma_sync(out, number, iterations):
+    """Every warp has 32 rows; the 32 products of an iteration do not wait for each other."""
     ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1], instr_shape=[16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=2)
     a = gl.full([256, 32], number, gl.float32, LEFT).to(gl.float16)
     b = gl.full([32, 64], number, gl.float32, RIGHT).to(gl.float16)
     accumulator = gl.full([256, 64], 0.0, gl.float32, ACCUMULATOR)
-    for _ in range(turns):
+    for _ in range(iterations):
         accumulator = mma_v2(a, b, accumulator)
     keep(out, accumulator)
 
 
 @gluon.jit
-def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexpr):
+def wgmma(out, number, iterations, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexpr):
     """A warpgroup with 64 rows: while it waits and issues again, the products of the SM's other block run."""
     ACCUMULATOR: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
@@ -47,18 +47,18 @@ def wgmma(out, number, turns, COLUMNS: gl.constexpr, FROM_REGISTERS: gl.constexp
     else:
         a = gl.allocate_shared_memory(gl.float16, [64, 128], SHARED)
     accumulator = gl.full([64, COLUMNS], number, gl.float32, ACCUMULATOR)
-    for _ in range(turns):
+    for _ in range(iterations):
         accumulator = warpgroup_mma(a, b.permute((1, 0)), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
     keep(out, accumulator)
 
 
 @gluon.jit
-def ex2(out, number, turns):
+def ex2(out, number, iterations):
     """16 numbers a lane, of 16 warps."""
     LANES: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [16, 1], [1, 0])
     values = gl.full([512, 16], number, gl.float32, LANES)
-    for _ in range(turns):
+    for _ in range(iterations):
         values = gl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [values], dtype=gl.float32, is_pure=True, pack=1
         )
@@ -66,11 +66,11 @@ def ex2(out, number, turns):
 
 
 @gluon.jit
-def fma(out, number, turns):
+def fma(out, number, iterations):
     """16 numbers a lane, of 16 warps."""
     LANES: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [16, 1], [1, 0])
     values = gl.full([512, 16], number, gl.float32, LANES)
-    for _ in range(turns):
+    for _ in range(iterations):
         values = gl.fma(values, values, values)
     keep(out, values)
 

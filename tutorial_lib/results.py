@@ -736,6 +736,91 @@ class Opinion(_Record):
         return self.date[:10]
 
 
+FRONT_DOOR, BASELINE = "steps.attention", "sdpa"  # the contenders of a sweep that take every problem
+
+
+class Swept(_Record):
+    """A problem of a sweep: milliseconds a call in every round, by contender; ``Sweep`` says what a call is.
+
+    family, model: from which it was drawn; seed: of the drawing. steps: by which ``steps.attention`` computes it: one,
+    for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch. host_us: microseconds that the host
+    needs for a call, by contender, the median of the rounds; empty where the calls' own times include it. skipped: who
+    takes no part, and why. max_error, limit: of the front door's output or gradients, as ``tutorial_lib.accuracy`` has
+    them; null where they were not checked. failure: why nothing was timed.
+    """
+
+    pass_: Literal["forward", "backward", "training"] = Field(alias="pass")
+    problem: dict
+    family: str
+    model: str
+    seed: int
+    date: str
+    versions: dict[str, str]
+    steps: list[StepName] = []
+    milliseconds: dict[str, list[float]] = {}
+    host_us: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    max_error: float | None = None
+    limit: float | None = None
+    failure: str | None = None
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the error is within its limit; None where that was not checked."""
+        return None if self.limit is None else self.max_error is not None and self.max_error <= self.limit
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is timed, and right as far as that was checked."""
+        return self.failure is None and self.correct is not False
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether ``steps.attention`` left it to PyTorch."""
+        return self.steps == [BASELINE]
+
+    def waited(self, name: str) -> list[float]:
+        """Milliseconds a call in every round that who makes such calls eagerly waits: no less than the host needs."""
+        least = self.host_us.get(name, 0.0) / 1000
+        return [max(found, least) for found in self.milliseconds[name]]
+
+    @property
+    def best_peer(self) -> str:
+        """The fastest of the others, by its median."""
+        others = [name for name in self.milliseconds if name != FRONT_DOOR]
+        return min(others, key=lambda name: timing.spread(self.milliseconds[name]).median)
+
+    def ratio(self, name: str) -> timing.Spread:
+        """How many times as fast ``steps.attention`` is as a contender, round by round."""
+        return timing.speedup(self.milliseconds[name], self.milliseconds[FRONT_DOOR])
+
+
+class Sweep(_Record):
+    """``steps.attention`` beside all others on problems that people bring (``steps.sweep``).
+
+    A call is attention without gradients ("forward"), the gradients alone, by autograd ("backward"), or both
+    ("training"). The first two are times on the GPU, the host's left out; the third is what a caller waits, the host's
+    time included. date: of the newest row.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    rows: list[Swept]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    def of(self, timed: str) -> list[Swept]:
+        """The timed rows of a pass, the slowest beside the best of the others first."""
+        rows = [row for row in self.rows if row.pass_ == timed and row.timed]
+        return sorted(rows, key=lambda row: row.ratio(row.best_peer).median)
+
+
 class ResultsError(ValueError):
     """A results.json that is missing, not JSON, or not of this schema; the message is one line."""
 
@@ -849,6 +934,11 @@ def recorded_trainings(folder: Path, today: Naming | None = None) -> list[Traini
 def recorded_opinions(folder: Path, today: Naming | None = None) -> list[Opinion]:
     """Every readable ``<machine>/second_opinion.json`` under ``folder``, newest first."""
     return _readable(Opinion, Path(folder).glob("*/second_opinion.json"), today)
+
+
+def recorded_sweeps(folder: Path, today: Naming | None = None) -> list[Sweep]:
+    """Every readable ``<machine>/sweep.json`` under ``folder``, newest first."""
+    return _readable(Sweep, Path(folder).glob("*/sweep.json"), today)
 
 
 def recorded_agreements(folder: Path, today: Naming | None = None) -> list[Agreement]:

@@ -185,8 +185,8 @@ def loops(instructions: list[Instruction]) -> list[list[Instruction]]:
 
 
 def _always(body: list[Instruction]) -> list[Instruction]:
-    """A loop without what it jumps over in most turns: the mask, which whole tiles do not need, and what ends a tile
-    of queries, where one loop goes through many.
+    """A loop without what most iterations jump over: the mask, which whole tiles do not need, and what ends a tile of
+    queries, where one loop goes through many.
 
     A mask is known by its looks: long, and nothing but arithmetic. The end of a tile by its division: a reciprocal, and
     no exponential. What a branch jumps over for some lanes only, such as the store of what one of them holds, is short.

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import SHORT_DTYPES, Problem
-from tutorial_lib.results import Measurement, Opinion, Physics, Run, Speedup, Survey, Trace, Training
+from tutorial_lib.results import (
+    BASELINE,
+    FRONT_DOOR,
+    Measurement,
+    Opinion,
+    Physics,
+    Run,
+    Speedup,
+    Survey,
+    Sweep,
+    Swept,
+    Trace,
+    Training,
+)
 
 Column = tuple[str, Callable[[Measurement], str]]
 
@@ -264,6 +278,129 @@ def opinion_rows(record: Opinion) -> list[list[str]]:
             over = [f"{timing.speedup(times['graph'], times[way]).median:.2f}" for way in ("rested", "sustained")]
             rows.append([Problem(**one.problem).describe(), name, *told, *over])
     return rows
+
+
+TIMED = {  # the passes of a sweep, and what a call's time is
+    "forward": "attention without gradients, on the GPU",
+    "backward": "the gradients alone, on the GPU",
+    "training": "attention and its gradients, as a caller waits",
+}
+BEHIND = 0.97  # times as fast as the best of the others: what is less is counted
+SWEPT_HEADERS = (
+    "times as fast as the best of the others (p10–p90)",
+    "which",
+    "as SDPA",
+    "problem",
+    "model",
+    "ms",
+    "by",
+)
+FAMILY_HEADERS = (
+    *("family", "problems", "times as fast as the best of the others", "least", f"below {BEHIND}", "as SDPA"),
+    *("left to SDPA", "without these", "eager"),
+)
+
+
+@dataclass(frozen=True)
+class Means:
+    """How fast ``steps.attention`` is on some problems of a sweep, in geometric means over them.
+
+    best, sdpa: times as fast as the best of the others, and as SDPA; least: of best. behind: on how many problems it is
+    less than ``BEHIND``. fell_back: how many it leaves to SDPA; by_steps: best without these, None where none is left.
+    eager: best, where no call takes less than the host needs for it.
+    """
+
+    count: int
+    best: float
+    least: float
+    behind: int
+    sdpa: float
+    fell_back: int
+    by_steps: float | None
+    eager: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Swept]) -> Means:
+        """Of at least one timed row."""
+        best = [row.ratio(row.best_peer).median for row in rows]
+        own = [ratio for row, ratio in zip(rows, best) if not row.fell_back]
+        return cls(
+            count=len(rows),
+            best=statistics.geometric_mean(best),
+            least=min(best),
+            behind=sum(ratio < BEHIND for ratio in best),
+            sdpa=statistics.geometric_mean(row.ratio(BASELINE).median for row in rows),
+            fell_back=len(rows) - len(own),
+            by_steps=statistics.geometric_mean(own) if own else None,
+            eager=statistics.geometric_mean(map(_eager, rows)),
+        )
+
+
+def _eager(row: Swept) -> float:
+    """How many times as long who calls eagerly waits for the one of the others that is waited for least."""
+    waits = {name: timing.spread(row.waited(name)).median for name in row.milliseconds}
+    own = waits.pop(FRONT_DOOR)
+    return min(waits.values()) / own
+
+
+def about_sweep(record: Sweep) -> str:
+    """Where and when, and how many problems were drawn."""
+    failed = [row for row in record.rows if not row.timed]
+    told = f", of which {len(failed)} failed" if failed else ""
+    return f"{record.machine['name']}, {record.day}: {len(record.rows)} problems from models that people run{told}."
+
+
+def swept_rows(rows: Sequence[Swept]) -> list[list[str]]:
+    """A line for each timed row."""
+    made = []
+    for row in rows:
+        ratio, sdpa = row.ratio(row.best_peer), row.ratio(BASELINE)
+        times = [f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})", row.best_peer, f"{sdpa.median:.2f}"]
+        own = f"{timing.spread(row.milliseconds[FRONT_DOOR]).median:.3g}"
+        made.append([*times, row.the_problem().describe(), row.model, own, " and ".join(row.steps)])
+    return made
+
+
+def family_rows(rows: Sequence[Swept]) -> list[list[str]]:
+    """A line for each family, by name, and one for all of them together."""
+    families: dict[str, list[Swept]] = {}
+    for row in rows:
+        families.setdefault(row.family, []).append(row)
+    made = []
+    for name, members in [*sorted(families.items()), ("all", rows)]:
+        means = Means.of(members)
+        by_steps = NOTHING if means.by_steps is None else f"{means.by_steps:.2f}"
+        made.append([name, str(means.count), f"{means.best:.2f}", f"{means.least:.2f}", str(means.behind)])
+        made[-1] += [f"{means.sdpa:.2f}", str(means.fell_back), by_steps, f"{means.eager:.2f}"]
+    return made
+
+
+def swept_in_words(record: Sweep) -> str:
+    """What a sweep comes to, pass by pass, as a paragraph; empty where nothing was timed."""
+    told = []
+    for timed, title in TIMED.items():
+        if rows := record.of(timed):
+            m = Means.of(rows)
+            told.append(
+                f"{m.best:.2f} times as fast as the fastest of them on each problem, and {m.sdpa:.2f} times as fast as "
+                f"SDPA, for {title} ({m.count} problems, the least {m.least:.2f}, {m.fell_back} left to SDPA)"
+            )
+    return (
+        ""
+        if not told
+        else (
+            f"On problems drawn from models that people run (`python -m steps.sweep`; {record.machine['name']}, "
+            f"{record.day}) `steps.attention` was set beside SDPA, its backends and FlashAttention-3 and 4. In the "
+            f"geometric mean it is {'; '.join(told)}."
+        )
+    )
+
+
+def failed_rows(record: Sweep) -> list[str]:
+    """A line for each row that is wrong or was not timed."""
+    return [
+        f"{row.pass_}, {row.the_problem().describe()}: {row.failure or 'wrong'}" for row in record.rows if not row.timed
+    ]
 
 
 LOAD_HEADERS = (

@@ -93,8 +93,11 @@ class Plan:
     milliseconds: float = SAMPLE_MS  # that a call takes, roughly
 
 
-def plan_sample(call: Callable[[int], object]) -> Plan:
-    """Warm ``call(i)`` up and find how many launches fill a sample. One that fills it alone is called three times."""
+def plan_sample(call: Callable[[int], object], most: int = MAX_LAUNCHES) -> Plan:
+    """Warm ``call(i)`` up and find how many calls fill a sample. One that fills it alone is called three times.
+
+    most: calls, at most; fewer than ``MAX_LAUNCHES`` for a call that launches several kernels.
+    """
     import torch
 
     call(0)
@@ -102,7 +105,7 @@ def plan_sample(call: Callable[[int], object]) -> Plan:
     gpu_ms, host_ms = min(_mean_ms(call, 1), _mean_ms(call, 1))  # what is done once may have come late
     if gpu_ms < SAMPLE_MS:
         gpu_ms, host_ms = _mean_ms(call, 5)
-    launches = int(min(MAX_LAUNCHES, max(1, SAMPLE_MS / gpu_ms)))
+    launches = int(min(most, max(1, SAMPLE_MS / gpu_ms)))
     return Plan(launches, 0.3 + 1.5 * launches * host_ms, gpu_ms)
 
 
@@ -169,6 +172,22 @@ def take_sample(
     clock, no_clock = _clock(stopwatch, before, after)
     host_us = 1e6 * statistics.median(later - earlier for earlier, later in pairwise(moments))
     return Sample(start.elapsed_time(end) / plan.launches, state or gpu_state(), host_us, clock, no_clock)
+
+
+def take_waited_sample(call: Callable[[int], object], plan: Plan) -> float:
+    """Milliseconds a call, as who makes them one behind the other waits for them: on a rested GPU, the host's included.
+
+    The clock is the host's, and stops when the GPU has finished the last call.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    time.sleep(REST_MS / 1000)
+    began = time.perf_counter()
+    for i in range(plan.launches):
+        call(i)
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - began) / plan.launches
 
 
 def take_sustained_sample(

@@ -108,7 +108,7 @@ def make_prepare(variant):
 
 
 def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
-    """dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its part of that."""
+    """dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its share of that."""
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
     v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)
@@ -129,11 +129,11 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
             if variant.ragged:
                 cut = tiles if (j + 1) * variant.tile.key > K.shape[2] else cut
             for i in range(first, cut):
-                d_key, d_value = turn_of_keys(
+                d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale, variant
                 )
             for i in range(cut, tiles):
-                d_key, d_value = turn_of_keys(
+                d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], False, scale, variant
                 )
         else:
@@ -141,14 +141,16 @@ def gradients_of_keys(Q, K, V, DO, LSE, RowSum, DQ, DK, DV, scale, variant):
                 masked = (j + 1) * variant.tile.key > K.shape[2]
                 if variant.causal:
                     masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
-                d_key, d_value = turn_of_keys(
+                d_key, d_value = iteration_of_keys(
                     Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, K.shape[2], masked, scale, variant
                 )
     store_rows(DK, batch, kv_head, j, d_key * scale)
     store_rows(DV, batch, kv_head, j, d_value)
 
 
-def turn_of_keys(Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale, variant):
+def iteration_of_keys(
+    Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale, variant
+):
     """(d_key, d_value) with what the i-th tile of queries adds to them; and, with atomics, what the keys add to dQ."""
     q = load_rows(Q, batch, head, i, variant.tile.query, variant.head_dim)
     do = load_rows(DO, batch, head, i, variant.tile.query, variant.head_dim)
@@ -167,8 +169,8 @@ def turn_of_keys(Q, DO, LSE, RowSum, DQ, batch, head, i, j, k, v, d_key, d_value
         none = ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
         d_query = ct.mma(ct.permute(d_scores, (1, 0)), k, none)
         column = ct.arange(variant.head_dim, dtype=ct.int32)
-        place = (batch, head, query_index[:, None], column[None, :])
-        ct.atomic_add(DQ, place, d_query, memory_order=variant.atomics)
+        index = (batch, head, query_index[:, None], column[None, :])
+        ct.atomic_add(DQ, index, d_query, memory_order=variant.atomics)
     return d_key, d_value
 
 
@@ -222,11 +224,11 @@ def make_gradients_of_queries(variant):
             if variant.ragged:
                 cut = min(cut, seq_len_kv // variant.tile.key)
             for j in range(cut):
-                d_query = turn_of_queries(
+                d_query = iteration_of_queries(
                     K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale, variant
                 )
             for j in range(cut, end):
-                d_query = turn_of_queries(
+                d_query = iteration_of_queries(
                     K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale, variant
                 )
         else:
@@ -234,7 +236,7 @@ def make_gradients_of_queries(variant):
                 masked = (j + 1) * variant.tile.key > seq_len_kv
                 if variant.causal:
                     masked = masked | ((j + 1) * variant.tile.key > i * variant.tile.query + 1)
-                d_query = turn_of_queries(
+                d_query = iteration_of_queries(
                     K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant
                 )
         store_rows(DQ, batch, head, i, d_query * scale)
@@ -242,7 +244,7 @@ def make_gradients_of_queries(variant):
     return fmha_backward_queries
 
 
-def turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant):
+def iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale, variant):
     """d_query with what the j-th tile of keys adds to it."""
     k = load_rows(K, batch, kv_head, j, variant.tile.key, variant.head_dim)
     v = load_rows(V, batch, kv_head, j, variant.tile.key, variant.head_dim)

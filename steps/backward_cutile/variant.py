@@ -16,8 +16,8 @@ class Variant:
     None: dQ has a kernel of its own. mask_loops, longest_first, prepared: holes of the step, too.
 
     leaves_unseen: a block passes over the heads when no query sees its keys. Otherwise the loop over the queries has no
-    turns, which comes to the same. But where a loop over the heads is around it, and additions are ordered, what cuTile
-    1.7.0 makes of the two for sm_90 did not end on an H100.
+    iterations, which comes to the same. But where a loop over the heads is around it, and additions are ordered, what
+    cuTile 1.7.0 makes of the two for sm_90 did not end on an H100.
     """
 
     weigh: Callable

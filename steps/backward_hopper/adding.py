@@ -1,9 +1,10 @@
 """Pieces of the backward kernels for Hopper: how dQ is added to what other blocks have added, and in which order.
 
-A float32 sum depends on the order of its additions. Where blocks add in turn, its last bits are the same every time:
-for every tile of dQ, and every part, global memory holds a number, how many blocks have added. A block waits until all
-before it have, adds, and counts itself. It counts itself a turn later, when TMA has long written what it added, so that
-it seldom waits for that. Warps of their own may do all of this, or count the block as soon as it has added.
+A float32 sum depends on the order of its additions. Where blocks add in a fixed order, its last bits are the same every
+time: for every tile of dQ, and every warpgroup, global memory holds a number, how many blocks have added. A block waits
+until all before it have, adds, and counts itself. It counts itself an iteration later, when TMA has long written what
+it added, so that it seldom waits for that. Warps of their own may do all of this, or count the block as soon as it has
+added.
 
 The order is that of the blocks' numbers, in which a GPU starts them: a block waits for such as have started, and they
 cannot all wait. Without a mask all blocks begin with the first tile of queries, and the first to add is block 0. Under
@@ -30,11 +31,11 @@ from steps.gluon import names  # noqa: F401
 
 @dataclass(frozen=True)
 class Adding(Pieces):
-    """How dQ is added. add(d_query, arrays, tiles, turn, work, padded, part, variant): that of a turn.
+    """How dQ is added. add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant): that of an iteration.
 
-    order(d_query, variant): dQ as the sums have its columns. later(arrays, tiles, turns, work, part, variant): what is
-    left to do of a turn when the next scores are under way; rest(...): when all turns are over. by_tma: whether TMA
-    adds. fours: whether the sums have a lane's four columns side by side.
+    order(d_query, variant): dQ as the sums have its columns. later(arrays, tiles, iterations, work, warpgroup,
+    variant): what is left to do of an iteration when the next scores are under way; rest(...): when all iterations are
+    over. by_tma: whether TMA adds. fours: whether the sums have a lane's four columns side by side.
     """
 
     add: Callable
@@ -47,10 +48,11 @@ class Adding(Pieces):
 
 @dataclass(frozen=True)
 class Sequence(Pieces):
-    """In which order blocks add. before(barriers, aside, turn, work, part, variant): wait until this part may.
+    """In which order blocks add. before(barriers, aside, iteration, work, warpgroup, variant): wait until this
+    warpgroup may.
 
-    behind(barriers, turn, part, variant): it has. end(aside, turn, work, part, variant): so it has
-    in the last turn, too.
+    behind(barriers, iteration, warpgroup, variant): it has. end(aside, iteration, work, warpgroup, variant): so it has
+    in the last iteration, too.
     """
 
     before: Callable
@@ -60,20 +62,20 @@ class Sequence(Pieces):
 
 @gluon.jit
 def add_to_query(
-    d_query, arrays, tiles, barriers, turn, work, padded, aside, part: gl.constexpr, variant: gl.constexpr
+    d_query, arrays, tiles, barriers, iteration, work, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr
 ):  # fmt: skip
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
-    variant.sequence.before(barriers, aside, turn, work, part, variant)
-    variant.adding.add(d_query, arrays, tiles, turn, work, padded, part, variant)
-    variant.sequence.behind(barriers, turn, part, variant)
+    """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
+    variant.sequence.before(barriers, aside, iteration, work, warpgroup, variant)
+    variant.adding.add(d_query, arrays, tiles, iteration, work, padded, warpgroup, variant)
+    variant.sequence.behind(barriers, iteration, warpgroup, variant)
 
 
 @gluon.jit
-def corner(turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Where a part's dQ of a turn's tile of queries begins: [batch, head, row, column]."""
-    head, i = position(work, turn, variant)
-    first_row = i * variant.tile.query + (part * variant.query_rows if variant.rows_apart else 0)
-    first_column = 0 if variant.rows_apart else part * variant.query_columns
+def corner(iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Where a warpgroup's dQ of an iteration's tile of queries begins: [batch, head, row, column]."""
+    head, i = position(work, iteration, variant)
+    first_row = i * variant.tile.query + (warpgroup * variant.query_rows if variant.rows_apart else 0)
+    first_column = 0 if variant.rows_apart else warpgroup * variant.query_columns
     return [work.batch, head, first_row, first_column]
 
 
@@ -81,19 +83,19 @@ def corner(turn, work, part: gl.constexpr, variant: gl.constexpr):
 
 
 @gluon.jit
-def add_from_registers(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
+def add_from_registers(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Lanes add what they have."""
     ROWS: gl.constexpr = variant.query_rows
     COLUMNS: gl.constexpr = variant.query_columns
     D: gl.constexpr = variant.head_dim
     d_query = variant.adding.order(d_query, variant)
     LAYOUT: gl.constexpr = d_query.type.layout
-    batch, head, first_row, first_column = corner(turn, work, part, variant)
+    batch, head, first_row, first_column = corner(iteration, work, warpgroup, variant)
     start = ((batch.to(gl.int64) * work.heads + head) * padded + first_row) * D + first_column
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    place = arrays.sums + (start + row * D)[:, None] + column[None, :]
-    gl.atomic_add(place, d_query, sem="relaxed", scope="gpu")
+    addresses = arrays.sums + (start + row * D)[:, None] + column[None, :]
+    gl.atomic_add(addresses, d_query, sem="relaxed", scope="gpu")
 
 
 @gluon.jit
@@ -124,91 +126,93 @@ def in_lines(d_query, variant: gl.constexpr):
 
 
 @gluon.jit
-def add_to_keys(x, sums, work, part: gl.constexpr, variant: gl.constexpr):
-    """Add a part's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
+def add_to_keys(x, sums, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Add a warpgroup's dK or dV of one query head to what the others of the group add: fours, as for dQ."""
     LAYOUT: gl.constexpr = variant.key_fours
     padded = gl.num_programs(0) * variant.tile.key
     line = work.batch.to(gl.int64) * (work.heads // variant.sharing) + work.kv_head
-    row = work.key_row + part * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
+    row = work.key_row + warpgroup * variant.keys + gl.arange(0, variant.keys, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, LAYOUT))
-    place = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
-    gl.atomic_add(place, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
+    addresses = sums + line * padded * variant.head_dim + (row * variant.head_dim)[:, None] + column[None, :]
+    gl.atomic_add(addresses, fours_together(x, LAYOUT), sem="relaxed", scope="gpu")
 
 
 # --- by TMA: PTX's reduce-add ---
 
 
 @gluon.jit
-def store_for_adder(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it, and let the warp that adds see to the rest."""
-    store_for_tma(d_query, tiles, part, variant)
+def store_for_adder(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store a warpgroup's dQ where TMA reads it, and let the warp that adds see to the rest."""
+    store_for_tma(d_query, tiles, warpgroup, variant)
     fence_async_shared()
 
 
 @gluon.jit
-def store_for_tma(d_query, tiles, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ where TMA reads it. A fence must follow."""
-    place = tiles.d_query.index(part)
+def store_for_tma(d_query, tiles, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store a warpgroup's dQ where TMA reads it. A fence must follow."""
+    slot = tiles.d_query.index(warpgroup)
     shape: gl.constexpr = [variant.query_rows, variant.query_columns]
     if variant.adding.fours:
-        place.reinterpret(gl.float32, shape, variant.shared_fours).store(in_fours(d_query, variant))
+        slot.reinterpret(gl.float32, shape, variant.shared_fours).store(in_fours(d_query, variant))
     else:
-        place.reshape(shape).store(d_query)
+        slot.reshape(shape).store(d_query)
 
 
 @gluon.jit
-def let_tma_add(arrays, tiles, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
+def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add a warpgroup's dQ of an iteration, which the warpgroup has stored."""
     fence_async_shared()
-    async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+    async_reduce_shared_to_global(
+        arrays.sums, corner(iteration, work, warpgroup, variant), tiles.d_query.index(warpgroup)
+    )
 
 
 @gluon.jit
-def add_by_tma(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ when TMA has read the last one, and ask it to add this one."""
+def add_by_tma(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store a warpgroup's dQ when TMA has read the last one, and ask it to add this one."""
     tma.store_wait(0)
-    store_for_tma(d_query, tiles, part, variant)
-    let_tma_add(arrays, tiles, turn, work, part, variant)
+    store_for_tma(d_query, tiles, warpgroup, variant)
+    let_tma_add(arrays, tiles, iteration, work, warpgroup, variant)
 
 
 @gluon.jit
-def store_to_add_later(d_query, arrays, tiles, turn, work, padded, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's dQ when TMA has read the last one. It is asked to add it when the next scores are under way."""
+def store_to_add_later(d_query, arrays, tiles, iteration, work, padded, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way."""
     tma.store_wait(0)
-    store_for_tma(d_query, tiles, part, variant)
+    store_for_tma(d_query, tiles, warpgroup, variant)
 
 
 @gluon.jit
-def add_stored(arrays, tiles, turns, work, part: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add what was stored at the end of the turn before."""
-    if turns > 1:
-        let_tma_add(arrays, tiles, turns - 2, work, part, variant)
+def add_stored(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add what was stored at the end of the iteration before."""
+    if iterations > 1:
+        let_tma_add(arrays, tiles, iterations - 2, work, warpgroup, variant)
 
 
 @gluon.jit
-def add_last(arrays, tiles, turns, work, part: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to add dQ of the last turn."""
-    let_tma_add(arrays, tiles, turns - 1, work, part, variant)
+def add_last(arrays, tiles, iterations, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to add dQ of the last iteration."""
+    let_tma_add(arrays, tiles, iterations - 1, work, warpgroup, variant)
 
 
-# --- in turn ---
+# --- in a fixed order ---
 
 
 @gluon.jit
-def count_of(counts, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Where it is counted how many blocks have added to this part's dQ of a turn's tile."""
-    head, i = position(work, turn, variant)
+def count_of(counts, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Where it is counted how many blocks have added to this warpgroup's dQ of an iteration's tile."""
+    head, i = position(work, iteration, variant)
     line = work.batch * work.heads + head
-    return counts + ((line * (work.first + work.a_head) + i) * variant.parts + part)
+    return counts + ((line * (work.first + work.a_head) + i) * variant.warpgroups + warpgroup)
 
 
 @gluon.jit
-def blocks_before(turn, work, variant: gl.constexpr):
-    """How many blocks add to a turn's tile before this one."""
+def blocks_before(iteration, work, variant: gl.constexpr):
+    """How many blocks add to an iteration's tile before this one."""
     TILE_KEY: gl.constexpr = variant.tile.key
     j = work.key_row // TILE_KEY
     if variant.causal:
-        _, i = position(work, turn, variant)
+        _, i = position(work, iteration, variant)
         last = gl.minimum(gl.cdiv(work.seq_len_kv, TILE_KEY), gl.cdiv((i + 1) * variant.tile.query, TILE_KEY)) - 1
         return last - j
     else:
@@ -216,81 +220,83 @@ def blocks_before(turn, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def pass_on(aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Count this block at a turn's tile, to which it has added."""
+def pass_on(aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Count this block at an iteration's tile, to which it has added."""
     if variant.adding.by_tma:
         gl.inline_asm_elementwise(WRITTEN, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     gl.barrier()  # one thread counts for all
-    gl.atomic_add(count_of(aside.counts, turn, work, part, variant), 1, sem="release", scope="gpu")
+    gl.atomic_add(count_of(aside.counts, iteration, work, warpgroup, variant), 1, sem="release", scope="gpu")
 
 
 @gluon.jit
-def await_turn(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Wait until all blocks that add to a turn's tile earlier have."""
-    count = count_of(aside.counts, turn, work, part, variant)
-    before = blocks_before(turn, work, variant)
+def await_blocks_before(barriers, aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Wait until all blocks that add to an iteration's tile earlier have."""
+    count = count_of(aside.counts, iteration, work, warpgroup, variant)
+    before = blocks_before(iteration, work, variant)
     gl.inline_asm_elementwise(AWAIT, "=r,l,r", [count, before], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def await_own_turn(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
+def pass_on_and_await(barriers, aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Pass the tile before on, and wait for this one."""
-    if turn > 0:
-        pass_on(aside, turn - 1, work, part, variant)
-    await_turn(barriers, aside, turn, work, part, variant)
+    if iteration > 0:
+        pass_on(aside, iteration - 1, work, warpgroup, variant)
+    await_blocks_before(barriers, aside, iteration, work, warpgroup, variant)
 
 
-# --- warps of their own, which add in turn or pass tiles on ---
-
-
-@gluon.jit
-def await_adder(barriers, aside, turn, work, part: gl.constexpr, variant: gl.constexpr):
-    """Wait until TMA has read this part's last dQ."""
-    mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)
+# --- warps of their own, which add in order or pass tiles on ---
 
 
 @gluon.jit
-def tell_adder(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
-    """This part's dQ is in shared memory."""
-    mbarrier.arrive(barriers.sums_full.index(turn % variant.adders * variant.parts + part), count=1)
+def await_adder(barriers, aside, iteration, work, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Wait until TMA has read this warpgroup's last dQ."""
+    mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)
 
 
 @gluon.jit
-def tell_who_passes_on(barriers, turn, part: gl.constexpr, variant: gl.constexpr):
-    """This part has added from registers."""
-    mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)
+def tell_adder(barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """This warpgroup's dQ is in shared memory."""
+    mbarrier.arrive(barriers.sums_full.index(iteration % variant.adders * variant.warpgroups + warpgroup), count=1)
+
+
+@gluon.jit
+def tell_who_passes_on(barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """This warpgroup has added from registers."""
+    mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)
     gl.barrier()  # one thread tells for all
-    mbarrier.arrive(barriers.sums_full.index(part), count=1)
+    mbarrier.arrive(barriers.sums_full.index(warpgroup), count=1)
 
 
 @gluon.jit
-def add_in_turn(arrays, tiles, barriers, work, scale, padded, aside, first: gl.constexpr, variant: gl.constexpr):
-    """An adder, a warp: adds what both parts have stored, when it is this block's turn, and passes the tile on.
+def add_in_order(arrays, tiles, barriers, work, scale, padded, aside, first: gl.constexpr, variant: gl.constexpr):
+    """An adder, a warp: adds what both warpgroups have stored, when it is this block's turn, and passes the tile on.
 
     It waits in place of the warps that compute: for the blocks before, and until TMA has written global memory. Of two
     adders each takes every other tile, from the ``first`` on, so that it waits while the other is at work.
     """
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     ADDERS: gl.constexpr = variant.adders
     variant.begin.wait()
-    for turn in range(first, variant.group_size * work.a_head, ADDERS):
-        await_turn(barriers, aside, turn, work, 0, variant)
-        for part in gl.static_range(PARTS):
-            mbarrier.wait(barriers.sums_full.index(first * PARTS + part), turn // ADDERS & 1)
-            async_reduce_shared_to_global(arrays.sums, corner(turn, work, part, variant), tiles.d_query.index(part))
+    for iteration in range(first, variant.group_size * work.a_head, ADDERS):
+        await_blocks_before(barriers, aside, iteration, work, 0, variant)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            mbarrier.wait(barriers.sums_full.index(first * WARPGROUPS + warpgroup), iteration // ADDERS & 1)
+            async_reduce_shared_to_global(
+                arrays.sums, corner(iteration, work, warpgroup, variant), tiles.d_query.index(warpgroup)
+            )
         tma.store_wait(0)
-        for part in gl.static_range(PARTS):
-            mbarrier.arrive(barriers.sums_empty.index(part), count=1)
-        pass_on(aside, turn, work, 0, variant)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            mbarrier.arrive(barriers.sums_empty.index(warpgroup), count=1)
+        pass_on(aside, iteration, work, 0, variant)
 
 
 @gluon.jit
-def pass_turns_on(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
-    """A warp for a part that adds from registers: it passes a tile on when the part has added to it."""
-    for turn in range(variant.group_size * work.a_head):
-        mbarrier.wait(barriers.sums_full.index(part), turn & 1)
-        mbarrier.arrive(barriers.sums_empty.index(part), count=1)
-        pass_on(aside, turn, work, part, variant)
+def pass_tiles_on(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A warp beside a warpgroup that adds from registers: it passes a tile on when the warpgroup has added to it."""
+    for iteration in range(variant.group_size * work.a_head):
+        mbarrier.wait(barriers.sums_full.index(warpgroup), iteration & 1)
+        mbarrier.arrive(barriers.sums_empty.index(warpgroup), count=1)
+        pass_on(aside, iteration, work, warpgroup, variant)
 
 
 # --- the pieces, by what they do ---
@@ -302,9 +308,9 @@ BY_TMA = Adding(add_by_tma, in_pairs, nothing, nothing, by_tma=True, fours=False
 FOURS_BY_TMA = Adding(add_by_tma, in_fours, nothing, nothing, by_tma=True, fours=True)
 FOURS_LATER = Adding(store_to_add_later, in_fours, add_stored, add_last, by_tma=True, fours=True)
 ANY_ORDER = Sequence(nothing, nothing, nothing)
-IN_TURN = Sequence(await_own_turn, nothing, pass_on)
+IN_ORDER = Sequence(pass_on_and_await, nothing, pass_on)
 BY_ADDER = Sequence(await_adder, tell_adder, nothing)
-PASSED_ON = Sequence(await_turn, tell_who_passes_on, nothing)
-ADDER = Helpers(add_in_turn, None, nothing, nothing, (1,), hear=2)
-TWO_ADDERS = Helpers(add_in_turn, add_in_turn, nothing, nothing, (1, 1), hear=4)
-PASS_ON = Helpers(pass_turns_on, pass_turns_on, nothing, nothing, (1, 1), hear=2)
+PASSED_ON = Sequence(await_blocks_before, tell_who_passes_on, nothing)
+ADDER = Helpers(add_in_order, None, nothing, nothing, (1,), hear=2)
+TWO_ADDERS = Helpers(add_in_order, add_in_order, nothing, nothing, (1, 1), hear=4)
+PASS_ON = Helpers(pass_tiles_on, pass_tiles_on, nothing, nothing, (1, 1), hear=2)

@@ -1,4 +1,4 @@
-"""Two warpgroups, each on its own: ``loop`` has what a part does, and ``roles`` what it does at head_dim 256."""
+"""Two warpgroups, each on its own: ``loop`` has what a warpgroup does, and ``roles`` what it does at head_dim 256."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fmha_backward(
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
     aside = Aside(Counts, None, None, None, None, AllSums, DQ, None, None, seq_len_q, padded)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     gl.warp_specialize(

@@ -107,7 +107,7 @@ class Aside(NamedTuple):
     """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
 
     counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
-    to prepare and to scale in a turn, times 2^16.
+    to prepare and to scale in an iteration, times 2^16.
     """
 
     counts: object
@@ -124,9 +124,9 @@ class Aside(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
+    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
 
-    d_query: every part's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
+    d_query: every warpgroup's dQ of one tile, where TMA adds it. zeros: of such a tile, where TMA clears sums.
     """
 
     key: object
@@ -141,21 +141,22 @@ class Tiles(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """Where one part hands its weights to the other, and mbarriers: when they are there, and when it has them."""
+    """Where one warpgroup hands its weights to the other, and mbarriers: when they are there, and when it has them."""
 
     weights: object
-    ready: object
-    free: object
+    full: object
+    empty: object
 
 
 class Barriers(NamedTuple):
-    """mbarriers: complete when TMA has filled a place, and when all parts have used it.
+    """mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it.
 
-    d_scores_full: between parts, when all that write dS have. d_scores_empty: when all have multiplied it.
-    done: when all parts have read K and V for the last time, and when all have written dK and dV.
-    turns: a part's completes when it is its turn to compute weights.
-    sums_full, sums_empty: a part's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two such
-    warps each has a sums_full. Where parts add from registers: a part has added, and the warp that passes on knows.
+    d_scores_full: between warpgroups, when all that write dS have. d_scores_empty: when all have multiplied it.
+    done: when all warpgroups have read K and V for the last time, and when all have written dK and dV.
+    turns: a warpgroup's completes when it is its turn to compute weights.
+    sums_full, sums_empty: a warpgroup's dQ is in shared memory for the warp that adds it, and TMA has read it. Of two
+    such warps each has a sums_full. Where warpgroups add from registers: a warpgroup has added, and the warp that
+    passes on knows.
     """
 
     keys_full: object
@@ -174,14 +175,14 @@ class Barriers(NamedTuple):
 
 @gluon.jit
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
-    """Places in shared memory."""
+    """Shared memory: tiles, and the slots of rings."""
     STAGES: gl.constexpr = variant.stages
     QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
     KEY_SHAPE: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
     NUMBER_SHAPE: gl.constexpr = [STAGES, 1, variant.tile.query]
     SCORE_SHAPE: gl.constexpr = [2, variant.tile.key, variant.tile.query]
-    PART: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
-    SUM_SHAPE: gl.constexpr = [variant.parts, 1, 1, variant.query_rows, variant.query_columns]
+    D_QUERY: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
+    SUM_SHAPE: gl.constexpr = [variant.warpgroups, 1, 1, variant.query_rows, variant.query_columns]
     return Tiles(
         gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared),
         gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared),
@@ -191,26 +192,26 @@ def rooms(dtype: gl.constexpr, variant: gl.constexpr):
         gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers),
         gl.allocate_shared_memory(dtype, SCORE_SHAPE, variant.shared_scores),
         gl.allocate_shared_memory(gl.float32, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None,
-        gl.allocate_shared_memory(gl.float32, PART, variant.shared_sums) if variant.helpers.zeros else None,
+        gl.allocate_shared_memory(gl.float32, D_QUERY, variant.shared_sums) if variant.helpers.zeros else None,
     )
 
 
 @gluon.jit
 def rings(variant: gl.constexpr):
-    """mbarriers for roles. None is made that nobody uses: the compiler would give its place to something else, too."""
+    """mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too."""
     STAGES: gl.constexpr = variant.stages
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     query_full = barrier_ring(STAGES, 1)
-    d_scores_full = barrier_ring(2, variant.writers) if variant.parts > 1 else None
-    d_scores_empty = barrier_ring(2, PARTS) if variant.same_roles and variant.exchange.barriers else None
-    done = barrier_ring(2, PARTS) if variant.same_roles and variant.sharing == 1 else None
+    d_scores_full = barrier_ring(2, variant.writers) if variant.warpgroups > 1 else None
+    d_scores_empty = barrier_ring(2, WARPGROUPS) if variant.same_roles and variant.exchange.barriers else None
+    done = barrier_ring(2, WARPGROUPS) if variant.same_roles and variant.sharing == 1 else None
     turns = barrier_ring(2, 1) if variant.turns.barriers else None
     sums_full = barrier_ring(variant.helpers.hear, 1) if variant.helpers.hear else None
-    sums_empty = barrier_ring(PARTS, 1) if variant.helpers.hear else None
+    sums_empty = barrier_ring(WARPGROUPS, 1) if variant.helpers.hear else None
     keys_full = barrier_ring(1, 1)
-    query_empty = barrier_ring(STAGES, PARTS)
+    query_empty = barrier_ring(STAGES, WARPGROUPS)
     d_output_full = barrier_ring(STAGES, 1)
-    d_output_empty = barrier_ring(STAGES, PARTS)
+    d_output_empty = barrier_ring(STAGES, WARPGROUPS)
     return Barriers(
         keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, d_scores_empty, done, turns,
         sums_full, sums_empty, room_for_weights(variant) if variant.roles_apart else None,
@@ -219,7 +220,7 @@ def rings(variant: gl.constexpr):
 
 @gluon.jit
 def room_for_weights(variant: gl.constexpr):
-    """Where a part with the scores hands weights to the part with their gradients."""
+    """Where a warpgroup with the scores hands weights to the warpgroup with their gradients."""
     WEIGHTS: gl.constexpr = [variant.tile.key, variant.tile.query]
     handed = gl.allocate_shared_memory(gl.float32, WEIGHTS, variant.shared_weights)
     return Handover(handed, barrier_ring(1, 1), barrier_ring(1, 1))
@@ -229,7 +230,7 @@ def room_for_weights(variant: gl.constexpr):
 
 
 class Work(NamedTuple):
-    """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
+    """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
 
     head: the kv head; where query heads have blocks of their own, the query head. first: the first tile of queries that
     sees the keys; a_head: tiles from there; cut: tiles below it need the mask.
@@ -255,7 +256,7 @@ def by_number(variant: gl.constexpr):
 
 @gluon.jit
 def from_last_keys(variant: gl.constexpr):
-    """As ``by_number``; of a head the block with the last keys begins (``adding``, on blocks that add in turn)."""
+    """As ``by_number``; of a head the block with the last keys begins (``adding``, on blocks that add in order)."""
     j, head, batch = by_number(variant)
     return gl.num_programs(0) - 1 - j, head, batch
 
@@ -283,7 +284,7 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     """The work of this block."""
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
-    j, head, batch = variant.place(variant)
+    j, head, batch = variant.tile_of_block(variant)
     query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
@@ -298,13 +299,13 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
 
 
 @gluon.jit
-def position(work, turn, variant: gl.constexpr):
-    """(head, index of the tile of queries) of a turn."""
+def position(work, iteration, variant: gl.constexpr):
+    """(head, index of the tile of queries) of an iteration."""
     head = work.head
-    n = turn
+    n = iteration
     if variant.group_size > 1:
-        head = work.head * variant.group_size + turn // work.a_head
-        n = turn % work.a_head
+        head = work.head * variant.group_size + iteration // work.a_head
+        n = iteration % work.a_head
     return head, work.first + n
 
 
@@ -323,7 +324,7 @@ class Helpers(Pieces):
     f(arrays, tiles, barriers, work, scale, padded, aside, n, variant), where n is 0 and 1; None: there is none.
 
     rows(aside, work, variant): the producer waits for rows that helpers have made. added(aside, work, two_behind,
-    variant): a part has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
+    variant): a warpgroup has added all that it adds to dQ; two_behind: and had TMA store dK and dV behind it. warps: of
     first and second. hear: so many mbarriers tell them that dQ is there. zeros: whether they need zeros in shared
     memory.
     """
@@ -343,39 +344,39 @@ NOBODY = Helpers(None, None, nothing, nothing, ())
 
 
 @gluon.jit
-def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line, variant: gl.constexpr):
+def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line, variant: gl.constexpr):
     """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
     ROWS: gl.constexpr = variant.tile.query
-    mbarrier.expect(ready, ROWS * (variant.head_dim * place.dtype.primitive_bitwidth // 8 + 4))
-    tma.async_load(array, [batch, head, i * ROWS, 0], ready, place)
-    tma.async_load(numbers, [line, i * ROWS], ready, number_place)
+    mbarrier.expect(full, ROWS * (variant.head_dim * slot.dtype.primitive_bitwidth // 8 + 4))
+    tma.async_load(array, [batch, head, i * ROWS, 0], full, slot)
+    tma.async_load(numbers, [line, i * ROWS], full, number_slot)
 
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work, aside, variant: gl.constexpr):
-    """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
     STAGES: gl.constexpr = variant.stages
-    ready = barriers.keys_full.index(0)
-    mbarrier.expect(ready, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    full = barriers.keys_full.index(0)
+    mbarrier.expect(full, 2 * variant.tile.key * variant.head_dim * tiles.key.dtype.primitive_bitwidth // 8)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
     variant.begin.let()
     variant.begin.wait()  # now: no kernel of this call has written keys or values
     variant.helpers.rows(aside, work, variant)
-    for turn in range(variant.group_size * work.a_head):
-        head, i = position(work, turn, variant)
+    for iteration in range(variant.group_size * work.a_head):
+        head, i = position(work, iteration, variant)
         line = work.batch * work.heads + head
-        stage = turn % STAGES
-        used = turn // STAGES & 1 ^ 1
+        stage = iteration % STAGES
+        used = iteration // STAGES & 1 ^ 1
         mbarrier.wait(barriers.query_empty.index(stage), used)
-        ready = barriers.query_full.index(stage)
+        full = barriers.query_full.index(stage)
         fetch_rows(
-            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), ready, head, work.batch, i,
+            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), full, head, work.batch, i,
             line, variant,
         )  # fmt: skip
         mbarrier.wait(barriers.d_output_empty.index(stage), used)
-        ready = barriers.d_output_full.index(stage)
+        full = barriers.d_output_full.index(stage)
         fetch_rows(
-            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), ready, head,
+            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), full, head,
             work.batch, i, work.batches * work.heads + line, variant,
         )  # fmt: skip

@@ -20,11 +20,13 @@ from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import exp2
 from steps.hopper.lib import release
 
+UNPACK = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+
 
 @gluon.jit
-def rows_of(ring, turn, variant: gl.constexpr):
+def rows_of(ring, iteration, variant: gl.constexpr):
     """A tile of Q or dO [query, head_dim] of a ring."""
-    return ring.index(turn % variant.stages).reshape([variant.tile.query, variant.head_dim])
+    return ring.index(iteration % variant.stages).reshape([variant.tile.query, variant.head_dim])
 
 
 @gluon.jit
@@ -34,9 +36,9 @@ def keys_of(tile, variant: gl.constexpr):
 
 
 @gluon.jit
-def number_of(ring, turn, variant: gl.constexpr):
+def number_of(ring, iteration, variant: gl.constexpr):
     """A number for each query, along the columns of scores [1, query]."""
-    numbers = ring.index(turn % variant.stages).reshape([variant.tile.query])
+    numbers = ring.index(iteration % variant.stages).reshape([variant.tile.query])
     return numbers.load(gl.SliceLayout(0, variant.scores))[None, :]
 
 
@@ -55,14 +57,14 @@ def issue_d_query(d_scores, keys, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_part_of_d_query(tiles, turn, part: gl.constexpr, variant: gl.constexpr):
-    """Begin this part's share of a turn's dQ: its queries, or its columns."""
-    d_scores = tiles.d_scores.index(turn & 1)
+def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
+    d_scores = tiles.d_scores.index(iteration & 1)
     keys = keys_of(tiles.key, variant)
     if variant.rows_apart:
-        d_scores = d_scores.slice(part * variant.query_rows, variant.query_rows, 1)
+        d_scores = d_scores.slice(warpgroup * variant.query_rows, variant.query_rows, 1)
     else:
-        keys = keys.slice(part * variant.query_columns, variant.query_columns, 1)
+        keys = keys.slice(warpgroup * variant.query_columns, variant.query_columns, 1)
     return issue_d_query(d_scores, keys, variant)
 
 
@@ -81,12 +83,12 @@ def weigh(scores, lse, first_key, i, scale, work, variant: gl.constexpr):
     return weights
 
 
-# --- where a part has its K ---
+# --- where a warpgroup has its K ---
 
 
 @dataclass(frozen=True)
 class Keys(Pieces):
-    """take(keys, variant): a part's K as scores take it. scores(kept, keys, query, variant): begin these.
+    """take(keys, variant): a warpgroup's K as scores take it. scores(kept, keys, query, variant): begin these.
 
     weights(weights, rounded): what waits for the weights' gradient. share: of how many columns one is in registers; 0:
     none.
@@ -141,15 +143,25 @@ def in_16_bits(weights, rounded):
     return rounded.to(gl.float32)
 
 
+@gluon.jit
+def in_bfloat16(weights, rounded):
+    """As ``in_16_bits``. Two bfloat16 of a register become float32 by integer instructions: it is their upper half.
+
+    Triton would convert them one by one. ptxas then rounds each by itself, too, as slowly as it takes exponentials, and
+    keeps float32 while products are under way: it spills.
+    """
+    return gl.inline_asm_elementwise(UNPACK, "=r,=r,r", [rounded], dtype=gl.float32, is_pure=True, pack=2)
+
+
 # --- the weights' gradient ---
 
 
 @dataclass(frozen=True)
 class Gradient(Pieces):
-    """issue(values, d_output, row_sum, turn, variant): begin the weights' gradient [key, query].
+    """issue(values, d_output, row_sum, iteration, variant): begin the weights' gradient [key, query].
 
-    d_scores(weights, d_weights, row_sum, turn, dtype, variant): dS, rounded: the weights times what is left of their
-    gradient when the row sums of dO * O (delta) are taken off.
+    d_scores(weights, d_weights, row_sum, iteration, dtype, variant): dS, rounded: the weights times what is left of
+    their gradient when the row sums of dO * O (delta) are taken off.
     """
 
     issue: Callable
@@ -157,39 +169,40 @@ class Gradient(Pieces):
 
 
 @gluon.jit
-def issue_from_zero(values, d_output, row_sum, turn, variant: gl.constexpr):
+def issue_from_zero(values, d_output, row_sum, iteration, variant: gl.constexpr):
     """Begin the weights' gradient from zero."""
     return issue_side(values, d_output, variant)
 
 
 @gluon.jit
-def less_row_sums(weights, d_weights, row_sum, turn, dtype: gl.constexpr, variant: gl.constexpr):
+def less_row_sums(weights, d_weights, row_sum, iteration, dtype: gl.constexpr, variant: gl.constexpr):
     """dS: the row sums are taken off now."""
-    d_weights -= number_of(row_sum, turn, variant)
+    d_weights -= number_of(row_sum, iteration, variant)
     return (weights * d_weights).to(dtype)
 
 
 @gluon.jit
-def issue_from_row_sums(values, d_output, row_sum, turn, variant: gl.constexpr):
+def issue_from_row_sums(values, d_output, row_sum, iteration, variant: gl.constexpr):
     """Begin the weights' gradient from minus the row sums: wgmma adds to what is in its registers."""
     start = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
-    start -= number_of(row_sum, turn, variant)
+    start -= number_of(row_sum, iteration, variant)
     return warpgroup_mma(values, d_output.permute((1, 0)), start, is_async=True)
 
 
 @gluon.jit
-def as_it_is(weights, d_weights, row_sum, turn, dtype: gl.constexpr, variant: gl.constexpr):
+def as_it_is(weights, d_weights, row_sum, iteration, dtype: gl.constexpr, variant: gl.constexpr):
     """dS: the row sums are off already."""
     return (weights * d_weights).to(dtype)
 
 
-# --- how two parts exchange dS ---
+# --- how two warpgroups exchange dS ---
 
 
 @dataclass(frozen=True)
 class Exchange(Pieces):
-    """When the place of a turn's dS is free. wait(barriers, turn, variant): until it is. free(...): this part needs no
-    more the place of the turn's dO, and that of dS of the turn before. barriers: whether dS has mbarriers of its own.
+    """When the slot of an iteration's dS is empty. wait(barriers, iteration, variant): until it is. free(...): this
+    warpgroup needs no more the slot of the iteration's dO, and that of dS of the iteration before. barriers: whether dS
+    has mbarriers of its own.
     """
 
     wait: Callable
@@ -198,56 +211,56 @@ class Exchange(Pieces):
 
 
 @gluon.jit
-def await_place(barriers, turn, variant: gl.constexpr):
-    """Wait until both parts have multiplied what was in the place of this turn's dS."""
-    mbarrier.wait(barriers.d_scores_empty.index(turn & 1), turn + 1 >> 1 & 1 ^ 1)
+def await_slot(barriers, iteration, variant: gl.constexpr):
+    """Wait until both warpgroups have multiplied what was in the slot of this iteration's dS."""
+    mbarrier.wait(barriers.d_scores_empty.index(iteration & 1), iteration + 1 >> 1 & 1 ^ 1)
 
 
 @gluon.jit
-def free_each(barriers, turn, variant: gl.constexpr):
-    """This part has multiplied dO of the turn, and dS of the turn before."""
-    release(barriers.d_output_empty, turn, variant.stages)
-    mbarrier.arrive(barriers.d_scores_empty.index(turn + 1 & 1), count=1)
+def free_each(barriers, iteration, variant: gl.constexpr):
+    """This warpgroup has multiplied dO of the iteration, and dS of the iteration before."""
+    release(barriers.d_output_empty, iteration, variant.stages)
+    mbarrier.arrive(barriers.d_scores_empty.index(iteration + 1 & 1), count=1)
 
 
 @gluon.jit
-def await_place_with_d_output(barriers, turn, variant: gl.constexpr):
-    """Likewise: both parts said so of dO in the turn before."""
-    told = (turn + variant.stages - 1) // variant.stages & 1 ^ 1
-    mbarrier.wait(barriers.d_output_empty.index((turn + 1) % variant.stages), told)
+def await_slot_with_d_output(barriers, iteration, variant: gl.constexpr):
+    """Likewise: both warpgroups said so of dO in the iteration before."""
+    told = (iteration + variant.stages - 1) // variant.stages & 1 ^ 1
+    mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % variant.stages), told)
 
 
 @gluon.jit
-def free_together(barriers, turn, variant: gl.constexpr):
+def free_together(barriers, iteration, variant: gl.constexpr):
     """Likewise: one word says both."""
-    release(barriers.d_output_empty, turn, variant.stages)
+    release(barriers.d_output_empty, iteration, variant.stages)
 
 
 @dataclass(frozen=True)
 class Fence(Pieces):
-    """Where a part tells that dS is stored: first(barriers, turn), in front of the next products, or behind(...)."""
+    """Where a warpgroup tells that dS is stored: first(barriers, iteration), before the products, or behind(...)."""
 
     first: Callable
     behind: Callable
 
 
 @gluon.jit
-def tell_stored(barriers, turn):
-    """Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence."""
+def tell_stored(barriers, iteration):
+    """Tell both warpgroups that this one has stored its dS of an iteration. wgmma reads it, which takes a fence."""
     fence_async_shared()
-    mbarrier.arrive(barriers.d_scores_full.index(turn & 1), count=1)
+    mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
 
 
 # --- dK and dV ---
 
 
 @gluon.jit
-def all_parts(barriers, n: gl.constexpr, variant: gl.constexpr):
-    """Wait until all parts are here.
+def await_all_warpgroups(barriers, n: gl.constexpr, variant: gl.constexpr):
+    """Wait until all warpgroups are here.
 
     n: how often they have met before.
     """
-    if variant.parts == 1:
+    if variant.warpgroups == 1:
         gl.barrier()
     else:
         mbarrier.arrive(barriers.done.index(n), count=1)
@@ -256,30 +269,30 @@ def all_parts(barriers, n: gl.constexpr, variant: gl.constexpr):
 
 @gluon.jit
 def store_both(
-    d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, part: gl.constexpr,
+    d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV leave by way of the places of K and V, a part's by its own, when all parts have read these."""
+    """dK and dV leave from where K and V were, a warpgroup's rows from its own, when all warpgroups have read these."""
     dtype: gl.constexpr = tiles.key.dtype
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
-    all_parts(barriers, 0, variant)
+    await_all_warpgroups(barriers, 0, variant)
     own_keys.store((d_key * (scale * LN2)).to(dtype))
     own_values.store(d_value.to(dtype))
     fence_async_shared()
-    all_parts(barriers, 1, variant)
-    if part == 0:
+    await_all_warpgroups(barriers, 1, variant)
+    if warpgroup == 0:
         tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
         tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
 
 
 @gluon.jit
 def add_both(
-    d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, part: gl.constexpr,
+    d_key, d_value, own_keys, own_values, arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of a query head are added to what the others of its group add, before the scale."""
-    add_to_keys(d_key, arrays.d_key, work, part, variant)
-    add_to_keys(d_value, arrays.d_value, work, part, variant)
+    add_to_keys(d_key, arrays.d_key, work, warpgroup, variant)
+    add_to_keys(d_value, arrays.d_value, work, warpgroup, variant)
 
 
 # --- the pieces, by what they do ---
@@ -289,7 +302,7 @@ HALF_KEPT = Keys(in_registers, issue_from_registers, in_float32, share=2)
 ALL_KEPT = Keys(in_registers, issue_from_registers, in_16_bits, share=1)
 FROM_ZERO = Gradient(issue_from_zero, less_row_sums)
 FROM_ROW_SUMS = Gradient(issue_from_row_sums, as_it_is)
-BY_ITSELF = Exchange(await_place, free_each, barriers=True)
-WITH_D_OUTPUT = Exchange(await_place_with_d_output, free_together, barriers=False)
+BY_ITSELF = Exchange(await_slot, free_each, barriers=True)
+WITH_D_OUTPUT = Exchange(await_slot_with_d_output, free_together, barriers=False)
 FENCE_FIRST = Fence(tell_stored, nothing)
 FENCE_BEHIND = Fence(nothing, tell_stored)

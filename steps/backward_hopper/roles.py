@@ -5,15 +5,15 @@ the weights, and has dV; the other computes the weights' gradient and dS, and ha
 group through shared memory, in float32, so that nothing is rounded on the way; dS comes back. Of dQ each computes half
 of the columns, and adds it from registers.
 
-The warpgroup with the scores is ahead of the other, and computes its half of dQ a turn late: dS has then been there
-for long. So while one takes exponentials, or waits, the other's products keep the tensor cores busy.
+The warpgroup with the scores is ahead of the other, and computes its half of dQ an iteration late: dS has then been
+there for long. So while one takes exponentials, or waits, the other's products keep the tensor cores busy.
 
 A handover says more than that something is there, which saves barriers:
 
-- With the weights of a turn comes the word that Q is there, as the scores were made of it; and that the warpgroup with
-  the scores has multiplied dS of two turns ago, whose place dS of this turn takes.
+- With the weights of an iteration comes the word that Q is there, as the scores were made of it; and that the warpgroup
+  with the scores has multiplied dS of two iterations ago, whose slot dS of this iteration takes.
 - With the last weights, or the last dS, comes the word that the other warpgroup has read Q, or dO, for the last time.
-  So dK leaves by a place of Q, and dV by one of dO.
+  So dK leaves by a slot of Q, and dV by one of dO.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from steps.backward_hopper.adding import add_to_query
 from steps.backward_hopper.lib import position
-from steps.backward_hopper.products import issue_part_of_d_query, issue_side, keys_of, number_of, rows_of, weigh
+from steps.backward_hopper.products import issue_own_d_query, issue_side, keys_of, number_of, rows_of, weigh
 from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import await_tile, release
 
@@ -41,41 +41,41 @@ def consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant:
     dtype: gl.constexpr = tiles.key.dtype
     keys = keys_of(tiles.key, variant)
     d_value = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
-    turns = variant.group_size * work.a_head
+    iterations = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
-    for turn in range(turns):
-        _, i = position(work, turn, variant)
-        query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+    for iteration in range(iterations):
+        _, i = position(work, iteration, variant)
+        query, d_output = rows_of(tiles.query, iteration, variant), rows_of(tiles.d_output, iteration, variant)
 
         # --- the weights again, for both ---
-        await_tile(barriers.query_full, turn, variant.stages)
+        await_tile(barriers.query_full, iteration, variant.stages)
         scores = issue_side(keys, query, variant)
-        lse = number_of(tiles.lse, turn, variant)
+        lse = number_of(tiles.lse, iteration, variant)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.query_empty, turn, variant.stages)
+        release(barriers.query_empty, iteration, variant.stages)
         weights = weigh(scores, lse, work.key_row, i, scale, work, variant)
-        mbarrier.wait(barriers.handover.free.index(0), turn & 1 ^ 1)
+        mbarrier.wait(barriers.handover.empty.index(0), iteration & 1 ^ 1)
         barriers.handover.weights.store(weights)
         factor = gl.convert_layout(weights.to(dtype), variant.factor)  # now: dQ needs the weights' registers
-        mbarrier.arrive(barriers.handover.ready.index(0), count=1)
+        mbarrier.arrive(barriers.handover.full.index(0), count=1)
 
-        # --- dQ of the turn before, which is added under dV; what it is in the first turn nobody needs ---
-        mbarrier.wait(barriers.d_scores_full.index(turn + 1 & 1), turn - 1 >> 1 & 1)
-        d_query = issue_part_of_d_query(tiles, turn + 1, 0, variant)
-        await_tile(barriers.d_output_full, turn, variant.stages)
+        # --- dQ of the iteration before, which is added under dV; what it is in the first iteration nobody needs ---
+        mbarrier.wait(barriers.d_scores_full.index(iteration + 1 & 1), iteration - 1 >> 1 & 1)
+        d_query = issue_own_d_query(tiles, iteration + 1, 0, variant)
+        await_tile(barriers.d_output_full, iteration, variant.stages)
         d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
-        if turn > 0:
-            add_to_query(d_query, arrays, tiles, barriers, turn - 1, work, padded, aside, 0, variant)
+        if iteration > 0:
+            add_to_query(d_query, arrays, tiles, barriers, iteration - 1, work, padded, aside, 0, variant)
         d_value = warpgroup_mma_wait(0, deps=[d_value])
-        release(barriers.d_output_empty, turn, variant.stages)
+        release(barriers.d_output_empty, iteration, variant.stages)
 
-    # --- dQ of the last turn ---
-    if turns > 0:
-        mbarrier.wait(barriers.d_scores_full.index(turns + 1 & 1), turns - 1 >> 1 & 1)
-        d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, 0, variant)])
-        add_to_query(d_query, arrays, tiles, barriers, turns - 1, work, padded, aside, 0, variant)
-        variant.sequence.end(aside, turns - 1, work, 0, variant)
+    # --- dQ of the last iteration ---
+    if iterations > 0:
+        mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, 0, variant)])
+        add_to_query(d_query, arrays, tiles, barriers, iterations - 1, work, padded, aside, 0, variant)
+        variant.sequence.end(aside, iterations - 1, work, 0, variant)
     store_sums(d_value, tiles.d_output, arrays.d_value, work, variant)
     variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
@@ -88,35 +88,35 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
     LN2: gl.constexpr = 0.6931471805599453  # the scale is in base 2, which dK's is not
     values = keys_of(tiles.value, variant)
     d_key = gl.full([variant.keys, variant.head_dim], 0.0, gl.float32, variant.sums)
-    turns = variant.group_size * work.a_head
+    iterations = variant.group_size * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
-    for turn in range(turns):
-        query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+    for iteration in range(iterations):
+        query, d_output = rows_of(tiles.query, iteration, variant), rows_of(tiles.d_output, iteration, variant)
 
         # --- dS, for both; the weights are fetched under the product for their gradient ---
-        await_tile(barriers.d_output_full, turn, variant.stages)
+        await_tile(barriers.d_output_full, iteration, variant.stages)
         d_weights = issue_side(values, d_output, variant)
-        row_sum = number_of(tiles.row_sum, turn, variant)
-        mbarrier.wait(barriers.handover.ready.index(0), turn & 1)  # and Q is there
+        row_sum = number_of(tiles.row_sum, iteration, variant)
+        mbarrier.wait(barriers.handover.full.index(0), iteration & 1)  # and Q is there
         weights = barriers.handover.weights.load(variant.scores)
-        mbarrier.arrive(barriers.handover.free.index(0), count=1)
+        mbarrier.arrive(barriers.handover.empty.index(0), count=1)
         d_weights = warpgroup_mma_wait(0, deps=[d_weights])
-        release(barriers.d_output_empty, turn, variant.stages)
+        release(barriers.d_output_empty, iteration, variant.stages)
         d_scores = (weights * (d_weights - row_sum)).to(dtype)
-        tiles.d_scores.index(turn & 1).store(d_scores)
+        tiles.d_scores.index(iteration & 1).store(d_scores)
         fence_async_shared()
-        mbarrier.arrive(barriers.d_scores_full.index(turn & 1), count=1)
+        mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
 
         # --- dQ, which is added under dK ---
-        d_query = issue_part_of_d_query(tiles, turn, 1, variant)
+        d_query = issue_own_d_query(tiles, iteration, 1, variant)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
         d_query = warpgroup_mma_wait(1, deps=[d_query])
-        add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, aside, 1, variant)
+        add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, aside, 1, variant)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
-        release(barriers.query_empty, turn, variant.stages)
+        release(barriers.query_empty, iteration, variant.stages)
 
-    if turns > 0:
-        variant.sequence.end(aside, turns - 1, work, 1, variant)
+    if iterations > 0:
+        variant.sequence.end(aside, iterations - 1, work, 1, variant)
     store_sums(d_key * (scale * LN2), tiles.query, arrays.d_key, work, variant)
     variant.helpers.added(aside, work, False, variant)
     tma.store_wait(0)
@@ -124,17 +124,17 @@ def consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, varia
 
 @gluon.jit
 def store_sums(sums, ring, array, work, variant: gl.constexpr):
-    """dV or dK leaves by a place of the ring of dO or Q that it was summed from, when nobody reads them any more."""
-    place = ring.index(0)
-    keys_of(place, variant).store(sums.to(place.dtype))
+    """dV or dK leaves by a slot of the ring of dO or Q that it was summed from, when nobody reads them any more."""
+    slot = ring.index(0)
+    keys_of(slot, variant).store(sums.to(slot.dtype))
     fence_async_shared()
-    tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], place)
+    tma.async_store(array, [work.batch, work.kv_head, work.key_row, 0], slot)
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, padded, aside, part: gl.constexpr, variant: gl.constexpr):
-    """A part: of two, the first has the scores, and the second their gradients."""
-    if part == 0:
+def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A warpgroup: of two, the first has the scores, and the second their gradients."""
+    if warpgroup == 0:
         consume_scores(arrays, tiles, barriers, work, scale, padded, aside, variant)
     else:
         consume_gradients(arrays, tiles, barriers, work, scale, padded, aside, variant)

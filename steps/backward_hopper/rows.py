@@ -49,9 +49,9 @@ def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: g
     """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
     LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
     ELEMENTS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
-    place = gl.arange(0, ELEMENTS, LINE)
+    offset = gl.arange(0, ELEMENTS, LINE)
     zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
-    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * variant.head_dim + place, zeros)
+    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * variant.head_dim + offset, zeros)
 
 
 @gluon.jit
@@ -95,9 +95,9 @@ def prepare(
     if variant.sharing > 1:
         PIECE: gl.constexpr = ROWS * variant.head_dim
         first_piece = batches.to(gl.int64) * heads * gl.num_programs(0)
-        place = gl.arange(0, PIECE, variant.line)
+        offset = gl.arange(0, PIECE, variant.line)
         for n in range(line * gl.num_programs(0) + i, pieces, programs):
-            gl.store(Sums + (first_piece + n) * PIECE + place, gl.full([PIECE], 0.0, gl.float32, variant.line))
+            gl.store(Sums + (first_piece + n) * PIECE + offset, gl.full([PIECE], 0.0, gl.float32, variant.line))
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
@@ -120,12 +120,12 @@ def scaled(
     row = i * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, variant.rows))
     column = gl.arange(0, D, gl.SliceLayout(0, variant.rows))
     far = row.to(gl.int64)
-    place = far[:, None] * D + column[None, :]
+    offset = far[:, None] * D + column[None, :]
     if variant.adding.by_tma and variant.adding.fours and not of_keys:
         # in odd rows halves of 128 bytes have changed places: see shared_fours
-        place = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
-        place = gl.max_contiguous(gl.multiple_of(place, [1, 8]), [1, 8])
-    sums = gl.load(Sums + line * padded * D + place)
+        offset = far[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
+    sums = gl.load(Sums + line * padded * D + offset)
     if variant.adding.fours:  # columns back to their places: see adding.py
         sums = sums.reshape([ROWS, D // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, D])
         sums = gl.convert_layout(sums, variant.rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from steps.backward_hopper import adding as by
@@ -14,7 +15,7 @@ from steps.backward_hopper.rows import first_head_first, prepare, scaled
 from steps.backward_hopper.variant import ROWS, WARPS, Variant
 from steps.core.fused import FusedStep, hole, too_long_to_simulate
 from steps.core.gradients import GradientStep, tiles_visited
-from steps.core.launch import gluon_launcher
+from steps.core.launch import gluon_launcher, in_a_row
 from steps.core.order import tiles_a_head
 from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
@@ -28,11 +29,11 @@ ROW_WARPS = 4  # of the small kernels
 SECTION = 264  # blocks that begin together: 132 SMs take about as long for them as for the longest
 AT_ONCE = 144  # blocks, about as many as run at once; whole heads of them, rounded down (up was not measured)
 PROCESSORS = 132  # of an H100; a block has one alone
-# Turns that a block takes for a query head at least, in the mean, for query heads to have blocks of their own: from
-# trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
-TURNS_APART_CAUSAL, TURNS_APART = 5, 64
-TURNS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
-TURNS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
+# Iterations that a block takes for a query head at least, in the mean, for query heads to have blocks of their own:
+# from trials with 64 query heads and 8 kv heads. Under a causal mask, and without.
+ITERATIONS_APART_CAUSAL, ITERATIONS_APART = 5, 64
+ITERATIONS_FEW = 2  # likewise, where one block for all heads of a group would leave most SMs without: untested
+LEAST_ITERATIONS = 6  # that each tile of queries takes at least, in the mean, for spare warps to keep pace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +42,22 @@ class HopperGradients(GradientStep, FusedStep):
 
     generation: the kernel, which reads from top to bottom in a module of its own. ``spare`` runs where there are
     helpers for a problem; elsewhere ``output_buffer`` runs in its place.
-    compute: of a turn, where warpgroups compute together. Nothing that follows counts there but ``adding``.
-    adding: how a block adds its part of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
+    compute: of an iteration, where warpgroups compute together. Nothing that follows counts there but ``adding``.
+    adding: how a block adds its share of dQ. wide_adding: at head_dim 256, where shared memory has no room for dQ.
     adding_unmasked: at head_dim 64 without a mask, in place of ``adding``.
-    sequence: in which order blocks add to dQ; in turn, for the same bits every time.
+    sequence: in which order blocks add to dQ; in a fixed one, for the same bits every time.
     sections: under a causal mask, blocks begin in sections of heads, and of a section the longest first; not where a
-    block has several query heads. Blocks in turn begin so without a mask, and of a section those with the first keys.
-    turns: in which order parts compute weights and dS, at head_dim 128.
+    block has several query heads. Blocks that add in order begin so without a mask, and of a section those with the
+    first keys.
+    turns: in which order warpgroups compute weights and dS, at head_dim 128.
     helpers: warps of the producer's warpgroup that had nothing to do. wide_helpers: at head_dim 256. Spare warps
     prepare and scale rows of other heads where there are heads enough, and blocks enough for each tile of queries, but
     not with grouped heads, unless these are apart; short_helpers: where they cannot keep pace.
-    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes turns
+    cta_per_query_head: with grouped heads a block has one query head, and not all of a group, where it takes iterations
     enough for it, and adds to dK and dV of the kv head: these differ in their last bits from call to call, too.
-    keys_64, keys_unmasked: where parts have K at head_dim 64, and at head_dim 128 without a mask.
+    keys_64, keys_unmasked: where warpgroups have K at head_dim 64, and at head_dim 128 without a mask.
     gradient: at head_dim 128, how the product for the weights' gradient begins.
-    exchange, fence: how parts that are apart exchange dS; at head_dim 256 they do it in a way of their own.
+    exchange, fence: how warpgroups that are apart exchange dS; at head_dim 256 they do it in a way of their own.
     begin: when the kernels of a call begin. line_of_block: of which head a small kernel begins.
 
     Raises ValueError for values that do not go together.
@@ -94,9 +96,9 @@ class HopperGradients(GradientStep, FusedStep):
         if not (self.together or self.adding.by_tma):
             raise ValueError("warpgroups that are apart take adding by TMA")
         if self.deterministic and self.adding_unmasked:
-            raise ValueError("sequence=IN_TURN takes adding_unmasked=None: nobody's turn is put off")
+            raise ValueError("sequence=IN_ORDER takes adding_unmasked=None: nobody's turn is put off")
         if (self.helpers.hear or self.wide_helpers.hear) and not self.deterministic:
-            raise ValueError("warps that add take sequence=IN_TURN: elsewhere nobody waits for a turn to add")
+            raise ValueError("warps that add take sequence=IN_ORDER: elsewhere nobody waits for a turn to add")
         fits = self.adding.fours and not self.deterministic
         if (self.helpers is spare.SPARE or self.cta_per_query_head) and not fits:
             raise ValueError("spare warps and cta_per_query_head take adding by fours, in any order")
@@ -108,8 +110,8 @@ class HopperGradients(GradientStep, FusedStep):
 
     @property
     def deterministic(self) -> bool:
-        """Whether blocks add to dQ in turn."""
-        return self.sequence is by.IN_TURN
+        """Whether blocks add to dQ in a fixed order."""
+        return self.sequence is by.IN_ORDER
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -142,12 +144,12 @@ class HopperGradients(GradientStep, FusedStep):
         return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, problem.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
-        """Numbers in global memory that blocks count up: of each part's tiles of queries, or up to two of each head."""
+        """Numbers in global memory that blocks count up: of a warpgroup's tiles of queries, or up to two of a head."""
         variant = self.variant(problem)
         if variant.ahead:
             return (2 if variant.spare else 1) * problem.batch * problem.heads
         tiles = self.padded(problem) // variant.tile.query
-        return variant.parts * problem.batch * problem.heads * tiles if variant.counts else 0
+        return variant.warpgroups * problem.batch * problem.heads * tiles if variant.counts else 0
 
     def padded(self, problem: Problem) -> int:
         """Queries of a head, to the end of the last tile."""
@@ -164,7 +166,8 @@ class HopperGradients(GradientStep, FusedStep):
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
-        sharing = problem.group_size if self.cta_per_query_head and not wide and self.turns_enough(problem, tile) else 1
+        by_head = self.cta_per_query_head and not wide and self.enough_iterations(problem, tile)
+        sharing = problem.group_size if by_head else 1
         group_size = problem.group_size // sharing
         l2_aware_lpt = self.sections and group_size == 1 and problem.causal != self.deterministic
         ahead = max(AT_ONCE, SECTION if l2_aware_lpt else 0)
@@ -181,7 +184,9 @@ class HopperGradients(GradientStep, FusedStep):
         keys = self.keys_64 if head_dim == 64 else with_wgmma.SHARED
         if head_dim == 128 and not masked:
             keys = self.keys_unmasked
-        place = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
+        if problem.dtype == "bfloat16" and keys.weights is with_wgmma.in_16_bits:
+            keys = replace(keys, weights=with_wgmma.in_bfloat16)
+        tile_of_block = lib.from_last_keys if self.deterministic and problem.causal else lib.by_number
         return Variant(
             tile=tile,
             head_dim=head_dim,
@@ -189,17 +194,17 @@ class HopperGradients(GradientStep, FusedStep):
             causal=problem.causal,
             ragged=ragged,
             unseen=self.begin.early and problem.causal and (blocks - 1) * tile.key >= padded,
-            parts=1 if self.together else 2,
+            warpgroups=1 if self.together else 2,
             sharing=sharing,
             section=SECTION if l2_aware_lpt else 0,
             ahead=ahead if helpers in (spare.SPARE, spare.CLEARS) else 0,
             compute=self.compute,
             consume=roles.consume if tile.key == ROWS else loop.consume,
-            place=lib.l2_aware_lpt if l2_aware_lpt else place,
+            tile_of_block=lib.l2_aware_lpt if l2_aware_lpt else tile_of_block,
             adding=adding,
             sequence=sequence,
             turns=self.turns if head_dim == 128 else NO_TURNS,
-            key_place=keys,
+            key_operand=keys,
             gradient=self.gradient if head_dim == 128 else with_wgmma.FROM_ZERO,
             exchange=with_wgmma.BY_ITSELF if wide else self.exchange,
             fence=with_wgmma.FENCE_FIRST if wide else self.fence,
@@ -209,20 +214,23 @@ class HopperGradients(GradientStep, FusedStep):
             line_of_block=self.line_of_block,
         )
 
-    def turns_enough(self, problem: Problem, tile) -> bool:
-        """Whether a block takes turns enough for a query head, in the mean, for each to have blocks of its own."""
+    def enough_iterations(self, problem: Problem, tile) -> bool:
+        """Whether a block takes enough iterations for a query head, in the mean, for each to have blocks of its own."""
         blocks = -(-problem.seq_len_kv // tile.key)
-        turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
+        iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * blocks)
         few = blocks * problem.kv_heads * problem.batch <= PROCESSORS // 2  # most SMs would have nothing to do
-        return turns >= (TURNS_FEW if few else TURNS_APART_CAUSAL if problem.causal else TURNS_APART)
+        least = ITERATIONS_FEW if few else ITERATIONS_APART_CAUSAL if problem.causal else ITERATIONS_APART
+        return iterations >= least
 
     def spare_for(self, problem: Problem, tile, group_size: int, ahead: int) -> lib.Helpers:
         """What spare warps do: they prepare and scale where they keep pace, and where there are heads enough."""
         blocks = -(-problem.seq_len_kv // tile.key)
         if group_size > 1 or problem.batch * problem.heads <= heads_ahead(ahead, blocks):
             return lib.NOBODY
-        turns = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
-        return spare.SPARE if turns >= TURNS else lib.NOBODY if problem.head_dim == 256 else self.short_helpers
+        iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
+        if iterations >= LEAST_ITERATIONS:
+            return spare.SPARE
+        return lib.NOBODY if problem.head_dim == 256 else self.short_helpers
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
@@ -246,27 +254,27 @@ class HopperGradients(GradientStep, FusedStep):
 
         def fitted(q, k, v, o, do):
             """The tensors as TMA takes them, or copies."""
-            if all(fits):
-                return q, k, v, o, do
             return [x if fit else contiguous_copy(x) for x, fit in zip((q, k, v, o, do), fits, strict=True)]
+
+        place = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
         def places(q, k, v, out):
             """Where dQ, dK and dV are written."""
-            like = (q, k, v)
-            return [
-                out[n] if into[n] else torch.empty_like(like[n], memory_format=torch.contiguous_format)
-                for n in range(3)
-            ]
+            return [out[n] if into[n] else place(x) for n, x in enumerate((q, k, v))]
 
         q, k, v, o, do = fitted(*tensors[:4], tensors[5])
         run = self._kernels_ready(kernel, constants, problem, (q, k, v, o, tensors[4], do, *places(q, k, v, out)))
+        as_they_are = all(fits)
 
         def launch(q, k, v, o, lse, do, out):
-            q, k, v, o, do = fitted(q, k, v, o, do)
+            if not as_they_are:
+                q, k, v, o, do = fitted(q, k, v, o, do)
+            if out is None:
+                dq, dk, dv = place(q), place(k), place(v)
+                run(q, k, v, o, lse, do, dq, dk, dv)
+                return dq, dk, dv
             made = places(q, k, v, out)
             run(q, k, v, o, lse, do, *made)
-            if out is None:
-                return tuple(made)
             return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
 
         return launch
@@ -283,13 +291,15 @@ class HopperGradients(GradientStep, FusedStep):
         shape, of_keys = (problem.batch, problem.heads, padded, problem.head_dim), self.key_sums(problem)
 
         def scratch():
-            """Numbers of each query, sums for dQ, those for dK and dV where there are, and what blocks count."""
+            """Numbers of each query, sums for dQ, those for dK and for dV where there are, and what blocks count."""
             numbers = torch.empty((2 * lines, padded), dtype=torch.float32, device=device)
             sums = torch.empty(math.prod(shape) + math.prod(of_keys), dtype=torch.float32, device=device)
             sums, key_sums = sums[: math.prod(shape)].view(shape), sums[math.prod(shape) :].view(of_keys)
-            return numbers, sums, key_sums, ((torch.empty(counts, dtype=torch.int32, device=device),) if counts else ())
+            counted = [torch.empty(counts, dtype=torch.int32, device=device)] if counts else []
+            return numbers, sums, *key_sums, *counted
 
-        numbers, sums, key_sums, counted = scratch()
+        numbers, sums, *more = scratch()
+        key_sums, counted = more[: of_keys[0]], more[of_keys[0] :]
         rows, first_line = (tiles, problem.heads, problem.batch), 0
         cleared = heads_ahead(variant.ahead, own_blocks(problem, variant)[0]) if variant.ahead else lines  # by a kernel
         if variant.spare:  # kernels of their own have as many heads as are prepared, and scaled, by nobody else
@@ -330,16 +340,16 @@ class HopperGradients(GradientStep, FusedStep):
             rows_of_keys = (of_keys[3] // variant.tile.query, problem.kv_heads, problem.batch)
             rounding.append(scaled_launcher(rows_of_keys, summed, x, scale, *of, last=len(rounding) == 1))
 
-        def run(q, k, v, o, lse, do, dq, dk, dv):
-            numbers, sums, key_sums, counted = scratch()
-            preparing(o, do, lse, numbers, sums, *counted)
-            into = key_sums if rounding else (dk, dv)
-            multiplying(q, k, v, do, numbers, sums, *into, *beyond(o, lse, do, dq, numbers, sums, counted))
-            scaling(sums, dq)
-            for launch, summed, x in zip(rounding, key_sums, (dk, dv)):
-                launch(summed, x)
-
-        return run
+        summed, counted = ["sums of dk", "sums of dv"][: len(rounding)], ["counts"][: len(counted)]
+        names = ["q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "numbers", "sums", *summed, *counted]
+        more = beyond("o", "lse", "do", "dq", "numbers", "sums", counted)
+        launches = [
+            (preparing, ["o", "do", "lse", "numbers", "sums", *counted]),
+            (multiplying, ["q", "k", "v", "do", "numbers", "sums", *(summed or ("dk", "dv")), *more]),
+            (scaling, ["sums", "dq"]),
+            *zip(rounding, zip(summed, ["dk", "dv"])),
+        ]
+        return in_a_row([(run, [names.index(x) for x in which]) for run, which in launches], scratch, device)
 
     def compile(self, problem, arch="sm_90"):
         """The kernel whose blocks own keys."""
@@ -372,15 +382,15 @@ class HopperGradients(GradientStep, FusedStep):
         )
         blocks = math.prod(own_blocks(problem, variant))
         order = "the last head first" if variant.line_of_block is not first_head_first else None
-        turns = tiles_visited(problem, variant.tile)
-        return replace(compiled, blocks=blocks, kv_tiles=turns, lists=order)
+        iterations = tiles_visited(problem, variant.tile)
+        return replace(compiled, blocks=blocks, kv_tiles=iterations, lists=order)
 
 
 def rates(problem: Problem, variant: Variant) -> tuple[int, int]:
-    """Pieces of rows that spare warps prepare, and scale, in a turn, times 2^16, such that all are done in a head's."""
+    """Pieces of rows that spare warps prepare, and scale, in an iteration, times 2^16: all are done in a head's."""
     rows = tiles_a_head(problem, variant.tile) * variant.tile.query
-    turns = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
-    return tuple(-(-(rows // of_piece << 16) // turns) for of_piece in (variant.rows_prepared, variant.rows_scaled))
+    iterations = tiles_visited(problem, variant.tile) // (problem.batch * problem.heads)
+    return tuple(-(-(rows // piece << 16) // iterations) for piece in (variant.rows_prepared, variant.rows_scaled))
 
 
 def heads_ahead(ahead: int, tiles: int) -> int:

@@ -1,4 +1,4 @@
-"""Parts on their own, and beside the producer warps that add in turn (``adding``), or do the small kernels' work.
+"""Warpgroups on their own, and beside the producer warps that add in order (``adding``), or do the small kernels' work.
 
 What the latter do, for other heads and under the products, stands here, and the kernel with all roles at the end.
 Registers are handed to whole warpgroups, so that beside the producer's one warp three have registers and no work. Two
@@ -8,15 +8,16 @@ ended (``rows.scaled``). Both wait for device memory most of the time, and need 
 Blocks begin in the order of their numbers, and the heads in sections (``lib.l2_aware_lpt``), or one after the
 other. ``lines_ahead`` counts the heads from a block's own to that whose rows it prepares: where heads come in sections,
 to a later one. As many before its own is the one that it scales. Kernels of their own prepare the first heads, and
-scale the last. The rows of a head are shared out among the blocks of the other one by the turns that these take: a
+scale the last. The rows of a head are shared out among the blocks of the other one by the iterations that these take: a
 block's spare warps have more to do where its products take longer.
 
-Where blocks take too few turns for all of that, one spare warp lets TMA clear sums of a later head, an equal share for
-every block, and the others do nothing (``clear_ahead``). A kernel clears the first heads, prepares all and scales all.
+Where blocks take too few iterations for all of that, one spare warp lets TMA clear sums of a later head, an equal share
+for every block, and the others do nothing (``clear_ahead``). A kernel clears the first heads, prepares all and scales
+all.
 
 Two numbers in global memory stand for every head: how many pieces of its rows are prepared, or cleared; and, where dQ
-is scaled here, how many parts of blocks have added to it. Whoever needs all of them waits. It waits for blocks with
-lower numbers alone, which have begun: theirs prepare without waiting for anybody, so all of it comes to an end.
+is scaled here, how often a warpgroup of a block has added to it. Whoever needs all of them waits. It waits for blocks
+with lower numbers alone, which have begun: theirs prepare without waiting for anybody, so all of it comes to an end.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def lines_ahead(variant: gl.constexpr):
 
 
 @gluon.jit
-def turns_before(j, tiles, variant: gl.constexpr):
-    """Turns that the first j blocks of a head take, of so many tiles of queries."""
+def iterations_before(j, tiles, variant: gl.constexpr):
+    """Iterations that the first j blocks of a head take, of so many tiles of queries."""
     j, tiles = j.to(gl.int64), tiles.to(gl.int64)
     if variant.causal:
         RATIO: gl.constexpr = variant.tile.key // variant.tile.query
@@ -63,15 +64,15 @@ def turns_before(j, tiles, variant: gl.constexpr):
 
 @gluon.jit
 def own_share(pieces, rate, work, variant: gl.constexpr):
-    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes.
+    """(first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes.
 
-    The host has divided the pieces by the turns, rounded up: a division of 64 bits here would cost the warps that
+    The host has divided the pieces by the iterations, rounded up: a division of 64 bits here would cost the warps that
     multiply so many registers that they spill.
     """
     tiles = work.first + work.a_head
     j = work.key_row // variant.tile.key
-    first = turns_before(j, tiles, variant) * rate >> 16
-    end = turns_before(j + 1, tiles, variant) * rate >> 16
+    first = iterations_before(j, tiles, variant) * rate >> 16
+    end = iterations_before(j + 1, tiles, variant) * rate >> 16
     return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
 
 
@@ -103,9 +104,9 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
     variant.begin.wait()
     line = own_line(work) + lines_ahead(variant)
     if line < gl.num_programs(1) * gl.num_programs(2):
-        place = tiles.zeros.reshape([ROWS, COLUMNS])
+        zeros = tiles.zeros.reshape([ROWS, COLUMNS])
         for n in gl.static_range(ROWS // 8):
-            place.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
+            zeros.slice(8 * n, 8, 0).store(gl.full([8, COLUMNS], 0.0, gl.float32, variant.zeros))
         fence_async_shared()
         pieces = padded // ROWS
         j = work.key_row // variant.tile.key
@@ -142,11 +143,11 @@ def await_zeros(aside, work, variant: gl.constexpr):
 
 @gluon.jit
 def tell_added(aside, work, two_behind: gl.constexpr, variant: gl.constexpr):
-    """Count this part of this block, when all that it has added to dQ is in global memory.
+    """Count this warpgroup of this block, when all that it has added to dQ is in global memory.
 
-    two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
+    two_behind: behind it this warpgroup had TMA store dK and dV, for which nobody waits here.
     """
-    if variant.unseen:  # whoever has had a turn is behind the producer, which has waited
+    if variant.unseen:  # whoever has had an iteration is behind the producer, which has waited
         variant.begin.wait()
     if variant.adding.by_tma:
         SO_FAR: gl.constexpr = WRITTEN_BUT_TWO if two_behind else WRITTEN
@@ -166,8 +167,8 @@ def scale_behind(arrays, tiles, barriers, work, scale, padded, aside, n: gl.cons
         first, end = own_share(aside.padded // ROWS, aside.rates[1], work, variant)
         if first < end:
             added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
-            parts = gl.num_programs(0) * variant.parts
-            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
+            additions = gl.num_programs(0) * variant.warpgroups
+            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
         for piece in range(first, end):
             scale_rows(aside, piece * ROWS, line % work.heads, line // work.heads, work, scale, variant)
 
@@ -182,13 +183,13 @@ def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
 
-    # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added (see shared_fours) ---
-    place = row[:, None] * D + column[None, :]
+    # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added (see shared_fours) ---
+    offset = row[:, None] * D + column[None, :]
     if variant.adding.by_tma:
-        place = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
-        place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
+        offset = row[:, None] * D + (column[None, :] ^ (row & 1)[:, None] * 16)
+        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     line = batch.to(gl.int64) * work.heads + head
-    sums = gl.load(aside.sums + line * aside.padded * D + place)
+    sums = gl.load(aside.sums + line * aside.padded * D + offset)
 
     # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further (see adding.py) ---
     column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
@@ -216,7 +217,7 @@ def fmha_backward(
     work = own_work(seq_len_q, seq_len_kv, heads, batches, variant)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     if variant.helpers.second is None:

@@ -6,8 +6,8 @@ once more for every tile. The sums hold their columns in order again.
 
 ``async_products``, inside this step: products under way while others are waited for.
 
-The five products of a turn depend on each other only in part. The weights' gradient is begun with the scores, and runs
-under the exponentials. dS is computed under dV. And dQ is added while dK is computed.
+The five products of an iteration depend on each other only in part. The weights' gradient is begun with the scores, and
+runs under the exponentials. dS is computed under dV. And dQ is added while dK is computed.
 
 ``vectorized_atomics``, inside this step: four numbers of dQ at a time.
 

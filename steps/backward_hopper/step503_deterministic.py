@@ -17,6 +17,6 @@ STEP = step502_decoupled_warpgroups.STEP.evolve(
     title="Deterministic",
     change="Blocks add to a tile of dQ in a fixed order: each waits for those before it.",
     fork=True,
-    sequence=adding.IN_TURN,
+    sequence=adding.IN_ORDER,
     default_problem=HEADLINE,
 )

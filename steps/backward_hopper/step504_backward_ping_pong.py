@@ -1,6 +1,6 @@
 """Step 504: ping-pong. The warpgroups compute weights one at a time.
 
-The two warpgroups exchange dS in every turn. Nothing keeps them from computing weights at the same time, and from
+The two warpgroups exchange dS in every iteration. Nothing keeps them from computing weights at the same time, and from
 waiting for their products at the same time. Here a warpgroup computes weights and dS only when the other has computed
 its own, and is at its products. So the tensor cores have products of one, while the other takes exponentials.
 
@@ -9,28 +9,30 @@ weights.
 
 ``l2_aware_lpt``, inside this step: the longest blocks begin first.
 
-Under a causal mask the block with the first keys has as many turns as there are tiles of queries, and that with the
-last keys one or two. A GPU starts blocks in the order of their numbers, head after head so far: near the end of the
-kernel long blocks begin, while other SMs have nothing left to do. The fewer blocks there are, as
-with short sequences, the more this counts. Here the kv heads are cut into sections, and of a section the longest begin.
-A section has about 264 blocks, two for each SM: 132 SMs take as long for all of them as for the longest. It is no
-larger, so that several blocks of a head run at a time and find the same Q and dO in L2.
+Under a causal mask the block with the first keys has as many iterations as there are tiles of queries, and that with
+the last keys one or two. A GPU starts blocks in the order of their numbers, head after head so far: near the end of the
+kernel long blocks begin, while other SMs have nothing left to do. The fewer blocks there are, as with short sequences,
+the more this counts. Here the kv heads are cut into sections, and of a section the longest begin. A section has about
+264 blocks, two for each SM: 132 SMs take as long for all of them as for the longest. It is no larger, so that several
+blocks of a head run at a time and find the same Q and dO in L2.
 
 Without a mask all blocks are as long, and nothing changes. Nor with grouped heads: a trial on an H100, which is not
 recorded, found sections slower there. A hypothesis why: L2 does not hold Q, dO and dQ of so many heads.
 
 ``conflict_free_layout``, inside this step: dQ goes to shared memory without bank conflicts.
 
-A part hands its dQ to TMA through shared memory, in float32. TMA's swizzle changes the places of 16-byte chunks within
-a row. wgmma leaves a lane pairs of columns, and the pairs of a row's four lanes are two chunks. Two neighbouring rows
-have the same two chunks, in another order: their lanes meet in the same banks, and the store takes twice the turns.
+A warpgroup hands its dQ to TMA through shared memory, in float32. TMA's swizzle changes the places of 16-byte chunks
+within a row. wgmma leaves a lane pairs of columns, and the pairs of a row's four lanes are two chunks. Two neighbouring
+rows have the same two chunks, in another order: their lanes meet in the same banks, and the store takes twice the
+wavefronts.
 
 Here a lane has four columns side by side, as in step vectorized_atomics. It stores whole chunks, and in odd rows the
 halves of every 128 bytes change places: two rows then fill all 32 banks. Nobody but the last small kernel reads the
 sums, and it knows. At head_dim 256 dQ does not go through shared memory, and nothing changes.
 
-To expect, as a hypothesis: two warpgroups store 32 KB a turn at head_dim 128, which took 512 cycles of shared memory
-and takes 256 now. The products of a turn take the tensor cores 2560 cycles, and shared memory is busy for most of them.
+To expect, as a hypothesis: two warpgroups store 32 KB an iteration at head_dim 128, which took 512 cycles of shared
+memory and takes 256 now. The products of an iteration take the tensor cores 2560 cycles, and shared memory is busy for
+most of them.
 """
 
 from steps.backward_hopper import adding, step502_decoupled_warpgroups

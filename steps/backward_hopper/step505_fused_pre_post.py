@@ -13,8 +13,8 @@ head_dim 128 the warps that multiply can spare some of theirs, and it has 40, fo
 
 Blocks wait for each other by numbers in global memory, and only for blocks that have begun before them.
 
-Spare warps do nothing with few heads, with grouped heads, and where a tile of queries takes few turns, as they could
-not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. The kernel is then that of step
+Spare warps do nothing with few heads, with grouped heads, and where a tile of queries takes few iterations, as they
+could not keep pace there: with a causal mask and 1,024 queries up to head_dim 128. The kernel is then that of step
 conflict_free_layout.
 """
 

@@ -22,14 +22,14 @@ rule of step fused_pre_post. Each block adds what it has for dK and dV to sums i
 of the other heads of its group add, too. So dK and dV differ in their last bits from run to run. A small kernel rounds
 them. flash-attn-4 does likewise (``dk_accum``, https://github.com/Dao-AILab/flash-attention).
 
-Where a block would take few turns for a head (``skeleton.TURNS_APART``) nothing changes, nor without grouped heads, nor
-at head_dim 256.
+Where a block would take few iterations for a head (``skeleton.ITERATIONS_APART``) nothing changes, nor without grouped
+heads, nor at head_dim 256.
 
-``joint_release``, inside this step: one word frees two places.
+``joint_release``, inside this step: one arrival releases two slots.
 
-At the same point of every turn a warpgroup tells two things: the producer, that it has multiplied dO and its place may
-be filled; and the other warpgroup, that it has multiplied dS of the turn before, whose place may be written. Each
-takes an mbarrier, and in front of each the compiler lets the four warps meet (BAR.SYNC): all must have come so far
+At the same point of every iteration a warpgroup tells two things: the producer, that it has multiplied dO and its slot
+may be filled; and the other warpgroup, that it has multiplied dS of the iteration before, whose slot may be written.
+Each takes an mbarrier, and in front of each the compiler lets the four warps meet (BAR.SYNC): all must have come so far
 before one thread tells it.
 
 Here the word about dO stands for both. Who writes dS waits for the barrier that the producer waits for.
@@ -55,8 +55,8 @@ nothing changes. At head_dim 256 the sums alone fill the registers.
 With 1,024 queries and a causal mask spare warps would not keep pace with the blocks (step fused_pre_post). So two small
 kernels do all that is small there. Half of the bytes of the first one are zeros, for the sums that dQ is added to.
 
-Zeros need no loads, and TMA can write them. Here one spare warp fills a place in shared memory with zeros, once. It
-asks TMA to store the place again and again, for its block's share of the sums of a head whose blocks begin later. TMA
+Zeros need no loads, and TMA can write them. Here one spare warp fills a buffer in shared memory with zeros, once. It
+asks TMA to store the buffer again and again, for its block's share of the sums of a head whose blocks begin later. TMA
 writes them while the block multiplies. What is left to the kernel are the first heads, and what it computes for each
 query.
 

@@ -3,18 +3,18 @@
 They stand inside this step in the order in which they were found: ``dependent_launch``, ``newest_first``,
 ``deferred_fence``, ``unordered_softmax``, ``delta_accumulator``, and then the step itself.
 
-At the end of a turn a warpgroup stores its dQ of the turn before in shared memory, executes a fence, and asks TMA to
-add it. Until the fence is passed it asks for no product. The product for dK is under way meanwhile, but the fence can
-take longer than what is left of that.
+At the end of an iteration a warpgroup stores its dQ of the iteration before in shared memory, executes a fence, and
+asks TMA to add it. Until the fence is passed it asks for no product. The product for dK is under way meanwhile, but the
+fence can take longer than what is left of that.
 
-Here the warpgroup stores dQ, and goes on. It asks for the next turn's scores, and for the gradient of their weights.
-Then it executes the fence, and asks TMA. It would wait for the scores there anyway.
+Here the warpgroup stores dQ, and goes on. It asks for the next iteration's scores, and for the gradient of their
+weights. Then it executes the fence, and asks TMA. It would wait for the scores there anyway.
 
 Only at head_dim 64 without a mask. With a mask, and at head_dim 128, registers are short: what tells TMA where to add
 must be kept for longer, and the compiler moved more numbers to memory. Trials on an H100, which are not recorded, found
 it slower there.
 
-To expect, as a hypothesis: a turn takes less time by what warps waited at this fence.
+To expect, as a hypothesis: an iteration takes less time by what warps waited at this fence.
 
 ``dependent_launch``, inside this step: a kernel begins before the one before it has ended.
 
@@ -41,14 +41,14 @@ To expect, as a hypothesis: as many bytes, of which more come from L2, where the
 
 ``deferred_fence``, inside this step: products are asked for before the fence, not after.
 
-A warpgroup stores dS of a turn in shared memory, where the other reads it by wgmma. Before it tells the other, it
+A warpgroup stores dS of an iteration in shared memory, where the other reads it by wgmma. Before it tells the other, it
 executes a fence: stores of a thread and reads of wgmma take different ways to shared memory, and the fence puts them in
 order [PTX ISA: fence.proxy.async]. The machine code of the fence waits until all stores of the thread are done. Until
 now the warpgroup waited there first, and asked for its next products then.
 
-But these products need nothing of what was stored. dQ is of the turn before, and dK takes dS from registers. Here a
-warpgroup asks for both before the fence. While it waits at the fence, the tensor cores have work.
-It also passes on its turn at the weights (step backward_ping_pong) before the fence.
+But these products need nothing of what was stored. dQ is of the iteration before, and dK takes dS from registers. Here
+a warpgroup asks for both before the fence. While it waits at the fence, the tensor cores have work. It also passes on
+its turn at the weights (step backward_ping_pong) before the fence.
 
 This depends on the compiler: Triton 3.6.0, of which the records are, leaves the order as it is. Triton 3.7.1 and 3.9.0
 add a fence of their own before dQ's product. To ask for dQ before dS is stored kept 3.7.1 from that, and was slower:
@@ -56,8 +56,8 @@ chapter deferred_fence has what was tried.
 
 At head_dim 256 one warpgroup has all of dS, and asks for dK before the fence already. Nothing changes.
 
-To expect, as a hypothesis: a turn takes less time by a part of the wait at the fence, most at head_dim 128. There a
-turn is shorter, so that the wait is a larger part of it.
+To expect, as a hypothesis: an iteration takes less time by a part of the wait at the fence, most at head_dim 128. There
+an iteration is shorter, so that the wait is a larger part of it.
 
 ``unordered_softmax``, inside this step: warpgroups compute weights when they can.
 
@@ -84,7 +84,7 @@ has no product under way for a moment.
 
 Only at head_dim 128. At 64 a trial on an H100, which is not recorded, found it slower.
 
-To expect, as a hypothesis: the chain from dO to dS gets shorter, and a turn with it.
+To expect, as a hypothesis: the chain from dO to dS gets shorter, and an iteration with it.
 """
 
 from steps.backward_hopper import adding, lib, products, rows, step506_coalesced_atomics

@@ -1,29 +1,29 @@
-"""Step 508: in turn, with what steps deferred_fence to delta_accumulator found.
+"""Step 508: in a fixed order, with what steps deferred_fence to delta_accumulator found.
 
 Step two_dq_writers adds to dQ always in the same order. Its blocks compute as those of step newest_first do, and adders
-add beside that. So what makes a turn shorter in steps deferred_fence to delta_accumulator helps it, too. Step
+add beside that. So what makes an iteration shorter in steps deferred_fence to delta_accumulator helps it, too. Step
 deferred_reduce_add does not go together with turns: there a warp of its own asks TMA already.
 
 To expect, as a hypothesis: as much as those steps gained, unless blocks wait for each other. What a block gains is lost
 if it then waits for the one before it.
 
-``dq_writer_warp``, inside this step: a warp adds to dQ in turn.
+``dq_writer_warp``, inside this step: a warp adds to dQ in order.
 
 In step deterministic the warps that compute wait for their block's turn at every tile of queries, and count their block
-at the tile before. That is a load from global memory, a meeting of all warps and an atomic addition, a turn, between
-products.
+at the tile before. That is a load from global memory, a meeting of all warps and an atomic addition, an iteration,
+between products.
 
 Here a warp of the producer's warpgroup does that, which had nothing to do. The warps that compute store dQ in shared
-memory and go on; they wait only where TMA has not read what they stored a turn ago. The warp that adds also counts the
-block as soon as TMA has written global memory, where step deterministic counts it a turn later, so the next block waits
-less. FlashAttention-3 has such a warp, too (https://github.com/Dao-AILab/flash-attention, hopper/).
+memory and go on; they wait only where TMA has not read what they stored an iteration ago. The warp that adds also
+counts the block as soon as TMA has written global memory, where step deterministic counts it an iteration later, so the
+next block waits less. FlashAttention-3 has such a warp, too (https://github.com/Dao-AILab/flash-attention, hopper/).
 
 At head_dim 256 dQ is added from registers, not by TMA, and nothing changes.
 
 To expect, as a hypothesis: nearly the speed of step conflict_free_layout, but for the sections. A block starts to add
 later than the one before it, by the time that its counting takes; from then on they go on side by side.
 
-``deterministic_l2_aware``, inside this step: in turn, without a mask, with heads side by side.
+``deterministic_l2_aware``, inside this step: in order, without a mask, with heads side by side.
 
 In step dq_writer_warp the blocks of a head begin one right after the other, and without a mask they all begin with the
 first tile of queries. A block may add to it when the one before has, and learns of that by way of global memory. If
@@ -41,7 +41,7 @@ Under a causal mask nothing changes: the block with the last keys comes first, a
 What came since step dq_writer_warp is in here, too, where it goes together with turns: whole lines at head_dim 256
 (step coalesced_atomics), kernels that begin early, and the newest rows first.
 
-``two_dq_writers``, inside this step: two warps add in turn.
+``two_dq_writers``, inside this step: two warps add in order.
 
 The warp that adds in step dq_writer_warp does one thing after the other for every tile of queries. It asks global
 memory whether its block's turn has come, waits for the sums, lets TMA add them, waits until TMA has written global
@@ -69,7 +69,7 @@ DQ_WRITER_WARP = step504_backward_ping_pong.CONFLICT_FREE_LAYOUT.evolve(
     change="A dedicated warp waits until its block may add, has TMA add to dQ, and lets the next block go.",
     inside="fast_deterministic",
     generation=spare.fmha_backward,
-    sequence=adding.IN_TURN,
+    sequence=adding.IN_ORDER,
     sections=False,
     helpers=adding.ADDER,
 )

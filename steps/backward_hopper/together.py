@@ -32,77 +32,77 @@ from steps.hopper.lib import await_tile, release
 
 
 @gluon.jit
-def share(d_scores, tiles, turn, variant: gl.constexpr):
-    """Bring dS [key, query] to shared memory, where both warpgroups find it; returns the place."""
-    place = tiles.d_scores.index(turn % 2)
-    place.store(d_scores)
+def share(d_scores, tiles, iteration, variant: gl.constexpr):
+    """Bring dS [key, query] to shared memory, where both warpgroups find it; returns the slot."""
+    slot = tiles.d_scores.index(iteration % 2)
+    slot.store(d_scores)
     fence_async_shared()
     gl.barrier()
-    return place
+    return slot
 
 
 @gluon.jit
-def one_by_one(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padded, variant: gl.constexpr):
+def one_by_one(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, padded, variant: gl.constexpr):
     """(dK, dV) with a tile of queries; every product is waited for before anything else begins."""
     dtype: gl.constexpr = tiles.key.dtype
     keys, values = keys_of(tiles.key, variant), keys_of(tiles.value, variant)
-    _, i = position(work, turn, variant)
-    query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+    _, i = position(work, iteration, variant)
+    query, d_output = rows_of(tiles.query, iteration, variant), rows_of(tiles.d_output, iteration, variant)
 
     # --- the weights again, and dV ---
-    await_tile(barriers.query_full, turn, variant.stages)
+    await_tile(barriers.query_full, iteration, variant.stages)
     scores = warpgroup_mma_wait(0, deps=[issue_side(keys, query, variant)])
-    weights = weigh(scores, number_of(tiles.lse, turn, variant), work.key_row, i, scale, work, variant)
-    await_tile(barriers.d_output_full, turn, variant.stages)
+    weights = weigh(scores, number_of(tiles.lse, iteration, variant), work.key_row, i, scale, work, variant)
+    await_tile(barriers.d_output_full, iteration, variant.stages)
     factor = gl.convert_layout(weights.to(dtype), variant.factor)
     d_value = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, d_output, d_value, is_async=True)])
 
     # --- dS, and what follows from it ---
     d_weights = warpgroup_mma_wait(0, deps=[issue_side(values, d_output, variant)])
-    d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
-    release(barriers.d_output_empty, turn, variant.stages)
-    shared = share(d_scores, tiles, turn, variant)
+    d_scores = (weights * (d_weights - number_of(tiles.row_sum, iteration, variant))).to(dtype)
+    release(barriers.d_output_empty, iteration, variant.stages)
+    shared = share(d_scores, tiles, iteration, variant)
     factor = gl.convert_layout(d_scores, variant.factor)
     d_key = warpgroup_mma_wait(0, deps=[warpgroup_mma(factor, query, d_key, is_async=True)])
-    release(barriers.query_empty, turn, variant.stages)
+    release(barriers.query_empty, iteration, variant.stages)
     d_query = warpgroup_mma_wait(0, deps=[issue_d_query(shared, keys, variant)])
-    add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, None, 0, variant)
+    add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, None, 0, variant)
     return d_key, d_value
 
 
 @gluon.jit
-def under_way(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padded, variant: gl.constexpr):
+def under_way(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, padded, variant: gl.constexpr):
     """As ``one_by_one``, with products under way while others are waited for.
 
     The exponentials run under the product for the weights' gradient, dS under dV, and dQ is added under dK.
     """
     dtype: gl.constexpr = tiles.key.dtype
     keys, values = keys_of(tiles.key, variant), keys_of(tiles.value, variant)
-    _, i = position(work, turn, variant)
-    query, d_output = rows_of(tiles.query, turn, variant), rows_of(tiles.d_output, turn, variant)
+    _, i = position(work, iteration, variant)
+    query, d_output = rows_of(tiles.query, iteration, variant), rows_of(tiles.d_output, iteration, variant)
 
     # --- the weights again, and dV ---
-    await_tile(barriers.query_full, turn, variant.stages)
+    await_tile(barriers.query_full, iteration, variant.stages)
     scores = issue_side(keys, query, variant)
-    await_tile(barriers.d_output_full, turn, variant.stages)
+    await_tile(barriers.d_output_full, iteration, variant.stages)
     d_weights = issue_side(values, d_output, variant)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    weights = weigh(scores, number_of(tiles.lse, turn, variant), work.key_row, i, scale, work, variant)
+    weights = weigh(scores, number_of(tiles.lse, iteration, variant), work.key_row, i, scale, work, variant)
     factor = gl.convert_layout(weights.to(dtype), variant.factor)
     d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
 
     # --- dS, and what follows from it ---
     d_weights = warpgroup_mma_wait(1, deps=[d_weights])
-    d_scores = (weights * (d_weights - number_of(tiles.row_sum, turn, variant))).to(dtype)
-    shared = share(d_scores, tiles, turn, variant)
+    d_scores = (weights * (d_weights - number_of(tiles.row_sum, iteration, variant))).to(dtype)
+    shared = share(d_scores, tiles, iteration, variant)
     d_query = issue_d_query(shared, keys, variant)
     d_key = warpgroup_mma(gl.convert_layout(d_scores, variant.factor), query, d_key, is_async=True)
     d_query, d_value = warpgroup_mma_wait(1, deps=[d_query, d_value])
-    release(barriers.d_output_empty, turn, variant.stages)
-    add_to_query(d_query, arrays, tiles, barriers, turn, work, padded, None, 0, variant)
+    release(barriers.d_output_empty, iteration, variant.stages)
+    add_to_query(d_query, arrays, tiles, barriers, iteration, work, padded, None, 0, variant)
     d_key = warpgroup_mma_wait(0, deps=[d_key])
     gl.barrier()  # dK's product began before all warps last met: the compiler takes it for over
-    release(barriers.query_empty, turn, variant.stages)
+    release(barriers.query_empty, iteration, variant.stages)
     return d_key, d_value
 
 
@@ -113,8 +113,10 @@ def consume(arrays, tiles, barriers, work, scale, padded, variant: gl.constexpr)
     d_key = gl.full([variant.tile.key, variant.head_dim], 0.0, gl.float32, variant.sums)
     d_value = gl.full([variant.tile.key, variant.head_dim], 0.0, gl.float32, variant.sums)
     mbarrier.wait(barriers.keys_full.index(0), 0)
-    for turn in range(variant.group_size * work.a_head):
-        d_key, d_value = variant.compute(d_key, d_value, arrays, tiles, barriers, turn, work, scale, padded, variant)
+    for iteration in range(variant.group_size * work.a_head):
+        d_key, d_value = variant.compute(
+            d_key, d_value, arrays, tiles, barriers, iteration, work, scale, padded, variant
+        )
     store_both(d_key, d_value, keys, values, arrays, tiles, barriers, work, scale, 0, variant)
     tma.store_wait(0)
 

@@ -19,7 +19,7 @@ from tutorial_lib.problem import BYTES_PER_ELEMENT
 WARPS = 8  # that compute: two warpgroups
 ROWS = 64  # that a warpgroup multiplies at a time: wgmma's M
 REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread; the latter is the least that setmaxnreg can leave
-STAGES = 2  # places of tiles of Q, and of dO
+STAGES = 2  # slots of tiles of Q, and of dO
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    unseen: bool  # kernels begin early, and there are blocks that take no turn: no query sees their keys
-    parts: int  # that compute for themselves, of WARPS / parts warps each
+    unseen: bool  # kernels begin early, and there are blocks without an iteration: no query sees their keys
+    warpgroups: int  # that compute for themselves, of WARPS / warpgroups warps each; 1: all warps do the same, as one
     sharing: int  # query heads with blocks of their own that share a kv head, and add to its dK and dV
     section: int  # blocks of a section, about, where blocks begin in sections
     ahead: int  # blocks, about, by which spare warps are ahead of their own (spare.py); 0: they do nothing
-    compute: Callable  # of a turn, where warpgroups compute together
-    consume: Callable  # of a part
-    place: Callable
+    compute: Callable  # of an iteration, where warpgroups compute together
+    consume: Callable  # of a warpgroup
+    tile_of_block: Callable
     adding: Adding
     sequence: Sequence
     turns: Turns
-    key_place: Keys
+    key_operand: Keys
     gradient: Gradient
     exchange: Exchange
     fence: Fence
@@ -63,38 +63,38 @@ class Variant:
 
     @property
     def warps(self) -> int:
-        """Warps of a part."""
-        return WARPS // self.parts
+        """Warps of a warpgroup."""
+        return WARPS // self.warpgroups
 
     @property
     def keys(self) -> int:
-        """Keys of a part."""
-        return self.tile.key if self.roles_apart else self.tile.key // self.parts
+        """Keys of a warpgroup."""
+        return self.tile.key if self.roles_apart else self.tile.key // self.warpgroups
 
     @property
     def roles_apart(self) -> bool:
-        """Whether parts compute different things of the same keys (roles.py); if not, the same of different keys."""
-        return self.parts > 1 and self.tile.key == ROWS
+        """Whether warpgroups compute different things of the same keys (roles.py), not the same of different keys."""
+        return self.warpgroups > 1 and self.tile.key == ROWS
 
     @property
     def same_roles(self) -> bool:
-        """Whether parts compute the same of different keys."""
-        return self.parts > 1 and not self.roles_apart
+        """Whether warpgroups compute the same of different keys."""
+        return self.warpgroups > 1 and not self.roles_apart
 
     @property
     def writers(self) -> int:
-        """Parts that write a tile of dS."""
-        return 1 if self.roles_apart else self.parts
+        """Warpgroups that write a tile of dS."""
+        return 1 if self.roles_apart else self.warpgroups
 
     @property
     def kept(self) -> int:
-        """Columns of K that a part has in registers, too."""
-        return self.head_dim // self.key_place.share if self.key_place.share else 0
+        """Columns of K that a warpgroup has in registers, too."""
+        return self.head_dim // self.key_operand.share if self.key_operand.share else 0
 
     @property
     def adders(self) -> int:
-        """Warps that add what all parts have stored."""
-        return self.helpers.hear // self.parts
+        """Warps that add what all warpgroups have stored."""
+        return self.helpers.hear // self.warpgroups
 
     @property
     def spare(self) -> bool:
@@ -108,30 +108,30 @@ class Variant:
 
     @property
     def rows_apart(self) -> bool:
-        """Whether parts share dQ by queries; if not, by columns, as wgmma takes no fewer than 64 rows."""
-        return self.parts > 1 and self.tile.query > ROWS
+        """Whether warpgroups share dQ by queries; if not, by columns, as wgmma takes no fewer than 64 rows."""
+        return self.warpgroups > 1 and self.tile.query > ROWS
 
     @property
     def query_rows(self) -> int:
-        """Queries of which a part computes dQ."""
-        return self.tile.query // self.parts if self.rows_apart else self.tile.query
+        """Queries of which a warpgroup computes dQ."""
+        return self.tile.query // self.warpgroups if self.rows_apart else self.tile.query
 
     @property
     def query_columns(self) -> int:
-        """Columns of dQ that a part computes."""
-        return self.head_dim // self.parts if not self.rows_apart else self.head_dim
+        """Columns of dQ that a warpgroup computes."""
+        return self.head_dim // self.warpgroups if not self.rows_apart else self.head_dim
 
     @property
     def stages(self) -> int:
-        """Places of tiles of Q, and of dO."""
+        """Slots of tiles of Q, and of dO."""
         return STAGES
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of every part but the first, which gets what is left, and of the other warps."""
+        """Registers of a thread of every warpgroup but the first, which gets what is left, and of the other warps."""
         handed = 8 if self.more_for_spare else 0
         of_others = PRODUCER_REGISTERS + 2 * handed
-        return [REGISTERS - handed] * (self.parts - 1) + [of_others] * (len(self.workers) - self.parts + 1)
+        return [REGISTERS - handed] * (self.warpgroups - 1) + [of_others] * (len(self.workers) - self.warpgroups + 1)
 
     @property
     def more_for_spare(self) -> bool:
@@ -140,8 +140,8 @@ class Variant:
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every part but the first, of the producer, and of whoever else works in its warpgroup."""
-        return [self.warps] * (self.parts - 1) + [1, *self.helpers.warps]
+        """Warps of every warpgroup but the first, of the producer, and of whoever else works in its warpgroup."""
+        return [self.warps] * (self.warpgroups - 1) + [1, *self.helpers.warps]
 
     @cached_property
     def scores(self) -> gl.NVMMADistributedLayout:
@@ -150,7 +150,7 @@ class Variant:
 
     @cached_property
     def sums(self) -> gl.NVMMADistributedLayout:
-        """A part's dK and dV [key, head_dim]."""
+        """A warpgroup's dK and dV [key, head_dim]."""
         return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.head_dim, 16])
 
     @cached_property
@@ -165,18 +165,18 @@ class Variant:
 
     @cached_property
     def query_sums(self) -> gl.NVMMADistributedLayout:
-        """A part's dQ [query, head_dim]; two warpgroups of one part have half of the columns each."""
+        """A warpgroup's dQ [query, head_dim]; where two warpgroups compute together, each has half of the columns."""
         groups = self.warps // 4
         return gl.NVMMADistributedLayout([3, 0], [4, groups], [16, self.query_columns // groups, 16])
 
     @cached_property
     def query_fours(self) -> gl.DistributedLinearLayout:
-        """A part's dQ with columns in the order in which sums hold them, four of a lane side by side: see adding.py."""
+        """A warpgroup's dQ with columns in the order of the sums, four of a lane side by side: see adding.py."""
         return self._fours(self.query_rows, self.query_columns)
 
     @cached_property
     def query_lines(self) -> gl.DistributedLinearLayout:
-        """A part's dQ in the same order, with 32 columns of a row in eight lanes beside each other, not 16 in four."""
+        """A warpgroup's dQ in the same order, with 32 columns of a row in eight neighbouring lanes, not 16 in four."""
         fours = self.query_fours
         first, second, eighth, sixteenth, *more = fours.reg_bases
         *lanes, fourth = fours.lane_bases
@@ -190,7 +190,7 @@ class Variant:
 
     @cached_property
     def key_fours(self) -> gl.DistributedLinearLayout:
-        """A part's dK or dV, likewise."""
+        """A warpgroup's dK or dV, likewise."""
         return self._fours(self.keys, self.head_dim)
 
     def _fours(self, rows: int, all_columns: int) -> gl.DistributedLinearLayout:
@@ -217,9 +217,9 @@ class Variant:
 
     @cached_property
     def shared_weights(self) -> gl.SharedLinearLayout:
-        """Weights [key, query] that one part hands to the other: four of a lane side by side, and lanes in order.
+        """Weights [key, query] that one warpgroup hands to the other: four of a lane side by side, and lanes in order.
 
-        Whoever stores or loads them needs no more turns of shared memory than there are bytes.
+        Whoever stores or loads them takes no more wavefronts of shared memory than its bytes need.
         """
         return gl.SharedLinearLayout(
             [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [0, 8], [0, 16], [0, 32], [16, 0], [32, 0]]
@@ -227,12 +227,12 @@ class Variant:
 
     @cached_property
     def shared_sums(self) -> gl.NVMMASharedLayout:
-        """A part's dQ in shared memory in float32, for TMA to add."""
+        """A warpgroup's dQ in shared memory in float32, for TMA to add."""
         return gl.NVMMASharedLayout(min(128, 4 * self.query_columns), 32, rank=4)
 
     @cached_property
     def shared_fours(self) -> gl.SharedLinearLayout:
-        """The same place for fours. TMA's swizzle alone would have neighbouring rows meet in the same banks.
+        """The same buffer for fours. TMA's swizzle alone would have neighbouring rows meet in the same banks.
 
         A lane stores 16 bytes, and shared memory takes 8 lanes at a time: 64 bytes of two rows. In odd rows the halves
         of every 128 bytes change places, so that these are in 32 different banks.
@@ -265,7 +265,7 @@ class Variant:
 
     @cached_property
     def zeros(self) -> gl.BlockedLayout:
-        """Zeros of a part's dQ that one warp stores [8, columns]."""
+        """Zeros of a warpgroup's dQ that one warp stores [8, columns]."""
         return gl.BlockedLayout([1, 4], [32 // (self.query_columns // 4), self.query_columns // 4], [1, 1], [1, 0])
 
     @cached_property

@@ -2,10 +2,10 @@
 
 With roles and head_dim 128 all 512 columns are taken:
 
-    scores of part 0 | scores of part 1 | output of part 0 | output of part 1
+    scores of warpgroup 0 | scores of warpgroup 1 | output of warpgroup 0 | output of warpgroup 1
     128 columns      | 128              | 128              | 128
 
-Weights have 16 bits, so that those of a part need half as many columns as its scores. They lie in the first 64 of
+Weights have 16 bits, so that those of a warpgroup need half as many columns as its scores. They lie in the first 64 of
 these, from when the softmax stores them until the PV product has read them. Then the next scores come there. The
 outputs stay from the first tile of keys to the last.
 
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia import blackwell
 
 
 class Columns(NamedTuple):
-    """Places in tensor memory, one for each part: scores and outputs in float32, weights in Q's dtype."""
+    """Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype."""
 
     scores: object
     weights: object
@@ -32,31 +32,31 @@ class Columns(NamedTuple):
 @gluon.jit
 def allocate_columns(dtype: gl.constexpr, variant: gl.constexpr):
     """All the columns that a block needs."""
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     KEYS: gl.constexpr = variant.tile.key
-    scores = blackwell.allocate_tensor_memory(gl.float32, [PARTS, variant.rows, KEYS], variant.scores)
-    output = blackwell.allocate_tensor_memory(gl.float32, [PARTS, variant.rows, variant.head_dim], variant.sums)
+    scores = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, variant.rows, KEYS], variant.scores)
+    output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, variant.rows, variant.head_dim], variant.sums)
     if variant.weights_apart:
-        weights = blackwell.allocate_tensor_memory(dtype, [PARTS, variant.rows, KEYS], variant.scores)
+        weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, variant.rows, KEYS], variant.scores)
         return Columns(scores, weights, output)
     else:
         return Columns(scores, scores, output)
 
 
 @gluon.jit
-def weights_of(columns, part, dtype: gl.constexpr, variant: gl.constexpr):
-    """A part's weights [query, key]: in columns of their own, or where its scores were."""
-    place = columns.weights.index(part)
+def weights_of(columns, warpgroup, dtype: gl.constexpr, variant: gl.constexpr):
+    """A warpgroup's weights [query, key]: in columns of their own, or where its scores were."""
+    slot = columns.weights.index(warpgroup)
     if variant.weights_apart:
-        return place
+        return slot
     else:
-        return place.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
+        return slot.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
 
 
 @gluon.jit
-def issue_scores(query, keys, turn, scores, done, variant: gl.constexpr):
+def issue_scores(query, keys, iteration, scores, done, variant: gl.constexpr):
     """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
-    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     if variant.multicast:
         blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, multicast=True, mbarriers=[done])
     else:
@@ -64,9 +64,9 @@ def issue_scores(query, keys, turn, scores, done, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_output(weights, values, turn, output, add, done, variant: gl.constexpr):
+def issue_output(weights, values, iteration, output, add, done, variant: gl.constexpr):
     """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
-    value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    value = values.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     if variant.multicast:
         blackwell.tcgen05_mma(weights, value, output, use_acc=add, multicast=True, mbarriers=[done])
     else:
@@ -85,19 +85,19 @@ def rescale(output, factor, variant: gl.constexpr):
 
 
 @gluon.jit
-def to_shared_memory(output, factor, place, variant: gl.constexpr):
+def to_shared_memory(output, factor, slot, variant: gl.constexpr):
     """Multiply as ``rescale`` does, and store the output in shared memory, from which TMA takes it."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
     factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]
     for column in gl.static_range(0, HEAD_DIM, AT_ONCE):
         some = output.slice(column, AT_ONCE).load(variant.output) * factor
-        place.slice(column, AT_ONCE, 1).store(some.to(place.dtype))
+        slot.slice(column, AT_ONCE, 1).store(some.to(slot.dtype))
 
 
 @gluon.jit
 def to_panels(output, factor, panels, variant: gl.constexpr):
-    """As ``to_shared_memory``, to a place for every AT_ONCE columns [panel, ..., query, column]."""
+    """As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column]."""
     AT_ONCE: gl.constexpr = variant.at_once
     HEAD_DIM: gl.constexpr = variant.head_dim
     factor = gl.convert_layout(factor, gl.SliceLayout(1, variant.output))[:, None]

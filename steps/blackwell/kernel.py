@@ -27,26 +27,26 @@ from steps.hopper.lib import Arrays, Tiles, Work, barrier_ring
 
 
 class Barriers(NamedTuple):
-    """mbarriers. query, scores, weights, output, factors: one for each part. key, value: one for each place."""
+    """mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot."""
 
-    query_full: object  # TMA has brought a part's queries
+    query_full: object  # TMA has brought a warpgroup's queries
     key_full: object
     value_full: object
     scores_full: object  # the QK product has ended
     output_full: object  # the PV product has ended
-    key_empty: object = None  # all products that read the place have ended
+    key_empty: object = None  # all products that read the slot have ended
     value_empty: object = None
     weights_full: object = None  # the weights are there, and the output is rescaled
-    query_empty: object = None  # the output has left from where a part's queries were
+    query_empty: object = None  # the output has left from where a warpgroup's queries were
     factors_full: object = None  # by which the output is to be rescaled
     factors_empty: object = None
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, variant: gl.constexpr, LSE=None):
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
-    QUERIES: gl.constexpr = [PARTS, 1, 1, variant.rows, variant.head_dim]
+    QUERIES: gl.constexpr = [WARPGROUPS, 1, 1, variant.rows, variant.head_dim]
     KEYS: gl.constexpr = [STAGES, 1, 1, variant.tile.key, variant.head_dim]
     dtype: gl.constexpr = Q.dtype
 
@@ -63,7 +63,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     # --- tensor memory ---
     columns = allocate_columns(dtype, variant)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
     ARRIVALS: gl.constexpr = variant.weights_arrivals
@@ -71,18 +71,18 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
     taken = room_for_answer(variant) if variant.taken else None
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken)
     if variant.ctas == 1:
-        query_full = barrier_ring(PARTS, 1)
+        query_full = barrier_ring(WARPGROUPS, 1)
         key_full = barrier_ring(STAGES, 1)
         value_full = barrier_ring(STAGES, 1)
-        scores_full = barrier_ring(PARTS, 1)
-        output_full = barrier_ring(PARTS, 1)
+        scores_full = barrier_ring(WARPGROUPS, 1)
+        output_full = barrier_ring(WARPGROUPS, 1)
     else:
         PRODUCTS: gl.constexpr = variant.products  # that must end before any CTA goes on
-        query_full = cluster_ring(PARTS, 1, variant.pair)
+        query_full = cluster_ring(WARPGROUPS, 1, variant.pair)
         key_full = cluster_ring(STAGES, 1, variant.pair)
         value_full = cluster_ring(STAGES, 1, variant.pair)
-        scores_full = cluster_ring(PARTS, PRODUCTS, False)
-        output_full = cluster_ring(PARTS, PRODUCTS, False)
+        scores_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
+        output_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
     if not variant.roles:
         barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
         if variant.ctas == 1:
@@ -97,11 +97,11 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
             output_full,
             barrier_ring(STAGES, 1),
             barrier_ring(STAGES, 1),
-            barrier_ring(PARTS, ARRIVALS),
-            barrier_ring(PARTS, 1) if variant.persistent else None,
+            barrier_ring(WARPGROUPS, ARRIVALS),
+            barrier_ring(WARPGROUPS, 1) if variant.persistent else None,
         )
         fence_async_shared()
-        if variant.parts == 2:
+        if variant.warpgroups == 2:
             gl.warp_specialize(
                 [
                     (attend, (arrays, tiles, columns, None, barriers, work, scale, LSE, 0, variant)),
@@ -123,7 +123,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
                 BUDGETS,
             )
     else:
-        factors = gl.allocate_shared_memory(gl.float32, [PARTS, variant.rows], variant.factors)
+        factors = gl.allocate_shared_memory(gl.float32, [WARPGROUPS, variant.rows], variant.factors)
         barriers = Barriers(
             query_full,
             key_full,
@@ -132,13 +132,13 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
             output_full,
             barrier_ring(STAGES, 1),
             barrier_ring(STAGES, 1),
-            barrier_ring(PARTS, ARRIVALS),
-            barrier_ring(PARTS, 1) if variant.persistent else None,
-            barrier_ring(PARTS, 1),
-            barrier_ring(PARTS, 1),
+            barrier_ring(WARPGROUPS, ARRIVALS),
+            barrier_ring(WARPGROUPS, 1) if variant.persistent else None,
+            barrier_ring(WARPGROUPS, 1),
+            barrier_ring(WARPGROUPS, 1),
         )
         fence_async_shared()
-        if variant.parts == 2:
+        if variant.warpgroups == 2:
             gl.warp_specialize(
                 [
                     (attend, (arrays, tiles, columns, factors, barriers, work, scale, LSE, 0, variant)),

@@ -16,146 +16,158 @@ from steps.blackwell.softmax import hide, next_maxima, weigh
 from steps.blackwell.taking import hear_next, own_tiles, take_next
 from steps.blackwell.together import (
     fetch_keys,
-    fetch_part,
+    fetch_query,
     fetch_values,
-    part_of,
-    place_of,
+    query_of,
+    query_tile_of,
     store_output,
     store_sums,
 )
-from steps.gluon.softmax import tiles_to_visit
+from steps.gluon.softmax import LEAST, tiles_to_visit
 from steps.hopper.lib import await_tile
 
 
 @gluon.jit
 def copy(arrays, tiles, barriers, work, variant: gl.constexpr):
-    """A warp: asks TMA for all tiles, each as soon as its place is free."""
-    PARTS: gl.constexpr = variant.parts
+    """A warp: asks TMA for all tiles, each as soon as its slot is empty."""
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
-    query_turn = 0  # tiles of queries so far
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
+    query_iteration = 0  # tiles of queries so far
     n, last = own_tiles(work, variant)
     while n < last:
-        place, head = place_of(n, work, variant)
-        _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-        for part in gl.static_range(PARTS):
+        query_tile, head = query_tile_of(n, work, variant)
+        _, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+        for warpgroup in gl.static_range(WARPGROUPS):
             if variant.persistent:
-                mbarrier.wait(barriers.query_empty.index(part), query_turn & 1 ^ 1)
-            fetch_part(arrays, tiles, barriers, place, head, part, variant)
+                mbarrier.wait(barriers.query_empty.index(warpgroup), query_iteration & 1 ^ 1)
+            fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup, variant)
         for j in range(end):
-            used = turn // STAGES & 1 ^ 1
-            mbarrier.wait(barriers.key_empty.index(turn % STAGES), used)
-            fetch_keys(arrays, tiles, barriers, place, j, turn, variant)
-            mbarrier.wait(barriers.value_empty.index(turn % STAGES), used)
-            fetch_values(arrays, tiles, barriers, place, j, turn, variant)
-            turn += 1
-        n = take_next(n, last, query_turn, work, variant)
-        query_turn += 1
+            used = iteration // STAGES & 1 ^ 1
+            mbarrier.wait(barriers.key_empty.index(iteration % STAGES), used)
+            fetch_keys(arrays, tiles, barriers, query_tile, j, iteration, variant)
+            mbarrier.wait(barriers.value_empty.index(iteration % STAGES), used)
+            fetch_values(arrays, tiles, barriers, query_tile, j, iteration, variant)
+            iteration += 1
+        n = take_next(n, last, query_iteration, work, variant)
+        query_iteration += 1
 
 
 @gluon.jit
-def multiply_part(tiles, columns, barriers, part: gl.constexpr, turn, j, end, variant: gl.constexpr):
-    """Begin a part's PV product of the j-th tile and its QK product of the next, each once it may."""
-    weights = weights_of(columns, part, tiles.key.dtype, variant)
-    output = columns.output.index(part)
-    mbarrier.wait(barriers.weights_full.index(part), turn & 1)
-    issue_output(weights, tiles.value, turn, output, j > 0, barriers.output_full.index(part), variant)
+def multiply_next(tiles, columns, barriers, warpgroup: gl.constexpr, iteration, j, end, variant: gl.constexpr):
+    """Begin a warpgroup's PV product of the j-th tile and its QK product of the next, each once it may."""
+    weights = weights_of(columns, warpgroup, tiles.key.dtype, variant)
+    output = columns.output.index(warpgroup)
+    mbarrier.wait(barriers.weights_full.index(warpgroup), iteration & 1)
+    issue_output(weights, tiles.value, iteration, output, j > 0, barriers.output_full.index(warpgroup), variant)
     if j + 1 < end:
-        queries = part_of(tiles.query, part, variant)
-        scores_at = columns.scores.index(part)
-        mbarrier.wait(barriers.output_full.index(part), turn & 1)
-        issue_scores(queries, tiles.key, turn + 1, scores_at, barriers.scores_full.index(part), variant)
+        queries = query_of(tiles.query, warpgroup, variant)
+        scores_at = columns.scores.index(warpgroup)
+        mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
+        issue_scores(queries, tiles.key, iteration + 1, scores_at, barriers.scores_full.index(warpgroup), variant)
 
 
 @gluon.jit
 def multiply(tiles, columns, barriers, work, variant: gl.constexpr):
-    """A warp: begins all products, of both parts in turn. While one part does its softmax, the other multiplies.
+    """A warp: begins all products, of both warpgroups in turn. While one warpgroup does its softmax, the other
+    multiplies.
 
     The next scores come where the weights are that a PV product reads. The PTX ISA promises no order between products
     with different accumulators, so that one is waited for before the QK product begins.
     """
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
-    turn = 0
-    query_turn = 0
+    iteration = 0
+    query_iteration = 0
     n, last = own_tiles(work, variant)
     while n < last:
-        place, _ = place_of(n, work, variant)
-        _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-        await_tile(barriers.key_full, turn, STAGES)
-        for part in gl.static_range(PARTS):
-            mbarrier.wait(barriers.query_full.index(part), query_turn & 1)
-            query = part_of(tiles.query, part, variant)
-            scores = columns.scores.index(part)
-            issue_scores(query, tiles.key, turn, scores, barriers.scores_full.index(part), variant)
-        blackwell.tcgen05_commit(barriers.key_empty.index(turn % STAGES))
+        query_tile, _ = query_tile_of(n, work, variant)
+        _, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+        await_tile(barriers.key_full, iteration, STAGES)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            mbarrier.wait(barriers.query_full.index(warpgroup), query_iteration & 1)
+            query = query_of(tiles.query, warpgroup, variant)
+            scores = columns.scores.index(warpgroup)
+            issue_scores(query, tiles.key, iteration, scores, barriers.scores_full.index(warpgroup), variant)
+        blackwell.tcgen05_commit(barriers.key_empty.index(iteration % STAGES))
         for j in range(end):
-            await_tile(barriers.value_full, turn, STAGES)
+            await_tile(barriers.value_full, iteration, STAGES)
             if j + 1 < end:
-                await_tile(barriers.key_full, turn + 1, STAGES)
-            for part in gl.static_range(PARTS):
-                multiply_part(tiles, columns, barriers, part, turn, j, end, variant)
-            blackwell.tcgen05_commit(barriers.value_empty.index(turn % STAGES))
+                await_tile(barriers.key_full, iteration + 1, STAGES)
+            for warpgroup in gl.static_range(WARPGROUPS):
+                multiply_next(tiles, columns, barriers, warpgroup, iteration, j, end, variant)
+            blackwell.tcgen05_commit(barriers.value_empty.index(iteration % STAGES))
             if j + 1 < end:
-                blackwell.tcgen05_commit(barriers.key_empty.index((turn + 1) % STAGES))
-            turn += 1
-        n = hear_next(n, last, query_turn, work, variant)
-        query_turn += 1
+                blackwell.tcgen05_commit(barriers.key_empty.index((iteration + 1) % STAGES))
+            iteration += 1
+        n = hear_next(n, last, query_iteration, work, variant)
+        query_iteration += 1
 
 
 @gluon.jit
-def hand_over(factors, barriers, factor, turn, part: gl.constexpr):
-    """Give the warpgroup that rescales a factor [query], for the turn-th time."""
-    mbarrier.wait(barriers.factors_empty.index(part), turn & 1 ^ 1)
-    factors.index(part).store(factor)
-    mbarrier.arrive(barriers.factors_full.index(part), count=1)
+def hand_over(factors, barriers, factor, iteration, warpgroup: gl.constexpr):
+    """Give the warpgroup that rescales a factor [query], for tile ``iteration``."""
+    mbarrier.wait(barriers.factors_empty.index(warpgroup), iteration & 1 ^ 1)
+    factors.index(warpgroup).store(factor)
+    mbarrier.arrive(barriers.factors_full.index(warpgroup), count=1)
 
 
 @gluon.jit
-def take_over(factors, barriers, turn, part: gl.constexpr, variant: gl.constexpr):
-    """Take the turn-th factor [query] of a part."""
-    mbarrier.wait(barriers.factors_full.index(part), turn & 1)
-    factor = factors.index(part).load(gl.SliceLayout(1, variant.output))
-    mbarrier.arrive(barriers.factors_empty.index(part), count=1)
+def take_over(factors, barriers, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Take the factor [query] of a warpgroup for tile ``iteration``."""
+    mbarrier.wait(barriers.factors_full.index(warpgroup), iteration & 1)
+    factor = factors.index(warpgroup).load(gl.SliceLayout(1, variant.output))
+    mbarrier.arrive(barriers.factors_empty.index(warpgroup), count=1)
     return factor
 
 
 @gluon.jit
-def finish(arrays, tiles, columns, barriers, place, head, factor, turn, part: gl.constexpr, variant: gl.constexpr):
-    """Store a part's output, multiplied by a factor [query], behind its last PV product, which was the turn-th."""
-    mbarrier.wait(barriers.output_full.index(part), turn & 1)
-    store_output(arrays, tiles, columns, place, head, factor, part, variant)
+def finish(
+    arrays,
+    tiles,
+    columns,
+    barriers,
+    query_tile,
+    head,
+    factor,
+    iteration,
+    warpgroup: gl.constexpr,
+    variant: gl.constexpr,
+):
+    """Store a warpgroup's output times a factor [query], behind its last PV product, that of tile ``iteration``."""
+    mbarrier.wait(barriers.output_full.index(warpgroup), iteration & 1)
+    store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup, variant)
     if variant.persistent:
-        mbarrier.arrive(barriers.query_empty.index(part), count=1)  # the output left from where Q was
+        mbarrier.arrive(barriers.query_empty.index(warpgroup), count=1)  # the output left from where Q was
 
 
 @gluon.jit
-def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
-    """A warpgroup: the softmax of a part's queries, over all tiles of keys that the block visits."""
+def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A warpgroup: the softmax of its queries, over all tiles of keys that the block visits."""
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    scores_at = columns.scores.index(part)
-    weights_at = weights_of(columns, part, tiles.key.dtype, variant)
-    output_at = columns.output.index(part)
-    turn = 0
-    query_turn = 0
+    scores_at = columns.scores.index(warpgroup)
+    weights_at = weights_of(columns, warpgroup, tiles.key.dtype, variant)
+    output_at = columns.output.index(warpgroup)
+    iteration = 0
+    query_iteration = 0
     n, last = own_tiles(work, variant)
     while n < last:
-        place, head = place_of(n, work, variant)
-        whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-        first_query = place.row + part * variant.rows
-        row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+        query_tile, head = query_tile_of(n, work, variant)
+        whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+        first_query = query_tile.row + warpgroup * variant.rows
+        row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
         row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
         # Two loops from one text: over whole tiles, and over those that need the mask.
         for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
             for j in range(whole if masked else 0, end if masked else whole):
-                mbarrier.wait(barriers.scores_full.index(part), turn & 1)
+                mbarrier.wait(barriers.scores_full.index(warpgroup), iteration & 1)
                 scores = scores_at.load(variant.accumulator)
                 if masked:
-                    scores = hide(scores, first_query, j * variant.tile.key, place.seq_len_kv, variant)
+                    scores = hide(scores, first_query, j * variant.tile.key, query_tile.seq_len_kv, variant)
                 row_max, correction = next_maxima(scores, row_max, scale, variant)
                 if variant.correction:  # noqa: SIM102 - a question for the compiler, and one for the GPU
                     if j > 0:
-                        hand_over(factors, barriers, correction, turn - 1, part)
+                        hand_over(factors, barriers, correction, iteration - 1, warpgroup)
                 weights = weigh(scores, row_max, scale, variant)
                 row_sum = row_sum * correction + gl.sum(weights, 1)
                 weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
@@ -163,44 +175,46 @@ def attend(arrays, tiles, columns, factors, barriers, work, scale, LSE, part: gl
                     if j > 0:  # these scores were begun when the PV product before had ended: nobody writes the output
                         rescale(output_at, correction, variant)
                 weights_at.store(weights)
-                mbarrier.arrive(barriers.weights_full.index(part), count=1)
-                turn += 1
+                mbarrier.arrive(barriers.weights_full.index(warpgroup), count=1)
+                iteration += 1
 
-        store_sums(LSE, row_max, row_sum, place, head, work, arrays, part, variant)
+        store_sums(LSE, row_max, row_sum, query_tile, head, work, arrays, warpgroup, variant)
         factor = 1.0 / row_sum
         if variant.correction:
-            hand_over(factors, barriers, factor, turn - 1, part)
+            hand_over(factors, barriers, factor, iteration - 1, warpgroup)
         else:
-            finish(arrays, tiles, columns, barriers, place, head, factor, turn - 1, part, variant)
-        n = hear_next(n, last, query_turn, work, variant)
-        query_turn += 1
+            finish(arrays, tiles, columns, barriers, query_tile, head, factor, iteration - 1, warpgroup, variant)
+        n = hear_next(n, last, query_iteration, work, variant)
+        query_iteration += 1
 
 
 @gluon.jit
 def correct(arrays, tiles, columns, factors, barriers, work, variant: gl.constexpr):
-    """A warpgroup: rescales the outputs of both parts, and stores them at the end."""
-    PARTS: gl.constexpr = variant.parts
-    turn = 0
-    query_turn = 0
+    """A warpgroup: rescales the outputs of both softmax warpgroups, and stores them at the end."""
+    WARPGROUPS: gl.constexpr = variant.warpgroups
+    iteration = 0
+    query_iteration = 0
     n, last = own_tiles(work, variant)
     while n < last:
-        place, head = place_of(n, work, variant)
-        _, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-        for part in gl.static_range(PARTS):
-            mbarrier.arrive(barriers.weights_full.index(part), count=1)  # there is no output yet that needs it
+        query_tile, head = query_tile_of(n, work, variant)
+        _, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            mbarrier.arrive(barriers.weights_full.index(warpgroup), count=1)  # there is no output yet that needs it
         for _ in range(1, end):
-            for part in gl.static_range(PARTS):
-                factor = take_over(factors, barriers, turn, part, variant)  # of scores behind the PV product before
+            for warpgroup in gl.static_range(WARPGROUPS):
+                factor = take_over(
+                    factors, barriers, iteration, warpgroup, variant
+                )  # of scores behind the PV product before
                 if variant.threshold > 0:
                     if gl.min(factor, 0) < 1.0:  # for all rows or none: a branch is for whole warps
-                        rescale(columns.output.index(part), factor, variant)
+                        rescale(columns.output.index(warpgroup), factor, variant)
                 else:
-                    rescale(columns.output.index(part), factor, variant)
-                mbarrier.arrive(barriers.weights_full.index(part), count=1)
-            turn += 1
-        for part in gl.static_range(PARTS):
-            factor = take_over(factors, barriers, turn, part, variant)
-            finish(arrays, tiles, columns, barriers, place, head, factor, turn, part, variant)
-        turn += 1
-        n = hear_next(n, last, query_turn, work, variant)
-        query_turn += 1
+                    rescale(columns.output.index(warpgroup), factor, variant)
+                mbarrier.arrive(barriers.weights_full.index(warpgroup), count=1)
+            iteration += 1
+        for warpgroup in gl.static_range(WARPGROUPS):
+            factor = take_over(factors, barriers, iteration, warpgroup, variant)
+            finish(arrays, tiles, columns, barriers, query_tile, head, factor, iteration, warpgroup, variant)
+        iteration += 1
+        n = hear_next(n, last, query_iteration, work, variant)
+        query_iteration += 1

@@ -80,7 +80,7 @@ class BlackwellStep(TmaStep):
         return fmha
 
     def compute_warps(self, variant: Variant) -> int:
-        return GROUP_WARPS * variant.parts
+        return GROUP_WARPS * variant.warpgroups
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``TmaStep``; raises CompilerError for a kernel that no block has room for, which Triton does not."""

@@ -5,8 +5,8 @@ maximum that is too small by up to 8, in base 2, weights are up to 256, which fl
 sum in float32, too. So a row keeps its old maximum until a new one exceeds it by more than 8, and its correction is 1
 until then. Output and sum are relative to the same maximum, whichever it is, and their quotient is the same.
 
-The warpgroup that rescales looks at all 128 corrections of a part. Where each of them is 1 it leaves the output where
-it is, and neither fetches nor stores it. The threshold is FlashAttention-4's
+The warpgroup that rescales looks at all 128 corrections of a softmax warpgroup. Where each of them is 1 it leaves the
+output where it is, and neither fetches nor stores it. The threshold is FlashAttention-4's
 (https://github.com/Dao-AILab/flash-attention).
 
 To expect, as a hypothesis: on inputs like ours a row's maximum is nearly there after the first tiles of keys, and

@@ -21,7 +21,7 @@ a section the longest tiles first. As many begin as the SMs hold, and these stay
 
 The warp that asks for tiles makes the request as soon as it has asked for the last keys and values of a tile, which is
 before the others have computed with them. The answer comes to shared memory. One mbarrier says that it is there, and
-every role reads it. The other says that all have read it: only then the next one may come in its place.
+every role reads it. The other says that all have read it: only then the next one may overwrite it.
 
 Nothing of this is in global memory, so launches that run at the same time share nothing.
 

@@ -22,7 +22,7 @@ shared memory gains pays only where reading the second factor, or room for it, h
 ``multicast``, inside this step: one copy brings a tile of keys or values to two CTAs.
 
 The other way to share them in a cluster. Each CTA holds whole tiles and begins its own products, of 128 queries. One
-request of TMA brings a tile to the same place in the shared memory of both (PTX ISA, "cp.async.bulk.tensor",
+request of TMA brings a tile to the same address in the shared memory of both (PTX ISA, "cp.async.bulk.tensor",
 ``.multicast::cluster``), and tells the same barrier in both. A tile comes from L2 once for two blocks.
 
 The first CTA asks for the copies. It must not overwrite a tile before the other one's product has read it. So what

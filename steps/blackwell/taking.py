@@ -16,8 +16,8 @@ class Taken(NamedTuple):
     """Where the hardware answers which block was taken, and mbarriers: the answer is there; all others have read it."""
 
     answer: object
-    ready: object
-    free: object
+    full: object
+    empty: object
 
 
 @gluon.jit
@@ -50,9 +50,9 @@ def own_tiles(work, variant: gl.constexpr):
 
 
 @gluon.jit
-def told(last, turn, work):
-    """Which tile of queries comes behind the turn-th: a block has the tile of its number. last: there is none."""
-    mbarrier.wait(work.taken.ready.index(0), turn & 1)
+def told(last, query_iteration, work):
+    """Which tile of queries comes behind this one: a block has the tile of its number. last: there is none."""
+    mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     found = clc.load_result(work.taken.answer)
     n = last
     if found.is_canceled():
@@ -61,23 +61,23 @@ def told(last, turn, work):
 
 
 @gluon.jit
-def take_next(n, last, turn, work, variant: gl.constexpr):
-    """Behind the turn-th tile of queries, take that of a block that has not begun. The other roles read the answer."""
+def take_next(n, last, query_iteration, work, variant: gl.constexpr):
+    """Behind a tile of queries, take that of a block that has not begun. The other roles read the answer."""
     if variant.taken:
-        mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
-        mbarrier.expect(work.taken.ready.index(0), 16)
-        clc.try_cancel(work.taken.answer, work.taken.ready.index(0))
-        return told(last, turn, work)
+        mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
+        mbarrier.expect(work.taken.full.index(0), 16)
+        clc.try_cancel(work.taken.answer, work.taken.full.index(0))
+        return told(last, query_iteration, work)
     else:
         return n + 1
 
 
 @gluon.jit
-def hear_next(n, last, turn, work, variant: gl.constexpr):
-    """Which tile of queries comes behind the turn-th, in the order."""
+def hear_next(n, last, query_iteration, work, variant: gl.constexpr):
+    """Which tile of queries comes behind this one, in the order."""
     if variant.taken:
-        following = told(last, turn, work)
-        mbarrier.arrive(work.taken.free.index(0), count=1)
+        following = told(last, query_iteration, work)
+        mbarrier.arrive(work.taken.empty.index(0), count=1)
         return following
     else:
         return n + 1

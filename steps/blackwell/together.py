@@ -10,49 +10,49 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from steps.blackwell.columns import issue_output, issue_scores, rescale, to_panels, to_shared_memory, weights_of
 from steps.blackwell.softmax import add_up, hide, next_maxima, weigh
 from steps.blackwell.taking import numbered
-from steps.gluon.softmax import store_lse, tiles_to_visit
-from steps.hopper.lib import Place, await_tile, fetch, position
+from steps.gluon.softmax import LEAST, store_lse, tiles_to_visit
+from steps.hopper.lib import QueryTile, await_tile, fetch, position
 
 
 @gluon.jit
-def place_of(n, work, variant: gl.constexpr):
-    """The n-th tile of queries in the order: (its place, head)."""
+def query_tile_of(n, work, variant: gl.constexpr):
+    """The n-th tile of queries in the order: (its ``QueryTile``, head)."""
     head, batch, i = position(numbered(work, n, variant), work)
-    return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head
+    return QueryTile(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head
 
 
 @gluon.jit
-def fetch_part(arrays, tiles, barriers, place, head, part: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA for a part's queries."""
-    ready = barriers.query_full.index(part)
+def fetch_query(arrays, tiles, barriers, query_tile, head, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA for a warpgroup's queries."""
+    full = barriers.query_full.index(warpgroup)
     if variant.ctas == 1:
-        mbarrier.expect(ready, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+        mbarrier.expect(full, variant.rows * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
     else:
-        mbarrier.expect(ready, arrays.query.nbytes_per_cta)
-    at = [place.batch, head, place.row + part * variant.rows, 0]
-    tma.async_load(arrays.query, at, ready, tiles.query.index(part))
+        mbarrier.expect(full, arrays.query.nbytes_per_cta)
+    at = [query_tile.batch, head, query_tile.row + warpgroup * variant.rows, 0]
+    tma.async_load(arrays.query, at, full, tiles.query.index(warpgroup))
 
 
 @gluon.jit
-def fetch_keys(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of keys, the turn-th that the block asks for."""
+def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration, variant: gl.constexpr):
+    """Ask TMA for the j-th tile of keys, into the slot of tile ``iteration``."""
     row = j * variant.tile.key
-    stage = turn % variant.stages
+    stage = iteration % variant.stages
     if variant.ctas == 1:
-        fetch(arrays.key, tiles.key, barriers.key_full, place.kv_head, place.batch, row, stage, variant)
+        fetch(arrays.key, tiles.key, barriers.key_full, query_tile.kv_head, query_tile.batch, row, stage, variant)
     else:
-        fetch_for_both(arrays.key, tiles.key, barriers.key_full, place, row, stage, variant)
+        fetch_for_both(arrays.key, tiles.key, barriers.key_full, query_tile, row, stage, variant)
 
 
 @gluon.jit
-def fetch_values(arrays, tiles, barriers, place, j, turn, variant: gl.constexpr):
-    """Ask TMA for the j-th tile of values, the turn-th that the block asks for."""
+def fetch_values(arrays, tiles, barriers, query_tile, j, iteration, variant: gl.constexpr):
+    """Ask TMA for the j-th tile of values, into the slot of tile ``iteration``."""
     row = j * variant.tile.key
-    stage = turn % variant.stages
+    stage = iteration % variant.stages
     if variant.ctas == 1:
-        fetch(arrays.value, tiles.value, barriers.value_full, place.kv_head, place.batch, row, stage, variant)
+        fetch(arrays.value, tiles.value, barriers.value_full, query_tile.kv_head, query_tile.batch, row, stage, variant)
     else:
-        fetch_for_both(arrays.value, tiles.value, barriers.value_full, place, row, stage, variant)
+        fetch_for_both(arrays.value, tiles.value, barriers.value_full, query_tile, row, stage, variant)
 
 
 @gluon.jit
@@ -71,45 +71,45 @@ def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constex
 
 
 @gluon.jit
-def fetch_for_both(array, ring, ready, place, row, stage, variant: gl.constexpr):
+def fetch_for_both(array, ring, full, query_tile, row, stage, variant: gl.constexpr):
     """Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both."""
-    mbarrier.expect(ready.index(stage), array.nbytes_per_cta)
-    at = [place.batch, place.kv_head, row, 0]
-    tma.async_load(array, at, ready.index(stage), ring.index(stage), multicast=variant.multicast)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
+    at = [query_tile.batch, query_tile.kv_head, row, 0]
+    tma.async_load(array, at, full.index(stage), ring.index(stage), multicast=variant.multicast)
 
 
 @gluon.jit
-def part_of(queries, part, variant: gl.constexpr):
-    """A part's queries [query, head_dim]."""
-    return queries.index(part).reshape([variant.rows, variant.head_dim])
+def query_of(queries, warpgroup, variant: gl.constexpr):
+    """A warpgroup's queries [query, head_dim]."""
+    return queries.index(warpgroup).reshape([variant.rows, variant.head_dim])
 
 
 @gluon.jit
-def store_output(arrays, tiles, columns, place, head, factor, part: gl.constexpr, variant: gl.constexpr):
-    """Multiply a part's output by a factor [query], and let TMA store it. It leaves from where the part's Q was."""
+def store_output(arrays, tiles, columns, query_tile, head, factor, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where its Q was."""
     if variant.ctas == 1:
-        to_shared_memory(columns.output.index(part), factor, part_of(tiles.output, part, variant), variant)
+        to_shared_memory(columns.output.index(warpgroup), factor, query_of(tiles.output, warpgroup, variant), variant)
         fence_async_shared()
-        at = [place.batch, head, place.row + part * variant.rows, 0]
-        tma.async_store(arrays.output, at, tiles.output.index(part))
+        at = [query_tile.batch, head, query_tile.row + warpgroup * variant.rows, 0]
+        tma.async_store(arrays.output, at, tiles.output.index(warpgroup))
     else:
         AT_ONCE: gl.constexpr = variant.at_once
         PANELS: gl.constexpr = [variant.head_dim // AT_ONCE, 1, 1, variant.rows, AT_ONCE]
-        panels = tiles.output.index(part).reinterpret(tiles.output.dtype, PANELS, variant.shared)
-        to_panels(columns.output.index(part), factor, panels, variant)
+        panels = tiles.output.index(warpgroup).reinterpret(tiles.output.dtype, PANELS, variant.shared)
+        to_panels(columns.output.index(warpgroup), factor, panels, variant)
         fence_async_shared()
         for n in gl.static_range(PANELS[0]):
-            at = [place.batch, head, place.row + part * variant.rows, n * AT_ONCE]
+            at = [query_tile.batch, head, query_tile.row + warpgroup * variant.rows, n * AT_ONCE]
             tma.async_store(arrays.output, at, panels.index(n))
     tma.store_wait(0)
 
 
 @gluon.jit
-def store_sums(LSE, row_max, row_sum, place, head, work, arrays, part: gl.constexpr, variant: gl.constexpr):
-    """Store the log-sum-exp of a part's queries, where it is asked for."""
+def store_sums(LSE, row_max, row_sum, query_tile, head, work, arrays, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Store the log-sum-exp of a warpgroup's queries, where it is asked for."""
     if variant.lse:
-        line = place.batch.to(gl.int64) * work.heads + head
-        store_lse(LSE, row_max, row_sum, line, place.row + part * variant.rows, arrays.query.shape[2])
+        line = query_tile.batch.to(gl.int64) * work.heads + head
+        store_lse(LSE, row_max, row_sum, line, query_tile.row + warpgroup * variant.rows, arrays.query.shape[2])
 
 
 @gluon.jit
@@ -117,18 +117,18 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
     """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    place, head = place_of(gl.program_id(0), work, variant)
-    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    fetch_part(arrays, tiles, barriers, place, head, 0, variant)
+    query_tile, head = query_tile_of(gl.program_id(0), work, variant)
+    whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+    fetch_query(arrays, tiles, barriers, query_tile, head, 0, variant)
     for j in gl.static_range(STAGES):
         if j < end:
-            fetch_keys(arrays, tiles, barriers, place, j, j, variant)
-            fetch_values(arrays, tiles, barriers, place, j, j, variant)
-    query = part_of(tiles.query, 0, variant)
+            fetch_keys(arrays, tiles, barriers, query_tile, j, j, variant)
+            fetch_values(arrays, tiles, barriers, query_tile, j, j, variant)
+    query = query_of(tiles.query, 0, variant)
     scores_at = columns.scores.index(0)
     weights_at = weights_of(columns, 0, tiles.key.dtype, variant)
     output_at = columns.output.index(0)
-    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
     row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
     mbarrier.wait(barriers.query_full.index(0), 0)
     # Two loops from one text: over whole tiles, and over those that need the mask.
@@ -139,10 +139,10 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             issue_scores(query, tiles.key, j, scores_at, barriers.scores_full.index(0), variant)
             mbarrier.wait(barriers.scores_full.index(0), j & 1)
             if j + STAGES < end:
-                fetch_keys(arrays, tiles, barriers, place, j + STAGES, j, variant)
+                fetch_keys(arrays, tiles, barriers, query_tile, j + STAGES, j, variant)
             scores = scores_at.load(variant.accumulator)
             if masked:
-                scores = hide(scores, place.row, j * variant.tile.key, place.seq_len_kv, variant)
+                scores = hide(scores, query_tile.row, j * variant.tile.key, query_tile.seq_len_kv, variant)
 
             # --- online softmax ---
             row_max, correction = next_maxima(scores, row_max, scale, variant)
@@ -162,7 +162,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale, LSE, variant: g
             issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_full.index(0), variant)
             mbarrier.wait(barriers.output_full.index(0), j & 1)
             if j + STAGES < end:
-                fetch_values(arrays, tiles, barriers, place, j + STAGES, j, variant)
+                fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j, variant)
 
-    store_sums(LSE, row_max, row_sum, place, head, work, arrays, 0, variant)
-    store_output(arrays, tiles, columns, place, head, 1.0 / row_sum, 0, variant)
+    store_sums(LSE, row_max, row_sum, query_tile, head, work, arrays, 0, variant)
+    store_output(arrays, tiles, columns, query_tile, head, 1.0 / row_sum, 0, variant)

@@ -17,14 +17,14 @@ from steps.core.tiles import Tile
 from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
 
 HEAD_DIMS = (32, 64, 128, 256)
-WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memory the output of one part
-ROWS = 128  # queries of a part: the lanes of tensor memory, and the rows of one tcgen05.mma
+WIDE = 256  # head_dim of which shared memory holds fewer keys, and tensor memory the output of one warpgroup
+ROWS = 128  # queries of a warpgroup: the lanes of tensor memory, and the rows of one tcgen05.mma
 KEYS, WIDE_KEYS = 128, 64  # of a tile
 GROUP_WARPS = 4  # of a warpgroup, which together reach all lanes
 AT_ONCE = 64  # columns of the output that a warpgroup holds in registers at once, where it rescales or stores
 
 # Registers of a thread. All threads of a block share 65536, and those of a warpgroup have the same number. The two
-# warps that begin products and ask for tiles are in a warpgroup of their own. What is left is the first part's.
+# warps that begin products and ask for tiles are in a warpgroup of their own. What is left is the first warpgroup's.
 SOFTMAX_ALONE, SOFTMAX, CORRECTION, SINGLE_WARPS = 232, 192, 96, 32  # alone: no warpgroup rescales
 WIDE_CORRECTION, WIDE_SINGLE_WARPS = 176, 80  # where one warpgroup does the softmax, there are enough
 
@@ -102,13 +102,13 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    parts: int  # of a block's queries, of ROWS each
+    warpgroups: int  # of a block's queries, of ROWS each
     stages: int
     roles: bool
     correction: bool
     persistent: bool  # a block computes several tiles of queries
     taken: bool  # and takes one after the other from blocks that have not begun, and has no list of them
-    registers: tuple[int, ...]  # of a thread of every role but the first part's
+    registers: tuple[int, ...]  # of a thread of every role but the first warpgroup's
     threshold: float
     frequency: int
     remainder: int  # 0: no exponential is a polynomial
@@ -146,12 +146,12 @@ class Variant:
 
     @property
     def rows(self) -> int:
-        """Queries of a part, in all CTAs together."""
+        """Queries of a warpgroup, in all CTAs together."""
         return ROWS * self.ctas
 
     @property
     def warps(self) -> int:
-        """Warps that a block begins with: those of the first part."""
+        """Warps that a block begins with: those of the first softmax warpgroup."""
         return GROUP_WARPS
 
     @property
@@ -171,13 +171,13 @@ class Variant:
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every role but the first part's: the other part's, those that rescale, products, copies."""
-        groups = self.parts - 1 + self.correction
+        """Warps of every role but the first warpgroup's: the other's, those that rescale, products, copies."""
+        groups = self.warpgroups - 1 + self.correction
         return [GROUP_WARPS] * groups + [1, 1]
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of those; the first part gets what is left, which is no less."""
+        """Registers of a thread of those; the first warpgroup gets what is left, which is no less."""
         return list(self.registers)
 
     @property
@@ -194,7 +194,7 @@ class Variant:
     def tensor_columns(self) -> int:
         """Columns of tensor memory that a block needs: for scores and outputs in float32, and for weights apart."""
         weights = self.tile.key * BYTES_PER_ELEMENT // 4 if self.weights_apart else 0
-        return self.parts * (self.tile.key + weights + self.head_dim)
+        return self.warpgroups * (self.tile.key + weights + self.head_dim)
 
     @cached_property
     def scores(self) -> TensorMemoryLayout:
@@ -264,9 +264,9 @@ def stays(roles: Roles | Cluster | str) -> bool:
     return isinstance(roles, Roles) and roles.stay != "a block a tile"
 
 
-def _registers(parts: int, correction: bool) -> tuple[int, ...]:
+def _registers(warpgroups: int, correction: bool) -> tuple[int, ...]:
     """What ``Variant.budgets`` returns."""
-    if parts == 1:
+    if warpgroups == 1:
         return *([WIDE_CORRECTION] * correction), WIDE_SINGLE_WARPS, WIDE_SINGLE_WARPS
     return *([SOFTMAX, CORRECTION] if correction else [SOFTMAX_ALONE]), SINGLE_WARPS, SINGLE_WARPS
 
@@ -277,21 +277,21 @@ def make_variant(roles: Roles | Cluster | str, emulated: Emulated, problem: Prob
     has_roles = isinstance(roles, Roles)
     correction = roles.correction if has_roles and isinstance(roles.correction, Correction) else None
     wide = problem.head_dim == WIDE
-    parts = 2 if has_roles and not wide else 1
+    warpgroups = 2 if has_roles and not wide else 1
     keys = WIDE_KEYS if wide else KEYS
     return Variant(
-        tile=Tile(parts * ROWS * (2 if keys_held else 1), keys),
+        tile=Tile(warpgroups * ROWS * (2 if keys_held else 1), keys),
         head_dim=problem.head_dim,
         group_size=problem.group_size,
         causal=problem.causal,
         ragged=problem.seq_len_kv % keys != 0,
-        parts=parts,
+        warpgroups=warpgroups,
         stages=2,
         roles=has_roles,
         correction=correction is not None,
         persistent=stays(roles),
         taken=stays(roles) and roles.stay == "taken",
-        registers=_registers(parts, correction is not None) if has_roles else (),
+        registers=_registers(warpgroups, correction is not None) if has_roles else (),
         threshold=correction.threshold if correction else 0.0,
         frequency=emulated.frequency,
         remainder=emulated.remainder,

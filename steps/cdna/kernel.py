@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from steps.cdna.memory import fetch, load_queries, read, store_rows
 from steps.cdna.softmax import rescale, softmax
-from steps.gluon.softmax import hide, store_lse, tiles_to_visit
+from steps.gluon.softmax import LEAST, hide, store_lse, tiles_to_visit
 
 
 @gluon.jit
@@ -99,9 +99,9 @@ def fmha(
         fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv, variant)
         async_copy.commit_group()
     if variant.stages is not None:
-        async_copy.wait_group(AHEAD - 1)  # in the loop, a turn waits for the tile of the next one
+        async_copy.wait_group(AHEAD - 1)  # in the loop, an iteration waits for the tile of the next one
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulator = no_sum(TILE_QUERY, HEAD_DIM, variant)  # not yet normalised
 
@@ -128,7 +128,7 @@ def fmha(
                 accumulator = rescale(accumulator, correction, variant)
                 accumulator = cdna3.mfma(weights, read(values.index(stage), variant), accumulator)
 
-                # --- all waves have read this tile: begin to copy a later one into its place ---
+                # --- all waves have read this tile: begin to copy a later one into its slot ---
                 if variant.direct:
                     refill_stage(keys, values, K, V, k_stride, v_stride, stage, j, end, seq_len_kv, variant)
             else:
@@ -137,7 +137,7 @@ def fmha(
                     scores = cdna3.mfma(q, k, no_sum(TILE_QUERY, TILE_KEY, variant))
 
                 with amd.warp_pipeline_stage("softmax", priority=variant.stages.softmax):
-                    # Into the place of the tile of the turn before, which both halves have left.
+                    # Into the slot of the iteration before, which both halves have left.
                     later = gl.minimum(j + AHEAD, end - 1)
                     fetch(keys.index((j + AHEAD) % TILES), K, k_stride, later, seq_len_kv, variant)
                     fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv, variant)
@@ -149,7 +149,7 @@ def fmha(
                     weights = gl.convert_layout(weights.to(dtype), variant.left)
                     accumulator = rescale(accumulator, correction, variant)
 
-                # For the next turn's tile. All waves meet once, for this wait and for the end of the stage.
+                # For the next iteration's tile. All waves meet once, for this wait and for the end of the stage.
                 async_copy.wait_group(AHEAD - 1)
 
                 with amd.warp_pipeline_stage("output", priority=variant.stages.products):

@@ -30,21 +30,21 @@ def load_queries(pointer, stride, first, limit, variant: gl.constexpr):
 
 
 @gluon.jit
-def fetch(place, pointer, stride, tile_index, limit, variant: gl.constexpr):
-    """Bring a tile of keys or values to its place in LDS, or, where that is direct, begin to."""
+def fetch(slot, pointer, stride, tile_index, limit, variant: gl.constexpr):
+    """Bring a tile of keys or values to its slot in LDS, or, where that is direct, begin to."""
     row = gl.arange(0, variant.tile.key, gl.SliceLayout(1, variant.copy))
     column = gl.arange(0, variant.head_dim, gl.SliceLayout(0, variant.copy))
     first = gl.to_tensor(tile_index * variant.tile.key)
     source = pointer + first.to(gl.int64) * stride
     at = offsets(row, column, stride, limit - first, variant.ragged)
     if variant.direct:
-        async_copy.buffer_load_to_shared(place, source, at)
+        async_copy.buffer_load_to_shared(slot, source, at)
     else:
-        place.store(cdna3.buffer_load(source, at))
+        slot.store(cdna3.buffer_load(source, at))
 
 
 @gluon.jit
-def read(place, variant: gl.constexpr):
+def read(slot, variant: gl.constexpr):
     """A tile in LDS, as the second factor of a product.
 
     Of what was copied there directly, the relaxed read says that the kernel has waited for it. Triton 3.9 makes the
@@ -52,9 +52,9 @@ def read(place, variant: gl.constexpr):
     later tiles, too, and of a relaxed one it took no note: nobody saw to it that what is read is not overwritten.
     """
     if variant.direct:
-        return async_copy.load_shared_relaxed(place, variant.right)
+        return async_copy.load_shared_relaxed(slot, variant.right)
     else:
-        return place.load(variant.right)
+        return slot.load(variant.right)
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ import triton.language as tl
 from steps.cdna.skeleton import AmdStep
 from steps.core.fused import hole
 from steps.core.tiles import Tile
+from steps.gluon.softmax import LEAST
 from tutorial_lib.problem import Problem
 
 
@@ -68,24 +69,24 @@ def fmha(
     Q += first_query.to(tl.int64) * q_strides[2]
     Out += first_query.to(tl.int64) * o_strides[2]
     q = tl.load(Q + (row[:, None] * q_strides[2] + column[None, :]), mask=inside[:, None], other=0.0)
-    row_max = tl.full([TILE_QUERY], float("-inf"), tl.float32)
+    row_max = tl.full([TILE_QUERY], LEAST, tl.float32)
     row_sum = tl.full([TILE_QUERY], 0.0, tl.float32)
     accumulator = tl.full([TILE_QUERY, variant.head_dim], 0.0, tl.float32)  # not yet normalised
 
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in tl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
-            place = tl.arange(0, TILE_KEY)
+            offset = tl.arange(0, TILE_KEY)
             first_key = tl.to_tensor(j * TILE_KEY)
-            key = first_key + place
-            k_places = K + first_key.to(tl.int64) * k_strides[2] + (place[None, :] * k_strides[2] + column[:, None])
-            v_places = V + first_key.to(tl.int64) * v_strides[2] + (place[:, None] * v_strides[2] + column[None, :])
+            key = first_key + offset
+            k_pointers = K + first_key.to(tl.int64) * k_strides[2] + (offset[None, :] * k_strides[2] + column[:, None])
+            v_pointers = V + first_key.to(tl.int64) * v_strides[2] + (offset[:, None] * v_strides[2] + column[None, :])
             if masked and variant.ragged:
-                k = tl.load(k_places, mask=(key < seq_len_kv)[None, :], other=0.0)
-                v = tl.load(v_places, mask=(key < seq_len_kv)[:, None], other=0.0)
+                k = tl.load(k_pointers, mask=(key < seq_len_kv)[None, :], other=0.0)
+                v = tl.load(v_pointers, mask=(key < seq_len_kv)[:, None], other=0.0)
             else:
-                k = tl.load(k_places)
-                v = tl.load(v_places)
+                k = tl.load(k_pointers)
+                v = tl.load(v_pointers)
 
             scores = tl.dot(q, k)
             if masked and variant.causal:
@@ -112,7 +113,7 @@ def fmha(
 
 @dataclass(frozen=True, kw_only=True)
 class TritonStep(AmdStep):
-    """The kernel above. tile: queries of a block, and keys of a turn; waves: of a block."""
+    """The kernel above. tile: queries of a block, and keys of an iteration; waves: of a block."""
 
     tile: Tile = hole()
     waves: int = hole()

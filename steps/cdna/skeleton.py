@@ -55,7 +55,7 @@ class CdnaStep(AmdStep):
     transfer: how K and V come to LDS. scale_query: whether Q is multiplied by the scale once, instead of the scores, as
     long as the scale is not unusually large.
     threshold: by how much, in powers of two, a score may exceed its row's maximum before that moves; None: by nothing.
-    stages: how a turn of the loop is cut for two halves of the waves; None: all waves do the same.
+    stages: how an iteration of the loop is cut for two halves of the waves; None: all waves do the same.
     xcd_swizzle: whether blocks are counted by heads first, and not by tiles of queries.
     choose(problem, arch) -> what holes are filled with otherwise for a problem on "gfx950" and the like, by name.
     """

@@ -11,7 +11,7 @@ Each of the four waves has 32 queries, whose Q and output stay in registers. K a
 stored to LDS, from where every wave reads them. V is read transposed, for which gfx950 has an instruction
 (ds_read_b64_tr_b16); gfx942 has none, and reads V element by element.
 
-What to expect: one tile in LDS, nothing ahead of time. Every turn waits for memory, all waves together.
+What to expect: one tile in LDS, nothing ahead of time. Every iteration waits for memory, all waves together.
 """
 
 from steps.cdna import step700_plain_triton

@@ -14,14 +14,15 @@ itself when it has waited, by ``load_shared_relaxed``, and when all waves have r
 next copy overwrites it. Triton 3.9 would see to both: with ordinary reads and without that barrier it makes the same
 code. Before, it waited for all copies in front of every ordinary read of LDS.
 
-What to expect: memory's latency is hidden behind a turn of the loop, and no register holds what only passes through.
+What to expect: memory's latency is hidden behind an iteration of the loop, and no register holds what only passes
+through.
 
 ``scaled_query``, inside this step: Q scaled once, before the loop.
 
-So far every score was multiplied by the scale, in every turn: a fused multiply-add that also subtracts the maximum. Q
-is the same in all turns, and much smaller than all scores together. Multiplied by the scale before the loop, and
-rounded to 16 bits again, it gives scores that are scaled already. The maximum of a row needs no multiplication then,
-and the exponent only a subtraction.
+So far every score was multiplied by the scale, in every iteration: a fused multiply-add that also subtracts the
+maximum. Q is the same in all iterations, and much smaller than all scores together. Multiplied by the scale before the
+loop, and rounded to 16 bits again, it gives scores that are scaled already. The maximum of a row needs no
+multiplication then, and the exponent only a subtraction.
 
 What to expect: the subtraction takes as long as the multiply-add did. What is saved is little, the multiplication of
 the maxima. The price is one more rounding of Q. Its effect grows with the scores, and with four times the usual scale

@@ -15,9 +15,9 @@ What to expect: less traffic between the dies and memory. The code of a block is
 
 ``by_shape``, inside this step: a kernel for the shape.
 
-The stages of step wave_priorities want full blocks of 256 queries, and enough turns that their begin and end do not
-matter. Direct copies want gfx950. Q scaled before the loop wants registers, and at head_dim 256 gfx942 has none left
-for it. A program that calls attention has all kinds of shapes on either GPU. So the last step chooses: by the
+The stages of step wave_priorities want full blocks of 256 queries, and enough iterations that their begin and end do
+not matter. Direct copies want gfx950. Q scaled before the loop wants registers, and at head_dim 256 gfx942 has none
+left for it. A program that calls attention has all kinds of shapes on either GPU. So the last step chooses: by the
 architecture, by head_dim, and by the lengths. What is chosen is how the holes of the same skeleton are filled, so that
 every choice is a kernel that the steps before have explained.
 

@@ -65,7 +65,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Stages:
-    """The turn of a loop cut into stages, for two halves of the waves that are a stage apart.
+    """The iteration of a loop cut into stages, for two halves of the waves that are a stage apart.
 
     waves: of a block, so many that two of them share a SIMD. tiles: of K and of V that LDS holds, one of which is
     filled while both halves read others. products, softmax: priorities of the stages, 0 to 3.

@@ -2,8 +2,9 @@
 
 It is a PyTorch operator, ``torch.ops.fmha_tutorial.attention``: ``torch.compile(fullgraph=True)`` takes it as a whole,
 and CUDA graphs capture it. Where gradients are wanted it is another, ``attention_with_lse``, which autograd knows the
-backward pass of, ``gradients``. A program that runs eagerly and wants none goes past the operator, as the dispatcher's
-way to Python costs more than the launch.
+backward pass of, ``gradients``. A program that runs eagerly goes past the operators, as the dispatcher's way to Python
+costs more than the launches: without gradients straight to the kernel, and with them by one node of autograd's graph,
+``_EagerAttention``.
 """
 
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steps.core.choice import best
+from steps.core.gradients import kind_of_gradients
 from steps.core.ladder import get_step
 from steps.core.launch import Launch, Launches, kind_of
 from steps.core.problems import standard
@@ -67,23 +69,24 @@ def attention(
     ``scaled_dot_product_attention`` has, and this has not. Gradients have no gradients of their own, and there are no
     derivatives in forward mode.
     """
-    if of_sdpa or isinstance(causal, torch.Tensor):
+    if of_sdpa or type(causal) is not bool:
         _refuse(causal, **of_sdpa)
-    causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
+        causal = flag("causal", causal)
+    if scale is not None:
+        scale = number("scale", scale)
     if window is not None:
         check_window(window, causal)  # here, as torch.compile traces past what is checked further on
     if torch.compiler.is_compiling():
         return _in_graph(q, k, v, causal, scale, window)
     if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
         return _watched(q, k, v, causal, scale, window)
-    if torch.is_grad_enabled() and _wants_gradients(q, k, v):
-        q, k, v = plain(q=q, k=k, v=v)
-        Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
-        return _differentiable(q, k, v, causal, scale, window)
     try:
-        kind = kind_of(q, k, v, causal, scale, None), window
+        with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
+        kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
         return _unusual(q, k, v, causal, scale, window)
+    if with_graph:
+        return _with_graph(q, k, v, causal, scale, window)
     if (launch := _launches.find(kind)) is None:
         if not (is_plain(q) and is_plain(k) and is_plain(v)):
             return _unusual(q, k, v, causal, scale, window)
@@ -217,6 +220,63 @@ class Training(NamedTuple):
     backward: Step
 
 
+class Passes(NamedTuple):
+    """Both passes of a kind of call that runs eagerly.
+
+    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether ``backward`` gives the same bits every time.
+    """
+
+    forward: Launch
+    backward: Step
+    causal: bool
+    scale: float | None
+    repeats: bool
+
+
+class _EagerAttention(torch.autograd.Function):
+    """Both passes by their launches. Where somebody looks on at the backward pass, that is the operator's."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, passes: Passes):
+        o, lse = passes.forward(q, k, v, None)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.set_materialize_grads(False)
+        ctx.passes = passes
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        if do is None:
+            return None, None, None, None
+        _, backward, causal, scale, repeats = ctx.passes
+        tensors = (*ctx.saved_tensors, do.contiguous())
+        looked_on = torch.compiler.is_compiling() or torch.is_grad_enabled() or modes() or transformed()
+        if looked_on or repeats != _must_repeat() or (kind := kind_of_gradients(tensors, causal, scale)) is None:
+            return *gradients(*tensors, causal, scale), None
+        launch = backward.launches.find(kind) or backward.ready(*tensors, causal, scale)
+        return *launch(*tensors, None), None
+
+
+def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
+    """Eagerly, for autograd; raises ValueError naming what is wrong."""
+    repeats = _must_repeat()
+    try:
+        kind = kind_of(q, k, v, causal, scale, None), window, repeats
+        passes = _launches.find(kind)
+    except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
+        passes = None
+    if passes is None:
+        q, k, v = plain(q=q, k=k, v=v)
+        problem = Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
+        if window is not None or not trains(q.shape[3], str(q.dtype), q.device, causal, repeats):
+            return _differentiable(q, k, v, causal, scale, window)
+        forward, backward = training(problem, target_of(q.device), repeats)
+        ready = forward.ready(q, k, v, causal, scale, return_lse=True)
+        passes = Passes(ready, backward, causal, scale, repeats)
+        _launches.keep((kind_of(q, k, v, causal, scale, None), window, repeats), passes)
+    return _EagerAttention.apply(q, k, v, passes)
+
+
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
     compiling, inside = torch.compiler.is_compiling(), transformed()
     kernels = window is None and not (compiling and inside)  # which is traced through PyTorch's own alone
@@ -267,6 +327,13 @@ def _trains(problem: Problem, target: str, repeats: bool = False) -> bool:
     except ValueError:
         return False
     return all(choice.beats_sdpa(target) for choice in choices)
+
+
+def with_gradients(problem: Problem, target: str) -> Training | None:
+    """The steps by which ``attention`` computes a problem whose gradients are wanted; None where PyTorch's own does."""
+    asked = replace(standard(causal=problem.causal), head_dim=problem.head_dim, dtype=problem.dtype)
+    kernels = problem.window is None and _a_number(problem.head_dim) and _trains(asked, target)
+    return training(problem, target) if kernels else None
 
 
 def _best(problem: Problem, target: str, direction: str, repeats: bool):

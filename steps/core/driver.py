@@ -2,7 +2,7 @@
 
 Triton looks at every argument of every call again, and describes every tensor for TMA anew. Calls of one kind differ
 only in where their tensors are, so that all parameters of a call can be packed once for these addresses, and passed on
-as they are [CUDA Driver API: cuLaunchKernel, cuTensorMapEncodeTiled]. Triton's launch hooks are not called.
+as they are [CUDA Driver API: cuLaunchKernelEx, cuTensorMapEncodeTiled]. Triton's launch hooks are not called.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from operator import methodcaller
 from typing import Any
 
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
@@ -22,7 +23,9 @@ FORMATS = {  # Triton's names of types, as ``struct`` packs them
 POINTER = "Q"
 SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_cooperative_grid")  # not for Triton
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
-PACKS = 64  # of parameters that a launch remembers: by the addresses of its tensors, which an allocator hands out again
+PIECES_ALIGNED = 512  # bytes: as PyTorch aligns what it hands out
+KEPT = 256  # calls that a launcher remembers: by the addresses of its tensors, which an allocator hands out again
+ADDRESS = methodcaller("data_ptr")
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -64,78 +67,115 @@ class Config(ctypes.Structure):
     )
 
 
-def launcher(
-    compiled: Any,
-    blocks: tuple[int, int, int],
-    arguments: tuple,
-    device: Any,
-    moving: Sequence[int] = (0, 1, 2, 3),
-    neighbours: int = 1,
-    early: bool = False,
-) -> Callable[..., None]:
-    """``run(q, k, v, o)`` launches a compiled kernel in the current stream, on tensors of the kind of these arguments.
+class Kernel:
+    """A compiled Triton kernel, as the driver launches it: ``call(stream, places)`` makes the arguments of a launch.
 
-    arguments: all that the kernel takes; of those at the positions ``moving``, which are ``run``'s, only what does
-    not change is kept: no tensor, no address. neighbours: blocks of a cluster, of which Triton does not know. early: it
-    may begin when the kernel before it in the stream lets it (griddepcontrol), or that one's last block has ended.
-    Several threads may call. Raises OtherParameters where the kernel's parameters are not as expected.
+    arguments: all that the kernel takes; of those at the positions ``moving``, whose ``places`` a call has, only what
+    does not change is kept: no tensor, no address. neighbours: blocks of a cluster, of which Triton does not know.
+    early: it may begin when the kernel before it in the stream lets it (griddepcontrol), or that one's last block has
+    ended. Raises OtherParameters where the kernel's parameters are not as expected.
+    """
+
+    def __init__(
+        self,
+        compiled: Any,
+        blocks: tuple[int, int, int],
+        arguments: tuple,
+        moving: Sequence[int] = (0, 1, 2, 3),
+        neighbours: int = 1,
+        early: bool = False,
+    ):
+        self._parameters = Parameters(compiled, arguments, moving)
+        wants = {name: getattr(compiled.metadata, name, 0) for name in SPECIAL}
+        if compiled.metadata.num_ctas != 1 or any(wants.values()):
+            raise OtherParameters(f"the kernel wants clusters, or one of {wants}")
+        wanted = [Attribute(id=CLUSTER_DIMENSION, value=(neighbours, 1, 1))] if neighbours > 1 else []
+        wanted += [Attribute(id=EARLY, value=(1, 0, 0))] if early else []
+        self._attributes = (Attribute * len(wanted))(*wanted)
+        self._shape = blocks, (32 * compiled.metadata.num_warps, 1, 1), compiled.metadata.shared
+        self._function = ctypes.c_void_p(compiled.function)
+        self._compiled = compiled  # Triton unloads code that nobody holds
+
+    def call(self, stream: int, places: Sequence[int]) -> tuple:
+        """What cuLaunchKernelEx takes for tensors at these addresses, in this stream."""
+        packed = self._parameters.packed(places)
+        config = Config(*self._shape, stream, self._attributes, len(self._attributes))
+        return ctypes.byref(config), self._function, packed.addresses, None
+
+
+def launcher(
+    kernels: Sequence[tuple[Kernel, Sequence[int]]], device: Any, memory: Memory | None = None
+) -> Callable[..., None]:
+    """``run(*tensors)`` launches kernels, one after the other, in the current stream.
+
+    kernels: each with the positions of its tensors: among those of ``run``, and behind them among the pieces of
+    ``memory``, which a call has for itself. The arguments are made once for the same addresses in the same stream.
+    Several threads may call.
     """
     import torch
 
-    parameters = Parameters(compiled, arguments, moving)
-    function, shared = ctypes.c_void_p(compiled.function), compiled.metadata.shared
-    threads = 32 * compiled.metadata.num_warps
-    wants = {name: getattr(compiled.metadata, name, 0) for name in SPECIAL}
-    if compiled.metadata.num_ctas != 1 or any(wants.values()):
-        raise OtherParameters(f"the kernel wants clusters, or one of {wants}")
-    stream_of, index = torch._C._cuda_getCurrentRawStream, device.index
-    launch = _launch(function, blocks, threads, shared, neighbours, early)
-    packs: dict[tuple[int, ...], Packed] = {}
+    stream_of, index, launch = torch._C._cuda_getCurrentRawStream, device.index, cuda().cuLaunchKernelEx
+    calls: dict[tuple[int, ...], list[tuple]] = {}
+
+    def made(stream: int, *places: int) -> list[tuple]:
+        if memory is not None:
+            *places, start = places
+            places = *places, *(start + offset for offset in memory.offsets)
+        return [kernel.call(stream, [places[n] for n in which]) for kernel, which in kernels]
 
     def run(*tensors):
-        nonlocal packs
-        places = tuple([x.data_ptr() for x in tensors])
-        if (packed := packs.get(places)) is None:
-            if len(packs) >= PACKS:
-                packs = {}
-            packs[places] = packed = parameters.packed(places)
-        stream = ctypes.c_void_p(stream_of(index))
-        status = launch(stream, packed.addresses)
-        if status == INVALID_CONTEXT:
-            torch.cuda.mem_get_info(device)  # makes the device's context this thread's
-            status = launch(stream, packed.addresses)
-        check(status, "cuLaunchKernel")
+        nonlocal calls
+        if memory is not None:
+            tensors = *tensors, memory.empty()
+        where = (stream_of(index), *map(ADDRESS, tensors))
+        if (found := calls.get(where)) is None:
+            if len(calls) >= KEPT:
+                calls = {}
+            calls[where] = found = made(*where)
+        for call in found:
+            if status := launch(*call):
+                if status == INVALID_CONTEXT:
+                    torch.cuda.mem_get_info(device)  # makes the device's context this thread's
+                    status = launch(*call)
+                check(status, "cuLaunchKernelEx")
 
-    run.kernel = compiled  # Triton unloads code that nobody holds
     return run
 
 
-def _launch(
-    function, blocks: tuple[int, int, int], threads: int, shared: int, neighbours: int, early: bool
-) -> Callable[..., int]:
-    """``launch(stream, addresses of the parameters)`` starts a kernel, and returns the driver's status."""
-    wanted = [Attribute(id=CLUSTER_DIMENSION, value=(neighbours, 1, 1))] if neighbours > 1 else []
-    wanted += [Attribute(id=EARLY, value=(1, 0, 0))] if early else []
-    if not wanted:
-        alone = cuda().cuLaunchKernel
-        return lambda stream, addresses: alone(function, *blocks, threads, 1, 1, shared, stream, addresses, None)
-    together, attributes = cuda().cuLaunchKernelEx, (Attribute * len(wanted))(*wanted)
+class Memory:
+    """Where the pieces of memory lie that a call has for itself: ``offsets`` behind the start of one, in bytes.
 
-    def launch(stream, addresses) -> int:
-        config = Config(blocks, (threads, 1, 1), shared, stream, attributes, len(attributes))
-        return together(ctypes.byref(config), function, addresses, None)
+    pieces: tensors; those that share memory now lie as they do in it.
+    """
 
-    return launch
+    def __init__(self, pieces: Sequence[Any], device: Any):
+        import torch
+
+        from steps.core.launch import places_like
+
+        begins: dict[int, int] = {}
+        size = 0
+        for x in pieces:
+            memory = x.untyped_storage()
+            if memory.data_ptr() not in begins:
+                begins[memory.data_ptr()] = size
+                size += -(-memory.nbytes() // PIECES_ALIGNED) * PIECES_ALIGNED
+        self.offsets = [begins[m := x.untyped_storage().data_ptr()] + x.data_ptr() - m for x in pieces]
+        self.empty = places_like(torch.empty(size, dtype=torch.uint8, device=device))
 
 
 class Packed:
-    """Parameters in memory of their own, and the array of their addresses that the driver takes."""
+    """Parameters in memory of their own, and the array of their addresses that the driver takes, which holds it."""
 
     def __init__(self, template: bytes, offsets: list[int]):
-        self._memory = ctypes.create_string_buffer(len(template) + MAP_ALIGNMENT)
-        self.start = -(-ctypes.addressof(self._memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        array = ctypes.c_void_p * len(offsets)
+        size = -(-len(template) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        memory = ctypes.create_string_buffer(size + ctypes.sizeof(array) + MAP_ALIGNMENT)
+        before = -ctypes.addressof(memory) % MAP_ALIGNMENT
+        self.start = ctypes.addressof(memory) + before
         ctypes.memmove(self.start, template, len(template))
-        self.addresses = (ctypes.c_void_p * len(offsets))(*(self.start + offset for offset in offsets))
+        self.addresses = array.from_buffer(memory, before + size)
+        self.addresses[:] = [self.start + offset for offset in offsets]
 
 
 class Parameters:
@@ -170,7 +210,7 @@ class Parameters:
         if len(self._places) != len(moving):
             raise OtherParameters(f"{len(moving)} tensors change from call to call, not {len(self._places)}")
 
-    def packed(self, places: tuple[int, ...]) -> Packed:
+    def packed(self, places: Sequence[int]) -> Packed:
         """All parameters for tensors at these addresses."""
         made = Packed(bytes(self._template), self._offsets)
         for write, pointer in zip(self._places, places):

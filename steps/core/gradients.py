@@ -64,10 +64,7 @@ class GradientStep(Step):
         """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above."""
         causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
         tensors = (q, k, v, o, lse, do)
-        try:
-            what = (*map(kind, tensors), causal, scale, None if out is None else tuple(map(kind, out)))
-        except (AttributeError, TypeError, RuntimeError):  # no tensors: told below
-            what = None
+        what = kind_of_gradients(tensors, causal, scale, out)
         return self.launches.find(what) or self._gradients_ready(what, tensors, causal, scale, out)
 
     def _gradients_ready(self, what: tuple | None, tensors: tuple, causal: bool, scale: float | None, out):
@@ -114,6 +111,14 @@ class TorchGradients(GradientStep):
             return made if out is None else tuple(place.copy_(x) for place, x in zip(out, made, strict=True))
 
         return launch
+
+
+def kind_of_gradients(tensors: tuple, causal: bool, scale: float | None, out: tuple | None = None) -> tuple | None:
+    """All that a launch may depend on, of (q, k, v, o, lse, do) and ``out``; None where some is no ``plain`` tensor."""
+    try:
+        return *map(kind, tensors), causal, scale, None if out is None else tuple(map(kind, out))
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def tiles_visited(problem: Problem, tile: Tile) -> int:

@@ -67,20 +67,24 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
 
 
 class Launches:
-    """Launches by kind of call, as many as ``KEPT``. Several threads may ask at once."""
+    """Launches by kind of call, as many as ``KEPT``. Several threads may ask at once.
+
+    find: ``find(kind)`` is the launch for calls of this kind, or None.
+    """
 
     def __init__(self):
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._by_kind: dict[tuple, Launch] = {}
+        self.find: Callable[[tuple | None], Launch | None] = self._by_kind.get  # a method would be a call more
 
     def __len__(self) -> int:
         return len(self._by_kind)
 
-    def find(self, kind: tuple) -> Launch | None:
-        return self._by_kind.get(kind)
-
     def keep(self, kind: tuple, launch: Launch) -> None:
         if len(self._by_kind) >= KEPT:
-            self._by_kind = {}
+            self._begin_anew()
         self._by_kind[kind] = launch
 
 
@@ -168,6 +172,17 @@ def empty_lse(q):
     return torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
 
 
+def places_like(x) -> Callable[[], torch.Tensor]:
+    """``place()`` is a new contiguous tensor of x's shape, dtype and device, for less of the host than ``torch.empty``.
+
+    x itself is not kept.
+    """
+    import torch
+
+    like = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
+    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
+
+
 def each_stream(make: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
     """``get()`` gives what ``make()`` made for this stream: counts that a kernel leaves as it found them when it ends.
 
@@ -235,7 +250,10 @@ def gluon_launcher(
                 compiled = kernel.warmup(*arguments, grid=blocks, num_warps=warps, **compiled_how(ctas))
             run = compiled[blocks]  # loads the code, too
         try:
-            return driver.launcher(compiled, blocks, arguments, device, moving, neighbours, early)
+            launched = driver.Kernel(compiled, blocks, arguments, moving, neighbours, early)
+            one = driver.launcher([(launched, range(len(moving)))], device)
+            one.kernel = launched
+            return one
         except (driver.OtherParameters, AttributeError, LookupError, ValueError):  # another Triton: then it launches
             if neighbours > 1:
                 raise
@@ -249,6 +267,29 @@ def gluon_launcher(
         run(*passed)
 
     return described_anew
+
+
+def in_a_row(
+    launches: Sequence[tuple[Callable[..., None], Sequence[int]]], scratch: Callable[[], tuple], device: torch.device
+) -> Callable[..., None]:
+    """``run(*tensors)`` launches kernels one after the other, which needs less of the host than one by one.
+
+    launches: what ``gluon_launcher`` made, each with the positions of its tensors: among those of ``run``, and behind
+    them among those that ``scratch()`` makes, which a call has for itself.
+    """
+    kernels = [getattr(run, "kernel", None) for run, _ in launches]
+    if all(kernels):
+        from steps.core import driver
+
+        which = [positions for _, positions in launches]
+        return driver.launcher(list(zip(kernels, which)), device, driver.Memory(scratch(), device))
+
+    def one_by_one(*tensors):
+        tensors = *tensors, *scratch()
+        for run, which in launches:
+            run(*[tensors[n] for n in which])
+
+    return one_by_one
 
 
 def descriptions(like) -> Callable:

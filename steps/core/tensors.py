@@ -32,9 +32,10 @@ def kind(x) -> tuple:
 
     Raises TypeError, or PyTorch's RuntimeError, for what is not ``plain``.
     """
-    if not is_plain(x):
+    place = x.data_ptr()
+    if place == 0 or type(x) not in (PLAIN or _plain_types()) or x.is_neg() or x.is_nested:  # as ``is_plain`` has it
         raise TypeError
-    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED
+    return x.shape, x.stride(), x.dtype, x.device, place % ALIGNED
 
 
 def plain(**tensors) -> list:

@@ -16,7 +16,7 @@ import math
 import cuda.tile as ct
 
 LN2 = math.log(2)  # as a number: cuTile translates no call of math's functions
-LEAST = -1e38  # stands for minus infinity where a tile may hide all keys of a row: less itself that would be NaN
+LEAST = -3.4028234663852886e38  # of float32: a maximum begins with it, as minus infinity less itself would be NaN
 
 
 def position(number, Q, variant):
@@ -51,10 +51,7 @@ def load_query(Q, i, head, batch, variant):
 
 def begin(variant):
     """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised."""
-    if variant.window:
-        row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
-    else:
-        row_max = ct.full((variant.tile.query, 1), -math.inf, ct.float32)
+    row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
     row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
     return row_max, row_sum, ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
 
@@ -191,7 +188,7 @@ def finish(Out, i, head, batch, q, row_sum, accumulator, scale, variant):
     elif variant.apart:
         half = (variant.tile.query, variant.head_dim // 2)
         left, right = ct.extract(o, (0, 0), half), ct.extract(o, (0, 1), half)
-        # The scale is never negative. But so Q is read once more, and its place is not free for the output.
+        # The scale is never negative. But so Q is read once more, and its shared memory is not free for the output.
         left = ct.where(scale < 0, ct.extract(q, (0, 0), half), left)
         ct.store(Out, (batch, head, i, 0), ct.reshape(left, (1, 1, *half)))
         ct.store(Out, (batch, head, i, 1), ct.reshape(right, (1, 1, *half)))

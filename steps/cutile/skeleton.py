@@ -41,7 +41,7 @@ class CuTileStep(FusedStep):
     tile: query rows and keys a block works on; None takes what the launch rules have (``steps.core.rules``).
     searched: tile, warps, cluster and occupancy are what a search found, where the launch rules have that.
     mask_loop: what the mask cuts is computed in narrower tiles of keys, in a loop of their own.
-    apart: where there is no such loop, the output does not leave through Q's place in shared memory.
+    apart: where there is no such loop, the output does not leave through Q's buffer in shared memory.
     takes: of ``Problem.features`` what the kernel is asked to compute, too; each is compiled in only where it is asked.
     pack_groups: a tile holds queries of all heads of a group, which share its tiles of keys.
 
@@ -225,7 +225,7 @@ class CuTileStep(FusedStep):
         lists = self.order_for(problem).lengths(launched, tile, arch)[: variant.lists]
         if problem.lengths:
             lists = (len(problem.lengths) + 1,) * 2
-        blocks = self.cluster or 1  # that share a tile: each computes its part of every turn
+        blocks = self.cluster or 1  # that share a tile: each computes its share of every iteration
         compiled = compiler.compile_cutile(
             self.compiled_when_launched(function),
             signature(problem, lists, bool(variant.together)),

@@ -30,9 +30,9 @@ STEP = step009_persistent.STEP.evolve(
     mask_loop=MaskLoop(key=64, latency=Latency(key=4, value=8)),
 )
 
-# Behind the last tile of keys nobody reads Q any more, so tileiras lets the output leave through Q's place in shared
+# Behind the last tile of keys nobody reads Q any more, so tileiras lets the output leave through Q's buffer in shared
 # memory, and the warp that fetches must wait until it has left before it asks for the next Q. A second read of Q behind
-# the loop makes the compiler find the output a place of its own. The output goes in two halves, and Q is held for the
+# the loop makes the compiler find the output a buffer of its own. The output goes in two halves, and Q is held for the
 # first only: under the second the next Q is on its way.
 OUTPUT_BUFFER = STEP.evolve(
     name="output_buffer",

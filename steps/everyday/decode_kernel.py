@@ -3,10 +3,10 @@
 K and V are read once, and one query is too little to fill a tile. What fills it are the queries of a group, which all
 read the same keys: they are the rows of one tile. A block owns the rows of one kv head of one sequence, and all of its
 keys or a range of them. Where several blocks have a range each, every one writes its output and the log-sum-exp of its
-scores, and ``merge`` puts the parts together (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/).
+scores, and ``merge`` merges these partial results (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/).
 
-``variant`` (``steps.everyday.variant``) is constant when a kernel is compiled. Q, Out and the parts have their heads as
-[kv head, member of its group], which is a view of a tensor with as many heads as queries have.
+``variant`` (``steps.everyday.variant``) is constant when a kernel is compiled. Q, Out and the partial results have
+their heads as [kv head, member of its group], which is a view of a tensor with as many heads as queries have.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def attend(q, K, V, batch, kv_head, first, end, length, scale, variant):
     return row_max, row_sum, accumulator
 
 
-def store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant):
+def store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant):
     """A split's output, normalised over its own keys, and its log-sum-exp: zero and minus infinity without keys.
 
     tile: which of all tiles of rows this is. Not by TMA, whose writes others would see later.
@@ -91,7 +91,7 @@ def store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant):
     lse = (row_max + ct.log2(row_sum)) * LN2
     ct.store(LSE, (split, tile), ct.reshape(lse, (1, variant.tile.query)), check_bounds=False, allow_tma=False)
     o = ct.reshape(o, (1, variant.tile.query, variant.head_dim))
-    ct.store(Parts, (split, tile, 0), o, check_bounds=False, allow_tma=False)
+    ct.store(Partials, (split, tile, 0), o, check_bounds=False, allow_tma=False)
 
 
 def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
@@ -106,7 +106,7 @@ def finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant):
 
 
 def comes_last(Arrived, tile, splits):
-    """Whether all other splits of these rows have stored their parts. The last one sets the count to zero again.
+    """Whether all other splits of these rows have stored their results. The last one sets the count to zero again.
 
     The addition releases what this block has stored, and acquires what the others have.
     """
@@ -116,18 +116,18 @@ def comes_last(Arrived, tile, splits):
     return last
 
 
-def merge_own(Parts, LSE, tile, splits, variant):
+def merge_own(Partials, LSE, tile, splits, variant):
     """Maxima (over ln 2), sums and output, not yet normalised, of all splits of these rows together."""
     row_max, row_sum, accumulator = begin(variant)
     for split in range(splits):
         lse = ct.load(LSE, (split, tile), (1, variant.tile.query), check_bounds=False, allow_tma=False)
         lse = ct.reshape(lse, (variant.tile.query, 1)) * INVERSE_LN2
         shape = (1, variant.tile.query, variant.head_dim)
-        part = ct.load(Parts, (split, tile, 0), shape, check_bounds=False, allow_tma=False)
+        partial_o = ct.load(Partials, (split, tile, 0), shape, check_bounds=False, allow_tma=False)
         now = ct.maximum(row_max, lse)
         weight, correction = ct.exp2(lse - now), ct.exp2(row_max - now)
         row_sum = row_sum * correction + weight
-        accumulator = accumulator * correction + weight * ct.reshape(part, (variant.tile.query, variant.head_dim))
+        accumulator = accumulator * correction + weight * ct.reshape(partial_o, (variant.tile.query, variant.head_dim))
         row_max = now
     return row_max, row_sum, accumulator
 
@@ -141,7 +141,7 @@ def make_decode(variant):
     """
     if variant.page_size:
 
-        def fmha_decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
+        def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
             split = ct.bid(0)
             kv_head, t, batch = position(Q, variant)
             length = ct.load(Lengths, (batch,), ())
@@ -152,11 +152,11 @@ def make_decode(variant):
                 q, (K, Table, last), (V, Table, last), batch, kv_head, first, end, length, scale, variant
             )
             tile = batch * ct.num_blocks(1) + ct.bid(1)
-            store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
+            store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
 
     elif variant.last_block_merges:
 
-        def fmha_decode(Q, K, V, Parts, LSE, Arrived, Out, scale):
+        def fmha_decode(Q, K, V, Partials, LSE, Arrived, Out, scale):
             split, splits = ct.bid(0), ct.num_blocks(0)
             kv_head, t, batch = position(Q, variant)
             length = K.shape[2]
@@ -164,14 +164,14 @@ def make_decode(variant):
             q = load_rows(Q, kv_head, t, batch, variant)
             row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
             tile = batch * ct.num_blocks(1) + ct.bid(1)
-            store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
+            store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
             if comes_last(Arrived, tile, splits):
-                row_max, row_sum, accumulator = merge_own(Parts, LSE, tile, splits, variant)
+                row_max, row_sum, accumulator = merge_own(Partials, LSE, tile, splits, variant)
                 finish(Out, kv_head, t, batch, row_max, row_sum, accumulator, variant)
 
     elif variant.split:
 
-        def fmha_decode(Q, K, V, Parts, LSE, scale):
+        def fmha_decode(Q, K, V, Partials, LSE, scale):
             split = ct.bid(0)
             kv_head, t, batch = position(Q, variant)
             length = K.shape[2]
@@ -179,7 +179,7 @@ def make_decode(variant):
             q = load_rows(Q, kv_head, t, batch, variant)
             row_max, row_sum, accumulator = attend(q, K, V, batch, kv_head, first, end, length, scale, variant)
             tile = batch * ct.num_blocks(1) + ct.bid(1)
-            store_part(Parts, LSE, split, tile, row_max, row_sum, accumulator, variant)
+            store_partial(Partials, LSE, split, tile, row_max, row_sum, accumulator, variant)
 
     else:
 
@@ -196,14 +196,14 @@ def make_decode(variant):
 
 
 def make_merge(at_once, head_dim, members, queries, with_lse):
-    """The kernel that puts parts together, a block for each query of each head; its grid: queries, heads, batch.
+    """The kernel that merges partial results, a block for each query of each head; its grid: queries, heads, batch.
 
-    It is the online softmax once more: the log-sum-exp of a part is its score, and its output is its value. at_once:
-    parts that one turn takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query of
-    which no part has a key gets zeros.
+    It is the online softmax once more: the log-sum-exp of a split is its score, and its output is its value. at_once:
+    splits that one iteration takes, a power of two. members, queries: of a tile of rows, see ``DecodeVariant``. A query
+    of which no split has a key gets zeros.
     """
 
-    def merge(Parts, LSE, Out):
+    def merge(Partials, LSE, Out):
         if with_lse:
             Out, Whole = Out
         i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
@@ -212,14 +212,14 @@ def make_merge(at_once, head_dim, members, queries, with_lse):
         row = (tile * members + member % members) * queries + i
         high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
         o = ct.zeros((1, head_dim), ct.float32)
-        for n in range(ct.cdiv(Parts.shape[0], at_once)):
+        for n in range(ct.cdiv(Partials.shape[0], at_once)):
             lse = ct.load(LSE, (n, row), (at_once, 1), padding_mode=ct.PaddingMode.NEG_INF)
-            part = ct.load(Parts, (n, row, 0), (at_once, 1, head_dim), padding_mode=ct.PaddingMode.ZERO)
-            part = ct.reshape(part, (at_once, head_dim))
+            partial_o = ct.load(Partials, (n, row, 0), (at_once, 1, head_dim), padding_mode=ct.PaddingMode.ZERO)
+            partial_o = ct.reshape(partial_o, (at_once, head_dim))
             now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
             weight, correction = ct.exp(lse - now), ct.exp(high - now)
             total = total * correction + ct.sum(weight, axis=0, keepdims=True)
-            o = o * correction + ct.sum(weight * part, axis=0, keepdims=True)
+            o = o * correction + ct.sum(weight * partial_o, axis=0, keepdims=True)
             high = now
         if with_lse:
             ct.store(Whole, (batch, kv_head, member, i), ct.reshape(high + ct.log(total), (1, 1, 1, 1)))

@@ -1,4 +1,4 @@
-"""A decoding step in cuTile: the holes of its skeleton, into how many parts keys are split, launching and compiling."""
+"""A decoding step in cuTile: the holes of its skeleton, into how many splits keys fall, launching and compiling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_KEYS = 128
 # registers of tiles of 128 rows spill in the loop.
 MOST_ROWS = 64
 START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
-AT_ONCE = 32  # parts that one turn of the merging takes, at most
+AT_ONCE = 32  # splits that one iteration of the merging takes, at most
 MERGING = BlockShape(Tile(1, AT_ONCE))
 
 
@@ -176,12 +176,12 @@ class DecodeStep(FusedStep):
             written = o.unflatten(1, groups)
             if return_lse:
                 written = written, lse.unflatten(1, groups)
-            parts = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
+            partials = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
             if self.merges_apart:
-                decode(rows_of_groups, *sources, *parts, scale)
-                merge(*parts, written)
+                decode(rows_of_groups, *sources, *partials, scale)
+                merge(*partials, written)
             elif self.split:
-                decode(rows_of_groups, *sources, *parts, arrived(), written, scale)
+                decode(rows_of_groups, *sources, *partials, arrived(), written, scale)
             else:
                 decode(rows_of_groups, *sources, written, scale)
             return (o, lse) if return_lse else o
@@ -216,10 +216,10 @@ class DecodeStep(FusedStep):
         return dataclasses.replace(compiled, blocks=blocks, kv_tiles=groups * tiles, other_kernels=others)
 
     def compile_merge(self, problem: Problem, splits: int, arch: str):
-        """The kernel that merges so many parts, compiled."""
+        """The kernel that merges so many splits, compiled."""
         from tutorial_lib import compiler
 
-        parameters = [*self.parts(problem, splits), outputs(problem)]
+        parameters = [*self.partials(problem, splits), outputs(problem)]
         function = _merging(self.variant(problem, arch), splits, False)
         return compiler.compile_cutile(
             compiled_when_launched(function, MERGING),
@@ -230,7 +230,7 @@ class DecodeStep(FusedStep):
 
     def signature(self, problem: Problem, splits: int) -> KernelSignature:
         """The parameters of the kernel that goes through the keys, as a launch on contiguous tensors has them."""
-        written = self.parts(problem, splits) if self.split else []
+        written = self.partials(problem, splits) if self.split else []
         if self.last_block_merges:
             written.append(array((problem.batch * self.groups(problem),), ct.int32))
         if not self.merges_apart:
@@ -238,7 +238,7 @@ class DecodeStep(FusedStep):
         parameters = [outputs(problem), *self.sources(problem), *written, ScalarConstraint(ct.float32)]
         return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha_decode")
 
-    def parts(self, problem: Problem, splits: int) -> list:
+    def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""
         kept = (splits, self.rows(problem))
         return [array((*kept, problem.head_dim), ct.float32), array(kept, ct.float32)]
@@ -252,7 +252,7 @@ class DecodeStep(FusedStep):
 def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     """How many blocks share the keys of a tile of rows. groups: tiles of rows; at_a_time: blocks that the GPU holds.
 
-    With s splits there are groups * s blocks, which run in so many turns as it takes with ``at_a_time`` in each; a
+    With s splits there are groups * s blocks, which run in so many rounds as it takes with ``at_a_time`` in each; a
     block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. What takes
     the fewest tiles one after another is chosen, and of equals the smallest.
     """
@@ -264,7 +264,7 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
 
 
 def at_once(splits: int) -> int:
-    """Parts that one turn of the merging takes."""
+    """Splits that one iteration of the merging takes."""
     return min(power_of_two(splits), AT_ONCE)
 
 

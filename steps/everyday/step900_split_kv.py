@@ -1,8 +1,8 @@
 """Step 900: split-KV. The keys of a sequence are split over blocks.
 
 Nothing makes one block go through all keys: softmax over a range of them gives an output and a log-sum-exp, and two
-such parts are put together exactly by the weights that their log-sum-exp says. So as many blocks share the keys as it
-takes to fill the GPU (``number_of_splits``), and a second, small kernel merges what they wrote, in float32.
+such partial results are merged exactly by the weights that their log-sum-exp says. So as many blocks share the keys as
+it takes to fill the GPU (``number_of_splits``), and a second, small kernel merges what they wrote, in float32.
 
 ``group_rows``, inside this step: a group's queries in one tile, for decoding.
 
@@ -16,10 +16,10 @@ a large GPU has SMs.
 ``last_block_merges``, inside this step: the block that comes last merges.
 
 The second kernel of step split_kv costs a launch, and begins when the last block of the first has ended. Here each
-block adds one to a count when it has stored its part. Who finds that all others have done so puts the parts together.
+block adds one to a count when it has stored its partial result. Who finds that all others have done so merges them.
 The addition orders memory: whoever reads the count after another has added to it sees what that one had stored before.
 
-There is a price, too: one block goes through all parts of its rows, where the second kernel has a block for each row.
+There is a price, too: one block goes through all splits of its rows, where the second kernel has a block for each row.
 """
 
 import cuda.tile as ct
@@ -70,7 +70,7 @@ STEP = GROUP_ROWS.evolve(
 LAST_BLOCK_MERGES = STEP.evolve(
     name="last_block_merges",
     title="Last-block fixup",
-    change="Blocks count who has stored its part; the last one merges them, and no second kernel runs.",
+    change="Blocks count who has stored its partial result; the last one merges them, and no second kernel runs.",
     inside="split_kv",
     last_block_merges=True,
 )

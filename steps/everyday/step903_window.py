@@ -5,9 +5,6 @@ https://arxiv.org/abs/2310.06825), so the work grows with the length and no long
 of keys begins at the first that somebody sees. At both edges of the band the mask cuts tiles; between them it cuts
 none, and nothing is asked there. Tiles of queries are dealt by what they really cost.
 
-A tile may hide all its keys from a row, so a row's maximum begins with a finite number: minus infinity less itself is
-NaN.
-
 ``soft_cap``, inside this step: a soft cap on the scores.
 
 A scaled score s becomes ``cap * tanh(s / cap)`` (Gemma 2, https://arxiv.org/abs/2408.00118, section 2), which stays

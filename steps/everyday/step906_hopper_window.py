@@ -3,8 +3,8 @@
 Nothing is told to any role but where the window begins. The producer fetches no tile of keys before the first that
 somebody sees, and the warps that compute count queries and keys from that tile on: a mask asks for differences of their
 numbers, which stay what they are. So the loop is the one of step pv_wait_after_max, with one more mask, which only
-tiles at the left edge ask for. All parts of a block begin with the same tile; it may hide all its keys from the queries
-of a part.
+tiles at the left edge ask for. All warpgroups of a block begin with the same tile; it may hide all its keys from the
+queries of a warpgroup.
 """
 
 from steps.everyday import step903_window

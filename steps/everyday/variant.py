@@ -26,7 +26,7 @@ class DecodeVariant:
     queries: int
     seq_len_q: int
     split: bool
-    last_block_merges: bool  # the block that comes last puts the parts together
+    last_block_merges: bool  # the block that comes last merges the partial results
     ragged: bool  # the last tile of keys may not be full
     page_size: int | None
     causal: bool  # with pages alone: the queries are the last of their sequence

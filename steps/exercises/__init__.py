@@ -10,9 +10,10 @@ from tutorial_lib.answers import LEARN, Answers
 from tutorial_lib.naming import unknown
 
 KINDS = ("__", "in_")  # how modules begin that hold no exercise, but kinds of them
-# Words that answers may hold as they were before: fields of kernels, and an event of ``no_redundant_barriers``.
+# Words that answers may hold as they were before: names and fields of kernels, and an event of an exercise.
 RINGS = ("query", "key", "value", "keys", "output", "scores", "weights", "d_scores", "d_output", "sums", "factors")
-OLD_WORDS = {"meeting": "sync"}
+OLD_WORDS = {"meeting": "sync", "part_of": "query_of", "PARTS": "WARPGROUPS", "fetch_in_turn": "fetch_key_and_value"}
+OLD_WORDS |= {"turn_of_loop": "iteration_of_loop", "turn_ends": "iteration_ends"}
 OLD_WORDS |= {f"{ring}_{old}": f"{ring}_{new}" for ring in RINGS for old, new in (("ready", "full"), ("free", "empty"))}
 
 

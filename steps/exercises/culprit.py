@@ -37,8 +37,8 @@ LINE = re.compile(
 QUERIES = "TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8"
 KEYS = "TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8"
 FREE = "mbarrier.wait(barriers.{0}_empty.index(stage), used)"
-DONE = "release(barriers.{0}_empty, turn, STAGES)"
-RINGS = ("STAGES, 1", "STAGES, PARTS", "STAGES, 1", "STAGES, PARTS")  # ready and free, of keys and of values
+DONE = "release(barriers.{0}_empty, iteration, STAGES)"
+RINGS = ("STAGES, 1", "STAGES, WARPGROUPS", "STAGES, 1", "STAGES, WARPGROUPS")  # full and empty, of keys and of values
 
 
 def waits_in(message: str) -> list[Wait]:
@@ -61,8 +61,8 @@ def rings(sizes: tuple[str, ...]) -> str:
 def mistakes(chance) -> list[tuple[str, str, tuple[str, str]]]:
     """(barrier, what is wrong with it, the edit that makes the mistake): one of each kind."""
     kind = chance.choice(["key", "value"])
-    place, made = (1, 3)[kind == "value"], list(RINGS)
-    made[place] = "STAGES, PARTS + 1"
+    slot, made = (1, 3)[kind == "value"], list(RINGS)
+    made[slot] = "STAGES, WARPGROUPS + 1"
     few = "Another number of bytes was announced than TMA brings."
     free = "The producer has not asked for the tile that the consumers wait for, because it waits itself. "
     waited, released = FREE.format(kind), DONE.format(kind)

@@ -39,7 +39,7 @@ EXERCISE = BegunBehind(
     step="epilogue_overlap",
     function="link",
     replaces="link",
-    functions={"say_free": "def say_free(barriers, query_turn):\n    pass\n"},  # the answer says so
+    functions={"say_free": "def say_free(barriers, query_iteration):\n    pass\n"},  # the answer says so
     constants={"STAGES": 3},
     kinds=({"head_dim": 64, "causal": True}, {"head_dim": 64, "dtype": "bfloat16", "causal": True, "heads": 1}),
     lengths=(512, 640),  # several tiles of queries for each of the simulator's three blocks
@@ -58,22 +58,22 @@ EXERCISE = BegunBehind(
     ),
     hints=(
         "All QK products of these queries have ended, so their slot can be released at once. The next product needs "
-        "two things that TMA brings: tile query_turn + 1 of the queries and tile turn + 1 of the keys.",
+        "two things that TMA brings: tile query_iteration + 1 of the queries and tile iteration + 1 of the keys.",
         "Behind a block's last tile nothing more comes. Who waits for it waits forever, so both waits stand under "
         "`if more`. The product itself is begun in any case.",
         "Two products are under way then: the last PV product, which is older, and the next QK product. "
-        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the slot of V, turn, is free.",
+        "warpgroup_mma_wait(1, deps=[accumulator]) waits for the older alone. Then the slot of V, iteration, is empty.",
     ),
     solution="""
-def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):
-    release(barriers.query_empty, query_turn, QUERY_STAGES)
+def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgroup: gl.constexpr):
+    release(barriers.query_empty, query_iteration, QUERY_STAGES)
     if more:
-        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
-        await_tile(barriers.key_full, turn + 1, STAGES)
-    following = part_of(tiles.query, query_turn + 1, part)
-    scores = issue_scores(following, tiles.key, turn + 1)
+        await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
+        await_tile(barriers.key_full, iteration + 1, STAGES)
+    following = query_of(tiles.query, query_iteration + 1, warpgroup)
+    scores = issue_scores(following, tiles.key, iteration + 1)
     accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     return scores, accumulator
 """,
     wrong=(
@@ -88,73 +88,73 @@ def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexp
             "the old product is waited for before the new one is begun",
             "before you begin the next QK product",
             source="""
-def link(accumulator, tiles, barriers, turn, query_turn, more, part: gl.constexpr):
-    release(barriers.query_empty, query_turn, QUERY_STAGES)
+def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgroup: gl.constexpr):
+    release(barriers.query_empty, query_iteration, QUERY_STAGES)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     if more:
-        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
-        await_tile(barriers.key_full, turn + 1, STAGES)
-    following = part_of(tiles.query, query_turn + 1, part)
-    scores = issue_scores(following, tiles.key, turn + 1)
+        await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
+        await_tile(barriers.key_full, iteration + 1, STAGES)
+    following = query_of(tiles.query, query_iteration + 1, warpgroup)
+    scores = issue_scores(following, tiles.key, iteration + 1)
     return scores, accumulator
 """,
         ),
         Wrong(
             "the next queries are awaited in a ring of STAGES",
             "has QUERY_STAGES slots",
-            old="query_turn + 1, QUERY_STAGES",
-            new="query_turn + 1, STAGES",
+            old="query_iteration + 1, QUERY_STAGES",
+            new="query_iteration + 1, STAGES",
         ),
         Wrong(
             "these queries are released in a ring of STAGES",
             "has QUERY_STAGES slots",
-            old="query_turn, QUERY_STAGES",
-            new="query_turn, STAGES",
+            old="query_iteration, QUERY_STAGES",
+            new="query_iteration, STAGES",
         ),
         Wrong(
             "waits behind the last tile, too",
             "a deadlock",
             old="""    if more:
-        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
-        await_tile(barriers.key_full, turn + 1, STAGES)
+        await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
+        await_tile(barriers.key_full, iteration + 1, STAGES)
 """,
-            new="""    await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
-    await_tile(barriers.key_full, turn + 1, STAGES)
+            new="""    await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
+    await_tile(barriers.key_full, iteration + 1, STAGES)
 """,
         ),
         Wrong(
             "these queries once more",
             "race on tiles.query",
-            old="part_of(tiles.query, query_turn + 1",
-            new="part_of(tiles.query, query_turn",
+            old="query_of(tiles.query, query_iteration + 1",
+            new="query_of(tiles.query, query_iteration",
         ),
         Wrong(
             "nobody waits for the next queries",
             "race on tiles.query",
-            old="        await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)\n",
+            old="        await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)\n",
             new="",
         ),
         Wrong(
             "nobody waits for the next keys",
             "race on tiles.key",
-            old="        await_tile(barriers.key_full, turn + 1, STAGES)\n",
+            old="        await_tile(barriers.key_full, iteration + 1, STAGES)\n",
             new="",
         ),
         Wrong(
             "V is released while it is read",
             "race on tiles.value",
             old="""    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
 """,
-            new="""    release(barriers.value_empty, turn, STAGES)
+            new="""    release(barriers.value_empty, iteration, STAGES)
     accumulator = warpgroup_mma_wait(1, deps=[accumulator])
 """,
         ),
         Wrong(
             "the slot of the queries is not released",
             "releases the slot of the queries",
-            old="    release(barriers.query_empty, query_turn, QUERY_STAGES)\n",
+            old="    release(barriers.query_empty, query_iteration, QUERY_STAGES)\n",
             new="",
         ),
     ),

@@ -3,8 +3,8 @@
 from steps.exercises.in_kernel import InKernel
 from tutorial_lib.exercises import Wrong
 
-OWN_WAIT = "    mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)\n"
-OTHERS_WAIT = "        mbarrier.wait(there.index(stage), turn // STAGES & 1)\n"
+OWN_WAIT = "    mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)\n"
+OTHERS_WAIT = "        mbarrier.wait(there.index(stage), iteration // STAGES & 1)\n"
 TELLS = "        tell_the_other(there.index(stage))\n"
 
 EXERCISE = InKernel(
@@ -40,7 +40,7 @@ EXERCISE = InKernel(
         ),
         (
             r"(race on tiles|more arrivals).*# source.*tell_the_other(?!.*fetch_for_both).*wait\(free",
-            "The other CTA is told that the slot is free before it is: the wait for `free` must stand in front of "
+            "The other CTA is told that the slot is free before it is: the wait for `empty` must stand in front of "
             "`tell_the_other`.",
         ),
         (
@@ -52,12 +52,12 @@ EXERCISE = InKernel(
         (
             r"a deadlock.*1 of 1 arrivals missing, -\d+ bytes missing",
             "A tile came to a CTA that had not announced it. The copy brings bytes to both, and each CTA announces to "
-            "its own `ready` what it gets.",
+            "its own `full` what it gets.",
         ),
         (
             r"a deadlock.*barriers.there\[\d\] with parity 1 \(1 phases",
             "The first wait for `there` passes at once, and so each later one waits for a phase too many. A fresh "
-            "`free` counts as free; a fresh `there` does not, because the other CTA tells of the first use, too.",
+            "`empty` counts as free; a fresh `there` does not, because the other CTA tells of the first use, too.",
         ),
         (
             r"a deadlock.*barriers.there\[\d\] with parity",
@@ -78,19 +78,20 @@ EXERCISE = InKernel(
     hints=(
         "A copy to both needs two slots that are free and two barriers that count bytes. What can each producer see "
         "by itself, and what must it be told?",
-        "Both producers wait for `free` of their own CTA, and both announce the bytes to their own `ready`. Only then "
+        "Both producers wait for `empty` of their own CTA, and both announce the bytes to their own `full`. Only then "
         "does the one that does not ask tell the other. The one that asks waits for that before the copy.",
-        "The wait for `free` has the parity turn // STAGES & 1 ^ 1, so that it passes at once in the first round. The "
-        "wait for `there` has the parity turn // STAGES & 1: the other CTA tells in the first round, too.",
+        "The wait for `empty` has the parity iteration // STAGES & 1 ^ 1, so that it passes at once in the first "
+        "round. The wait for `there` has the parity iteration // STAGES & 1: the other CTA tells in the first round, "
+        "too.",
     ),
     solution="""
-def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
-    stage = turn % STAGES
-    mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-    announce(ready, ring, stage)
+def fetch_or_free(asks, array, at, ring, full, empty, there, iteration):
+    stage = iteration % STAGES
+    mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
+    announce(full, ring, stage)
     if asks:
-        mbarrier.wait(there.index(stage), turn // STAGES & 1)
-        fetch_for_both(array, at, ready.index(stage), ring.index(stage))
+        mbarrier.wait(there.index(stage), iteration // STAGES & 1)
+        fetch_for_both(array, at, full.index(stage), ring.index(stage))
     else:
         tell_the_other(there.index(stage))
 """,
@@ -101,17 +102,17 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
             "tells before its own slot is free",
             "before it is",
             source="""
-def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
-    stage = turn % STAGES
+def fetch_or_free(asks, array, at, ring, full, empty, there, iteration):
+    stage = iteration % STAGES
     if asks:
-        mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-        announce(ready, ring, stage)
-        mbarrier.wait(there.index(stage), turn // STAGES & 1)
-        fetch_for_both(array, at, ready.index(stage), ring.index(stage))
+        mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
+        announce(full, ring, stage)
+        mbarrier.wait(there.index(stage), iteration // STAGES & 1)
+        fetch_for_both(array, at, full.index(stage), ring.index(stage))
     else:
         tell_the_other(there.index(stage))
-        mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-        announce(ready, ring, stage)
+        mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
+        announce(full, ring, stage)
 """,
         ),
         Wrong("its own slot is not waited for", "the slot of their own CTA", old=OWN_WAIT, new=""),
@@ -119,15 +120,15 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
             "only who asks waits and announces",
             "had not announced it",
             source="""
-def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
-    stage = turn % STAGES
+def fetch_or_free(asks, array, at, ring, full, empty, there, iteration):
+    stage = iteration % STAGES
     if asks:
-        mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-        announce(ready, ring, stage)
-        mbarrier.wait(there.index(stage), turn // STAGES & 1)
-        fetch_for_both(array, at, ready.index(stage), ring.index(stage))
+        mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
+        announce(full, ring, stage)
+        mbarrier.wait(there.index(stage), iteration // STAGES & 1)
+        fetch_for_both(array, at, full.index(stage), ring.index(stage))
     else:
-        mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
+        mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
         tell_the_other(there.index(stage))
 """,
         ),
@@ -135,18 +136,18 @@ def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
             "both ask",
             "Both producers ask",
             source="""
-def fetch_or_free(asks, array, at, ring, ready, free, there, turn):
-    stage = turn % STAGES
-    mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-    announce(ready, ring, stage)
-    fetch_for_both(array, at, ready.index(stage), ring.index(stage))
+def fetch_or_free(asks, array, at, ring, full, empty, there, iteration):
+    stage = iteration % STAGES
+    mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
+    announce(full, ring, stage)
+    fetch_for_both(array, at, full.index(stage), ring.index(stage))
 """,
         ),
         Wrong(
             "the wait for the other is passable at first",
             "waits for a phase too many",
-            old="there.index(stage), turn // STAGES & 1)",
-            new="there.index(stage), turn // STAGES & 1 ^ 1)",
+            old="there.index(stage), iteration // STAGES & 1)",
+            new="there.index(stage), iteration // STAGES & 1 ^ 1)",
         ),
         Wrong(
             "arrives at its own barrier",

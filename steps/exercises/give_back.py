@@ -7,7 +7,7 @@ from tutorial_lib.exercises import Wrong, clean, source_of
 from tutorial_lib.passes import pass_of
 from tutorial_lib.simulator.run import watched
 
-KEYS, VALUES = "release(barriers.key_empty, turn, STAGES)", "release(barriers.value_empty, turn, STAGES)"
+KEYS, VALUES = "release(barriers.key_empty, iteration, STAGES)", "release(barriers.value_empty, iteration, STAGES)"
 QUERY_COPIES = 2  # of a block, which come before its tiles of keys and values
 TOLERANCE = 20.0  # simulated clocks; a softmax takes hundreds
 
@@ -16,11 +16,11 @@ VALUES_FIRST = """
 def produce(arrays, tiles, barriers, work):
     n, _ = one_tile()
     head, batch, i = position(n, work)
-    ready = barriers.query_full.index(0)
-    mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
-    for part in gl.static_range(PARTS):
-        at = [batch, head, i * TILE_QUERY + part * ROWS, 0]
-        tma.async_load(arrays.query, at, ready, tiles.query.index(part))
+    full = barriers.query_full.index(0)
+    mbarrier.expect(full, TILE_QUERY * HEAD_DIM * 2)
+    for warpgroup in gl.static_range(WARPGROUPS):
+        at = [batch, head, i * TILE_QUERY + warpgroup * ROWS, 0]
+        tma.async_load(arrays.query, at, full, tiles.query.index(warpgroup))
     kv_head = head // GROUP_SIZE
     _, end = tiles_to_visit(work.seq_len_kv)
     for j in range(end):
@@ -59,7 +59,7 @@ class GiveBack(InKernel):
         return LATE[("keys", "values")[late[0] % 2]] if late else None
 
     def copies(self, problem, source: str) -> list[float]:
-        """When TMA begins to fetch each tile of keys and of values, in turn: simulated clocks."""
+        """When TMA begins to fetch each tile of keys and of values, one after the other: simulated clocks."""
         step = self.kernel(problem, source)
         kind = pass_of(step)
         inputs = kind.inputs(problem, 0)
@@ -71,20 +71,20 @@ class GiveBack(InKernel):
 
 
 SOLUTION = """
-def attend(query, tiles, barriers, place, turn, scale):
+def attend(query, tiles, barriers, query_tile, iteration, scale):
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
     none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-    _, end = tiles_to_visit(place.seq_len_kv)
+    _, end = tiles_to_visit(query_tile.seq_len_kv)
     for j in range(0, end):
         # --- scores: QK product ---
-        await_tile(barriers.key_full, turn, STAGES)
-        key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        await_tile(barriers.key_full, iteration, STAGES)
+        key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
         scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_empty, turn, STAGES)
+        release(barriers.key_empty, iteration, STAGES)
 
         # --- online softmax ---
         weights, correction, row_max = softmax(scores, row_max, scale)
@@ -93,33 +93,33 @@ def attend(query, tiles, barriers, place, turn, scale):
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
         # --- output: PV product ---
-        await_tile(barriers.value_full, turn, STAGES)
-        value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        await_tile(barriers.value_full, iteration, STAGES)
+        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_empty, turn, STAGES)
-        turn += 1
-    return accumulator, row_sum, turn
+        release(barriers.value_empty, iteration, STAGES)
+        iteration += 1
+    return accumulator, row_sum, iteration
 """
 
 
 def placed(behind_scores: str, behind_output: str) -> str:
-    """The solution with other statements where a place is given back."""
+    """The solution with other statements where a slot is released."""
     return SOLUTION.replace(VALUES, "VALUES").replace(KEYS, behind_scores).replace("VALUES", behind_output)
 
 
 def behind_the_count(*calls: str) -> str:
-    """The solution with these calls behind ``turn += 1``, where they name the slot of the next tile."""
+    """The solution with these calls behind ``iteration += 1``, where they name the slot of the next tile."""
     source = SOLUTION
     for call in calls:
         source = source.replace(f"        {call}\n", "")
-    return source.replace("turn += 1\n", "turn += 1\n" + "".join(f"        {call}\n" for call in calls))
+    return source.replace("iteration += 1\n", "iteration += 1\n" + "".join(f"        {call}\n" for call in calls))
 
 
 def one_behind() -> str:
     """The solution with the slot of each tile of values released when the next one has been read."""
-    return placed(KEYS, "if turn > 0: release(barriers.value_empty, turn - 1, STAGES)").replace(
-        "    return acc", "    release(barriers.value_empty, turn - 1, STAGES)\n    return acc"
+    return placed(KEYS, "if iteration > 0: release(barriers.value_empty, iteration - 1, STAGES)").replace(
+        "    return acc", "    release(barriers.value_empty, iteration - 1, STAGES)\n    return acc"
     )
 
 
@@ -158,9 +158,9 @@ EXERCISE = GiveBack(
             "A slot is released more than once in an iteration; its empty barrier counts one arrival a warpgroup.",
         ),
         (
-            r"a deadlock.*# source.*turn \+= 1\s+release\(",
-            "Behind `turn += 1` the number `turn` is that of the next tile, so a slot of the values or of the keys is "
-            "released that has not been read.",
+            r"a deadlock.*# source.*iteration \+= 1\s+release\(",
+            "Behind `iteration += 1` the number `iteration` is that of the next tile, so a slot of the values or of "
+            "the keys is released that has not been read.",
         ),
         (
             r"a deadlock.*produce 2 waits for barriers.key_empty",
@@ -175,8 +175,8 @@ EXERCISE = GiveBack(
         "Two calls are missing, one for the keys and one for the values. Which instruction is the last that reads the "
         "keys of this iteration?",
         "A product reads its tile from its beginning to its end. It has ended behind its `warpgroup_mma_wait`.",
-        "`release(barriers.key_empty, turn, STAGES)` stands directly behind the wait for the scores, "
-        "`release(barriers.value_empty, turn, STAGES)` directly behind the wait for the output.",
+        "`release(barriers.key_empty, iteration, STAGES)` stands directly behind the wait for the scores, "
+        "`release(barriers.value_empty, iteration, STAGES)` directly behind the wait for the output.",
     ),
     solution=SOLUTION,
     wrong=(
@@ -184,9 +184,9 @@ EXERCISE = GiveBack(
             "the keys when the product is begun",
             "the QK product still reads it",
             old="""        scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_empty, turn, STAGES)
+        release(barriers.key_empty, iteration, STAGES)
 """,
-            new="""        release(barriers.key_empty, turn, STAGES)
+            new="""        release(barriers.key_empty, iteration, STAGES)
         scores = warpgroup_mma_wait(0, deps=[scores])
 """,
         ),
@@ -194,9 +194,9 @@ EXERCISE = GiveBack(
             "the values when the product is begun",
             "the PV product still reads it",
             old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_empty, turn, STAGES)
+        release(barriers.value_empty, iteration, STAGES)
 """,
-            new="""        release(barriers.value_empty, turn, STAGES)
+            new="""        release(barriers.value_empty, iteration, STAGES)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),
@@ -207,7 +207,7 @@ EXERCISE = GiveBack(
         Wrong(
             "both at the end, in other words",
             "slot of the keys is released later",
-            source=placed("pass", f"{KEYS}; {VALUES}").replace("turn, STAGES", "turn, stages=STAGES"),
+            source=placed("pass", f"{KEYS}; {VALUES}").replace("iteration, STAGES", "iteration, stages=STAGES"),
         ),
         Wrong("the values in the next iteration", "slot of the values is released later", source=one_behind()),
         Wrong(

@@ -54,21 +54,21 @@ class BegunTogether(InKernel):
 
 
 ATTEND_TO_REST = """
-def attend_to_rest(first, accumulator, query, tiles, barriers, end, turn, scale):
+def attend_to_rest(first, accumulator, query, tiles, barriers, end, iteration, scale):
     weights, row_max, row_sum = first
     for j in range(1, end):
-        weights, row_max, row_sum, accumulator = turn_of_loop(
-            query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale
+        weights, row_max, row_sum, accumulator = iteration_of_loop(
+            query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale
         )
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
-        turn += 1
-    return accumulator, row_sum, turn, weights
+        iteration += 1
+    return accumulator, row_sum, iteration, weights
 """
 
 EXERCISE = BegunTogether(
     name="intra_warpgroup_overlap",
     step="intra_warpgroup_overlap",
-    function="turn_of_loop",
+    function="iteration_of_loop",
     replaces="",
     # A slot that is released for another tile is missed by the second tile of queries.
     functions={"attend_to_rest": ATTEND_TO_REST, "one_tile": TWO_TILES_A_BLOCK},
@@ -87,13 +87,13 @@ EXERCISE = BegunTogether(
     ),
     typical=(
         (
-            r"# source.*release\(barriers.value_empty, turn \+ 1",
-            "The slot of V that is released must be that of tile `turn`: its product is the one that has ended.",
+            r"# source.*release\(barriers.value_empty, iteration \+ 1",
+            "The slot of V that is released must be that of tile `iteration`: its product is the one that has ended.",
         ),
     ),
     hints=(
-        "Number `turn` is the tile before: its weights are there, and its slot of V is still held. Number `turn + 1` "
-        "is this tile. Both products can be begun at once, because neither needs the other's result.",
+        "Number `iteration` is the tile before: its weights are there, and its slot of V is still held. Number "
+        "`iteration + 1` is this tile. Both products can be begun at once, because neither needs the other's result.",
         "Begin the scores first, then the output. `warpgroup_mma_wait(1, deps=[scores])` waits until at most one "
         "product is under way; products end in the order in which they were begun, so the scores are there. Then the "
         "slot of K is free.",
@@ -101,14 +101,14 @@ EXERCISE = BegunTogether(
         "ended: `accumulator = warpgroup_mma_wait(0, deps=[accumulator])`, behind the weights. Only then rescale.",
     ),
     solution="""
-def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
+def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale):
     # --- issue: scores of this tile, output of the tile before ---
-    await_tile(barriers.key_full, turn + 1, STAGES)
-    scores = issue_scores(query, tiles.key, turn + 1)
-    await_tile(barriers.value_full, turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    await_tile(barriers.key_full, iteration + 1, STAGES)
+    scores = issue_scores(query, tiles.key, iteration + 1)
+    await_tile(barriers.value_full, iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    release(barriers.key_empty, turn + 1, STAGES)
+    release(barriers.key_empty, iteration + 1, STAGES)
 
     # --- online softmax, while the output is computed ---
     new_max = raise_maxima(scores, row_max, scale)
@@ -118,7 +118,7 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
 
     # --- the output of the tile before ---
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = accumulator * by_row(correction)
     return weights, new_max, row_sum, accumulator
 """,
@@ -128,19 +128,19 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
             "the output is begun first",
             "wait(1) does not wait for this product",
             source="""
-def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
-    await_tile(barriers.value_full, turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
-    await_tile(barriers.key_full, turn + 1, STAGES)
-    scores = issue_scores(query, tiles.key, turn + 1)
+def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale):
+    await_tile(barriers.value_full, iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+    await_tile(barriers.key_full, iteration + 1, STAGES)
+    scores = issue_scores(query, tiles.key, iteration + 1)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    release(barriers.key_empty, turn + 1, STAGES)
+    release(barriers.key_empty, iteration + 1, STAGES)
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
     weights = weigh(scores, new_max, scale)
     row_sum = row_sum * correction + gl.sum(weights, 1)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = accumulator * by_row(correction)
     return weights, new_max, row_sum, accumulator
 """,
@@ -150,10 +150,10 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
             "race on tiles.value",
             old="""
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
 """,
             new="""
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),
@@ -162,48 +162,48 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
             "used before it is waited for",
             old="""
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = accumulator * by_row(correction)
 """,
             new="""
     accumulator = accumulator * by_row(correction)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
 """,
         ),
         Wrong(
             "the slot of the next tile of V is released",
-            "must be that of tile `turn`",
-            old="release(barriers.value_empty, turn,",
-            new="release(barriers.value_empty, turn + 1,",
+            "must be that of tile `iteration`",
+            old="release(barriers.value_empty, iteration,",
+            new="release(barriers.value_empty, iteration + 1,",
         ),
         Wrong(
             "the PV product is begun behind the wait for the scores",
             "not begun together",
-            old="""    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+            old="""    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
     scores = warpgroup_mma_wait(1, deps=[scores])
 """,
             new="""    scores = warpgroup_mma_wait(0, deps=[scores])
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
 """,
         ),
         Wrong(
             "K is released at the end of the iteration",
             "later than it could be",
             source="""
-def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumulator, scale):
-    await_tile(barriers.key_full, turn + 1, STAGES)
-    scores = issue_scores(query, tiles.key, turn + 1)
-    await_tile(barriers.value_full, turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale):
+    await_tile(barriers.key_full, iteration + 1, STAGES)
+    scores = issue_scores(query, tiles.key, iteration + 1)
+    await_tile(barriers.value_full, iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
     scores = warpgroup_mma_wait(1, deps=[scores])
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
     weights = weigh(scores, new_max, scale)
     row_sum = row_sum * correction + gl.sum(weights, 1)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, turn, STAGES)
-    release(barriers.key_empty, turn + 1, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
+    release(barriers.key_empty, iteration + 1, STAGES)
     accumulator = accumulator * by_row(correction)
     return weights, new_max, row_sum, accumulator
 """,
@@ -211,14 +211,14 @@ def turn_of_loop(query, weights, tiles, barriers, turn, row_max, row_sum, accumu
         Wrong(
             "K is not released",
             "releases the slot of K",
-            old="    release(barriers.key_empty, turn + 1, STAGES)\n",
+            old="    release(barriers.key_empty, iteration + 1, STAGES)\n",
             new="",
         ),
         Wrong(
             "the keys of the tile before are released",
             ".key",
-            old="release(barriers.key_empty, turn + 1",
-            new="release(barriers.key_empty, turn",
+            old="release(barriers.key_empty, iteration + 1",
+            new="release(barriers.key_empty, iteration",
         ),
         Wrong(
             "the output is not rescaled",

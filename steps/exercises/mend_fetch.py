@@ -9,7 +9,7 @@ EXERCISE = InKernel(
     step="producer",
     function="fetch_both",
     mend=True,
-    replaces="fetch_in_turn",
+    replaces="fetch_key_and_value",
     kinds=({"heads": 1},),
     lengths=(300, 384),  # three tiles: the ring is used a second time
     watch=copies_overlap,
@@ -19,39 +19,39 @@ EXERCISE = InKernel(
         "A slot that nobody has used is free: its first wait must pass at once, and a wait for parity 1 does. For the "
         "second mistake look at the bytes that are missing: an element has two. For the third compare what is done for "
         "keys with what is done for values.",
-        "`used = turn // STAGES & 1 ^ 1`; `size = TILE_KEY * HEAD_DIM * 2`; and "
+        "`used = iteration // STAGES & 1 ^ 1`; `size = TILE_KEY * HEAD_DIM * 2`; and "
         "`mbarrier.wait(barriers.value_empty.index(stage), used)` before the values are asked for.",
     ),
     solution="""
-def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
-    stage = turn % STAGES
-    used = turn // STAGES & 1 ^ 1
+def fetch_both(arrays, tiles, barriers, kv_head, batch, row, iteration):
+    stage = iteration % STAGES
+    used = iteration // STAGES & 1 ^ 1
     size = TILE_KEY * HEAD_DIM * 2
     mbarrier.wait(barriers.key_empty.index(stage), used)
-    ready = barriers.key_full.index(stage)
-    mbarrier.expect(ready, size)
-    tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
+    full = barriers.key_full.index(stage)
+    mbarrier.expect(full, size)
+    tma.async_load(arrays.key, [batch, kv_head, row, 0], full, tiles.key.index(stage))
     mbarrier.wait(barriers.value_empty.index(stage), used)
-    ready = barriers.value_full.index(stage)
-    mbarrier.expect(ready, size)
-    tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    full = barriers.value_full.index(stage)
+    mbarrier.expect(full, size)
+    tma.async_load(arrays.value, [batch, kv_head, row, 0], full, tiles.value.index(stage))
 """,
     wrong=(
         Wrong(
             "as the chapter gives it",
             "produce 2 waits for barriers.key_empty[0] with parity 0 (0 phases complete",
             source="""
-def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
-    stage = turn % STAGES
-    used = turn // STAGES & 1
+def fetch_both(arrays, tiles, barriers, kv_head, batch, row, iteration):
+    stage = iteration % STAGES
+    used = iteration // STAGES & 1
     size = TILE_KEY * HEAD_DIM
     mbarrier.wait(barriers.key_empty.index(stage), used)
-    ready = barriers.key_full.index(stage)
-    mbarrier.expect(ready, size)
-    tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
-    ready = barriers.value_full.index(stage)
-    mbarrier.expect(ready, size)
-    tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    full = barriers.key_full.index(stage)
+    mbarrier.expect(full, size)
+    tma.async_load(arrays.key, [batch, kv_head, row, 0], full, tiles.key.index(stage))
+    full = barriers.value_full.index(stage)
+    mbarrier.expect(full, size)
+    tma.async_load(arrays.value, [batch, kv_head, row, 0], full, tiles.value.index(stage))
 """,
         ),
         Wrong("the bytes are not mended", "bytes missing", old="HEAD_DIM * 2", new="HEAD_DIM"),
@@ -62,22 +62,22 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
             new="",
         ),
         Wrong("the wrong parity", "a deadlock", old=" & 1 ^ 1", new=" & 1"),
-        Wrong("a parity that never changes", "got more arrivals", old="turn // STAGES & 1 ^ 1", new="1"),
+        Wrong("a parity that never changes", "got more arrivals", old="iteration // STAGES & 1 ^ 1", new="1"),
         Wrong(
             "the wait stands behind the copy",
             "race on tiles.value",
             source="""
-def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
-    stage = turn % STAGES
-    used = turn // STAGES & 1 ^ 1
+def fetch_both(arrays, tiles, barriers, kv_head, batch, row, iteration):
+    stage = iteration % STAGES
+    used = iteration // STAGES & 1 ^ 1
     size = TILE_KEY * HEAD_DIM * 2
     mbarrier.wait(barriers.key_empty.index(stage), used)
-    ready = barriers.key_full.index(stage)
-    mbarrier.expect(ready, size)
-    tma.async_load(arrays.key, [batch, kv_head, row, 0], ready, tiles.key.index(stage))
-    ready = barriers.value_full.index(stage)
-    mbarrier.expect(ready, size)
-    tma.async_load(arrays.value, [batch, kv_head, row, 0], ready, tiles.value.index(stage))
+    full = barriers.key_full.index(stage)
+    mbarrier.expect(full, size)
+    tma.async_load(arrays.key, [batch, kv_head, row, 0], full, tiles.key.index(stage))
+    full = barriers.value_full.index(stage)
+    mbarrier.expect(full, size)
+    tma.async_load(arrays.value, [batch, kv_head, row, 0], full, tiles.value.index(stage))
     mbarrier.wait(barriers.value_empty.index(stage), used)
 """,
         ),
@@ -85,7 +85,7 @@ def fetch_both(arrays, tiles, barriers, kv_head, batch, row, turn):
             "the keys' copy is waited for",
             "never for a copy to end",
             old="    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
-            new="    mbarrier.wait(ready, used ^ 1)\n    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
+            new="    mbarrier.wait(full, used ^ 1)\n    mbarrier.wait(barriers.value_empty.index(stage), used)\n",
         ),
     ),
     debrief="Three mistakes, three messages: a deadlock in which the producer waits for a slot that nobody has used, "

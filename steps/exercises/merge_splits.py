@@ -1,17 +1,17 @@
-"""Outputs over parts of the keys, put together by the log-sum-exp of each part."""
+"""Outputs over splits of the keys, put together by the log-sum-exp of each split."""
 
 import torch
 
 from tutorial_lib.exercises import Plain, Wrong
 
-PARTS, ROWS, HEAD_DIM = 3, 4, 8
+SPLITS, ROWS, HEAD_DIM = 3, 4, 8
 
 
 def judge(function, chance):
     for level in (0.0, 3.0, 200.0):  # e to the power of 200 is more than float32 holds
         generator = torch.Generator().manual_seed(chance.getrandbits(32))
-        outputs = torch.randn(PARTS, ROWS, HEAD_DIM, generator=generator)
-        lse = level + 2 * torch.randn(PARTS, ROWS, generator=generator)
+        outputs = torch.randn(SPLITS, ROWS, HEAD_DIM, generator=generator)
+        lse = level + 2 * torch.randn(SPLITS, ROWS, generator=generator)
         if level:
             lse[1, 2], outputs[1, 2] = float("-inf"), 0.0
         mine = function(outputs.clone(), lse.clone())
@@ -27,7 +27,7 @@ def judge(function, chance):
             row = int((o.double() - expected).abs().nan_to_num(float("inf")).amax(1).argmax())
             told = ", ".join(f"{x:.3g}" for x in lse[:, row].tolist())
             return (
-                f"Row {row} has parts with the log-sum-exps {told}. Its first output must be "
+                f"Row {row} has splits with the log-sum-exps {told}. Its first output must be "
                 f"{expected[row, 0]:.4g}, and yours is {o[row, 0]:.4g}."
             )
         if not torch.allclose(total.double(), lse.double().logsumexp(0), rtol=1e-4, atol=1e-4):
@@ -41,12 +41,12 @@ EXERCISE = Plain(
     function="merged",
     by=judge,
     hints=(
-        "A part's output is a mean of its values, weighted by exponentials of its scores, and divided by their sum. "
-        "What that sum was, the log-sum-exp tells: it is its logarithm. So a part counts as much as its sum.",
-        "The weights of the parts are exp(lse) divided by the sum of exp(lse) over the parts: a softmax over them. As "
-        "in any softmax, take the largest off first, or exp grows too large.",
+        "A split's output is a mean of its values, weighted by exponentials of its scores, and divided by their sum. "
+        "What that sum was, the log-sum-exp tells: it is its logarithm. So a split counts as much as its sum.",
+        "The weights of the splits are exp(lse) divided by the sum of exp(lse) over the splits: a softmax over them. "
+        "As in any softmax, take the largest off first, or exp grows too large.",
         "high = lse.amax(0); weight = torch.exp(lse - high); total = weight.sum(0). The output is the sum of "
-        "weight[:, :, None] * outputs over the parts, divided by total[:, None], and the log-sum-exp is high + "
+        "weight[:, :, None] * outputs over the splits, divided by total[:, None], and the log-sum-exp is high + "
         "log(total).",
     ),
     solution="""
@@ -59,7 +59,7 @@ def merged(outputs, lse):
 """,
     wrong=(
         Wrong(
-            "all parts count as much",
+            "all splits count as much",
             "Its first output must be",
             source="""
 def merged(outputs, lse):
@@ -76,7 +76,7 @@ def merged(outputs, lse):
             new="weight = lse - high",
         ),
     ),
-    debrief="A part counts as much as the sum of its exponentials, and nothing else of it has to be known. So parts "
-    "can be put together in any order and in any number. A part without a key has minus infinity for a log-sum-exp, "
+    debrief="A split counts as much as the sum of its exponentials, and nothing else of it has to be known. So splits "
+    "can be put together in any order and in any number. A split without a key has minus infinity for a log-sum-exp, "
     "and counts nothing.",
 )

@@ -51,7 +51,7 @@ def why_it_stays(before: list[str], after: str) -> str | None:
         return None
     if after == "write":
         return (
-            "The warps write to the output's place in shared memory, and TMA may still read the last output there. "
+            "The warps write to the output's buffer in shared memory, and TMA may still read the last output there. "
             "Only the thread that asked TMA for that copy waits for it: the others know by this barrier."
         )
     if after == "copy":

@@ -15,7 +15,7 @@ def rows(chance):
     tile, head_dim = chance.choice((16, 32)), chance.choice((3, 5, 7))
     yield "a row in a single piece", random(tile - 3), random(tile - 3, head_dim), tile
     keys = 4 * tile + chance.randint(1, tile - 1)
-    growing = torch.arange(keys) // tile  # so that the maximum grows in every turn
+    growing = torch.arange(keys) // tile  # so that the maximum grows in every iteration
     yield "a row in five pieces", random(keys) + growing, random(keys, head_dim), tile
     large = random(keys)
     large[:tile] += 400  # overflows without a maximum; and later pieces are far below

@@ -1,4 +1,4 @@
-"""One turn of the loop over keys: what a new tile does to a row's sum and to its output."""
+"""One iteration of the loop over keys: what a new tile does to a row's sum and to its output."""
 
 from types import SimpleNamespace
 

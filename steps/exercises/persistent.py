@@ -84,7 +84,7 @@ def deal(lengths, blocks):
             new="range(len(lengths))",
         ),
         Wrong("the shortest first", "all wait for block", old="-lengths[tile]", new="lengths[tile]"),
-        Wrong("a tile counts as one turn", "all wait for block", old="when + lengths[tile]", new="when + 1"),
+        Wrong("a tile counts as one iteration", "all wait for block", old="when + lengths[tile]", new="when + 1"),
         Wrong("time stands still", "all wait for block 0", old="when + lengths[tile]", new="when"),
         Wrong("lengths for numbers", "there is no tile", old="append(tile)", new="append(100 + lengths[tile])"),
         Wrong(

@@ -18,7 +18,9 @@ VALUES_FETCHED = """\
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
 """
 
-FIRST_COPIES = 6  # of a block, which need to wait for nobody: two parts of queries, two tiles of keys, two of values
+FIRST_COPIES = (
+    6  # of a block, which need to wait for nobody: the queries of two warpgroups, two tiles of keys, two of values
+)
 
 
 def copies_overlap(run, problem) -> str | None:
@@ -54,8 +56,8 @@ EXERCISE = InKernel(
     typical=(
         # --- in the source ---
         (
-            r"(race on tiles|more arrivals|a deadlock).*# source(?!.*[^_]turn \+= 1)",
-            "`turn` stays what it is, and so every tile goes into the same slot.",
+            r"(race on tiles|more arrivals|a deadlock).*# source(?!.*[^_]iteration \+= 1)",
+            "`iteration` stays what it is, and so every tile goes into the same slot.",
         ),
         # --- nobody can go on ---
         (
@@ -71,22 +73,22 @@ EXERCISE = InKernel(
         (
             r"-\d+ bytes missing",
             "TMA brought more bytes than were announced to this barrier. How many bytes have the queries of a block, "
-            "with both parts together?",
+            "with both copies together?",
         ),
         (
             r"a deadlock.*query_full[^\n]*[1-9]\d* bytes missing",
-            "The queries' barrier still waits for bytes that nobody brings: count those of both parts, and no others.",
+            "The queries' barrier still waits for bytes that nobody brings: count those of both copies, and no others.",
         ),
         (
-            r"more arrivals.*mbarrier.expect\(ready.*# source.*for part in[^\n]*\n[^\n]*expect",
-            "`expect` is an arrival, and the queries' barrier wants one a phase: announce both parts together, in "
+            r"more arrivals.*mbarrier.expect\(full.*# source.*for warpgroup in[^\n]*\n[^\n]*expect",
+            "`expect` is an arrival, and the queries' barrier wants one a phase: announce both copies together, in "
             "front of the loop.",
         ),
         # --- not in order ---
         (
             r"race on tiles.query[^\n]*read by wgmma.*after: TMA load",
             "A consumer multiplies queries that have not come yet: the barrier's phase is complete too early. It must "
-            "count the bytes of both parts.",
+            "count the bytes of both copies.",
         ),
         (
             r"(race on tiles.query|query_full[^\n]*more arrivals|barriers.query_full\[0\] with parity)",
@@ -116,7 +118,7 @@ EXERCISE = InKernel(
         ),
         (
             r"a deadlock.*produce 2 waits for barriers.(key|value)_empty",
-            "The producer waits for a phase that does not come. The remainder of `turn` says which slot, its "
+            "The producer waits for a phase that does not come. The remainder of `iteration` says which slot, its "
             "quotient how often that slot was filled, over all tiles of queries of the block.",
         ),
         # --- in order, and wrong ---
@@ -132,16 +134,16 @@ EXERCISE = InKernel(
         "queries, and which to the ring?",
         "Tile number t of a ring of S slots has slot t % S, and the wait for its empty barrier has the parity "
         "t // S & 1 ^ 1. "
-        "For keys and values t is `turn`, which goes on counting from one tile of queries to the next; for the "
-        "queries it is `query_turn`.",
-        "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and PARTS copies of "
-        "ROWS rows, part p from row `row + p * ROWS`. Keys: `fetch(arrays.key, tiles.key, barriers.key_full, "
-        "kv_head, batch, j * TILE_KEY, stage)`.",
+        "For keys and values t is `iteration`, which goes on counting from one tile of queries to the next; for the "
+        "queries it is `query_iteration`.",
+        "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and WARPGROUPS copies "
+        "of ROWS rows, that of warpgroup w from row `row + w * ROWS`. Keys: `fetch(arrays.key, tiles.key, "
+        "barriers.key_full, kv_head, batch, j * TILE_KEY, stage)`.",
     ),
     solution="""
 def produce(arrays, tiles, barriers, work):
-    turn = 0
-    query_turn = 0
+    iteration = 0
+    query_iteration = 0
     first, last = own_tiles()
     for n in range(first, last):
         head, batch, i = position(n, work)
@@ -150,34 +152,39 @@ def produce(arrays, tiles, barriers, work):
         kv_head = head // GROUP_SIZE
 
         # --- queries ---
-        place = query_turn % QUERY_STAGES
-        mbarrier.wait(barriers.query_empty.index(place), query_turn // QUERY_STAGES & 1 ^ 1)
-        ready = barriers.query_full.index(place)
-        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
-        for part in gl.static_range(PARTS):
-            at = [batch, head, row + part * ROWS, 0]
-            tma.async_load(arrays.query, at, ready, tiles.query.index(place * PARTS + part))
-        query_turn += 1
+        slot = query_iteration % QUERY_STAGES
+        mbarrier.wait(barriers.query_empty.index(slot), query_iteration // QUERY_STAGES & 1 ^ 1)
+        full = barriers.query_full.index(slot)
+        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * 2)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            at = [batch, head, row + warpgroup * ROWS, 0]
+            tma.async_load(arrays.query, at, full, tiles.query.index(slot * WARPGROUPS + warpgroup))
+        query_iteration += 1
 
         # --- keys and values ---
         for j in range(end):
-            stage = turn % STAGES
-            used = turn // STAGES & 1 ^ 1
+            stage = iteration % STAGES
+            used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
             fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, j * TILE_KEY, stage)
             mbarrier.wait(barriers.value_empty.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
-            turn += 1
+            iteration += 1
 """,
     wrong=(
-        Wrong("free starts closed", "nobody has used yet", old="turn // STAGES & 1 ^ 1\n", new="turn // STAGES & 1\n"),
         Wrong(
-            "turns are counted, not uses",
-            "how often that slot was filled",
-            old="used = turn // STAGES & 1 ^ 1",
-            new="used = turn & 1 ^ 1",
+            "free starts closed",
+            "nobody has used yet",
+            old="iteration // STAGES & 1 ^ 1\n",
+            new="iteration // STAGES & 1\n",
         ),
-        Wrong("always passable", "held the producer back", old="used = turn // STAGES & 1 ^ 1", new="used = 1"),
+        Wrong(
+            "tiles are counted, not uses",
+            "how often that slot was filled",
+            old="used = iteration // STAGES & 1 ^ 1",
+            new="used = iteration & 1 ^ 1",
+        ),
+        Wrong("always passable", "held the producer back", old="used = iteration // STAGES & 1 ^ 1", new="used = 1"),
         Wrong(
             "keys are not waited for",
             "held the producer back",
@@ -196,40 +203,47 @@ def produce(arrays, tiles, barriers, work):
             old=VALUES_AWAITED + VALUES_FETCHED,
             new=VALUES_FETCHED + VALUES_AWAITED,
         ),
-        Wrong("the turn does not go on", "every tile goes into the same slot", old="            turn += 1\n", new=""),
+        Wrong(
+            "the iteration does not go on",
+            "every tile goes into the same slot",
+            old="            iteration += 1\n",
+            new="",
+        ),
         Wrong(
             "every tile of queries counts anew",
             "over all tiles of queries",
             old="        # --- keys and values ---",
-            new="        turn = 0",
+            new="        iteration = 0",
         ),
-        Wrong("the slot is that of j", "says which slot", old="stage = turn % STAGES", new="stage = j % STAGES"),
+        Wrong("the slot is that of j", "says which slot", old="stage = iteration % STAGES", new="stage = j % STAGES"),
         Wrong(
             "queries are not waited for",
             "wait for `query_empty`",
-            old="mbarrier.wait(barriers.query_empty.index(place), query_turn // QUERY_STAGES & 1 ^ 1)",
+            old="mbarrier.wait(barriers.query_empty.index(slot), query_iteration // QUERY_STAGES & 1 ^ 1)",
             new="pass",
         ),
         Wrong(
             "the queries' slot starts closed",
             "before anybody has used it",
-            old="query_turn // QUERY_STAGES & 1 ^ 1",
-            new="query_turn // QUERY_STAGES & 1",
+            old="query_iteration // QUERY_STAGES & 1 ^ 1",
+            new="query_iteration // QUERY_STAGES & 1",
         ),
-        Wrong("tiles of queries are not counted", "count its tiles", old="        query_turn += 1\n", new=""),
-        Wrong("bytes of one part", "count the bytes of both parts", old="TILE_QUERY * HEAD_DIM", new="ROWS * HEAD_DIM"),
+        Wrong("tiles of queries are not counted", "count its tiles", old="        query_iteration += 1\n", new=""),
+        Wrong(
+            "bytes of one copy", "count the bytes of both copies", old="TILE_QUERY * HEAD_DIM", new="ROWS * HEAD_DIM"
+        ),
         Wrong("bytes of float32", "bytes that nobody brings", old="HEAD_DIM * 2)", new="HEAD_DIM * 4)"),
         Wrong(
-            "announced for each part",
+            "announced for each copy",
             "in front of the loop",
-            old="""        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * 2)
-        for part in gl.static_range(PARTS):
+            old="""        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * 2)
+        for warpgroup in gl.static_range(WARPGROUPS):
 """,
-            new="""        for part in gl.static_range(PARTS):
-            mbarrier.expect(ready, ROWS * HEAD_DIM * 2)
+            new="""        for warpgroup in gl.static_range(WARPGROUPS):
+            mbarrier.expect(full, ROWS * HEAD_DIM * 2)
 """,
         ),
-        Wrong("both parts the same rows", "Look at the coordinates", old="row + part * ROWS", new="row"),
+        Wrong("both warpgroups the same rows", "Look at the coordinates", old="row + warpgroup * ROWS", new="row"),
         Wrong("the queries' head for K and V", "fewer heads than Q", old="head // GROUP_SIZE", new="head"),
         Wrong(
             "rows in tiles",
@@ -246,14 +260,14 @@ def produce(arrays, tiles, barriers, work):
         Wrong(
             "the queries' copy is waited for",
             "never for a copy to end",
-            old="        query_turn += 1\n",
-            new="        mbarrier.wait(ready, query_turn & 1)\n        query_turn += 1\n",
+            old="        query_iteration += 1\n",
+            new="        mbarrier.wait(full, query_iteration & 1)\n        query_iteration += 1\n",
         ),
         Wrong(
             "each tile must be used before the next is asked for",
             "does not fetch ahead",
-            old="            turn += 1\n",
-            new="            mbarrier.wait(barriers.value_empty.index(stage), used ^ 1)\n            turn += 1\n",
+            old="            iteration += 1\n",
+            new="            mbarrier.wait(barriers.value_empty.index(stage), used ^ 1)\n            iteration += 1\n",
         ),
     ),
     debrief="This is the producer of every kernel that follows: two counters, a wait for the empty barrier before "

@@ -71,18 +71,18 @@ EXERCISE = HeldWait(
         "accumulator. The maxima and the correction do not. In which order do you write the statements?",
         "Maxima and correction first, then the wait, then weights, sums, release and rescaling. That is the text; "
         "ptxas may still move the wait up. Across which kind of statement does it move nothing?",
-        "await_tile(barriers.value_full, turn, STAGES), right in front of the wait: the tile of V has arrived, so this "
-        "costs one test. The test is a loop, and ptxas moves nothing across a loop.",
+        "await_tile(barriers.value_full, iteration, STAGES), right in front of the wait: the tile of V has arrived, "
+        "so this costs one test. The test is a loop, and ptxas moves nothing across a loop.",
     ),
     solution="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
-    await_tile(barriers.value_full, turn, STAGES)
+    await_tile(barriers.value_full, iteration, STAGES)
     accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
     weights = weigh(scores, new_max, scale)
     row_sum = add_up(row_sum, correction, weights)
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = accumulator * by_row(correction)
     return weights, new_max, row_sum, accumulator
 """,
@@ -90,21 +90,21 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, s
         Wrong(
             "nothing holds the wait",
             "ptxas may move it up",
-            old="    await_tile(barriers.value_full, turn, STAGES)\n",
+            old="    await_tile(barriers.value_full, iteration, STAGES)\n",
             new="",
         ),
         Wrong(
             "waits before the maxima",
             "in front of nearly all maxima",
             source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
-    await_tile(barriers.value_full, turn, STAGES)
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
+    await_tile(barriers.value_full, iteration, STAGES)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
     weights = weigh(scores, new_max, scale)
     row_sum = add_up(row_sum, correction, weights)
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = accumulator * by_row(correction)
     return weights, new_max, row_sum, accumulator
 """,
@@ -113,14 +113,14 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, s
             "waits behind the whole softmax",
             "behind the exponentials",
             source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
     weights = weigh(scores, new_max, scale)
     row_sum = add_up(row_sum, correction, weights)
-    await_tile(barriers.value_full, turn, STAGES)
+    await_tile(barriers.value_full, iteration, STAGES)
     accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator = accumulator * by_row(correction)
     return weights, new_max, row_sum, accumulator
 """,
@@ -129,15 +129,15 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, s
             "rescales before the wait",
             "used before it is waited for",
             source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
     accumulator = accumulator * by_row(correction)
-    await_tile(barriers.value_full, turn, STAGES)
+    await_tile(barriers.value_full, iteration, STAGES)
     accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
     weights = weigh(scores, new_max, scale)
     row_sum = add_up(row_sum, correction, weights)
-    release(barriers.value_empty, turn, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     return weights, new_max, row_sum, accumulator
 """,
         ),
@@ -145,17 +145,17 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, s
             "the slot of V is released before its product has ended",
             "race on tiles.value",
             old="    new_max = raise_maxima",
-            new="    release(barriers.value_empty, turn, STAGES)\n    new_max = raise_maxima",
+            new="    release(barriers.value_empty, iteration, STAGES)\n    new_max = raise_maxima",
         ),
         Wrong(
             "the slot of V is released right behind the second wait",
             "race on tiles.value",
             source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, turn, scale):
+def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
     new_max = raise_maxima(scores, row_max, scale)
     correction = exp2(row_max - new_max)
-    await_tile(barriers.value_full, turn, STAGES)
-    release(barriers.value_empty, turn, STAGES)
+    await_tile(barriers.value_full, iteration, STAGES)
+    release(barriers.value_empty, iteration, STAGES)
     accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
     weights = weigh(scores, new_max, scale)
     row_sum = add_up(row_sum, correction, weights)

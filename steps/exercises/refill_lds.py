@@ -1,4 +1,4 @@
-"""Direct copies: when a place in LDS may be filled again, and what belongs to a group of copies. Step direct_to_lds."""
+"""Direct copies: when a slot in LDS may be filled again, and what belongs to a group of copies. Step direct_to_lds."""
 
 from dataclasses import dataclass, replace
 
@@ -71,7 +71,7 @@ EXERCISE = AndNoLonger(
     hints=(
         "Four statements: one before the copies, two copies, one after them.",
         "Before: a barrier of all waves, `gl.barrier()`. The copies are "
-        "`fetch(place, pointer, stride, later, seq_len_kv)`, one for the keys and one for the values.",
+        "`fetch(slot, pointer, stride, later, seq_len_kv)`, one for the keys and one for the values.",
         "After both copies, and only there: `async_copy.commit_group()`. Then an iteration has one group.",
     ),
     solution="""
@@ -110,7 +110,7 @@ def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
             "no new values", "the numbers are wrong", old="    fetch(values, V, v_stride, later, seq_len_kv)\n", new=""
         ),
         Wrong(
-            "keys in the place of values",
+            "keys in the slot of values",
             "the numbers are wrong",
             old="fetch(values, V, v_stride",
             new="fetch(values, K, k_stride",

@@ -90,7 +90,7 @@ def bring(a, b, ring, n):
     wrong=(
         Wrong("empty starts closed", "In the first round", old=" ^ 1", new=""),
         Wrong(
-            "the parity of the turn", "How often has this slot been used", old="n // STAGES & 1 ^ 1", new="n & 1 ^ 1"
+            "the parity of the tile", "How often has this slot been used", old="n // STAGES & 1 ^ 1", new="n & 1 ^ 1"
         ),
         Wrong("bytes of one tile", "count the bytes of both tiles", old="2 * TILE_BYTES", new="TILE_BYTES"),
         Wrong(

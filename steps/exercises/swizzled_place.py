@@ -35,10 +35,11 @@ def judge(function, chance):
     for row in range(0, ROWS, 8):
         for first in range(0, COLUMNS, CHUNK):
             words = words_a_bank([2 * function(row + n, first) for n in range(8)])
-            if (turns := max(words.values())) > 1:
+            if (wavefronts := max(words.values())) > 1:
                 return (
                     f"No element is lost. But the matrix of rows {row} to {row + 7} and columns {first} to "
-                    f"{first + CHUNK - 1} takes {turns} turns: {turns} of its rows lie in the same banks."
+                    f"{first + CHUNK - 1} takes {wavefronts} wavefronts: {wavefronts} of its rows lie in the same "
+                    "banks."
                 )
     return None
 
@@ -61,8 +62,8 @@ def place(row, column):
     return row * 64 + chunk * 8 + column % 8
 """,
     wrong=(
-        Wrong("no swizzle", "takes 8 turns", old=" ^ row % 8", new=""),
-        Wrong("four phases only", "takes 2 turns", old="row % 8", new="row % 4"),
+        Wrong("no swizzle", "takes 8 wavefronts", old=" ^ row % 8", new=""),
+        Wrong("four phases only", "takes 2 wavefronts", old="row % 8", new="row % 4"),
         Wrong("the row itself, not modulo 8", "the tile has places", old="^ row % 8", new="^ row"),
         Wrong(
             "shifted without going round",
@@ -78,7 +79,7 @@ def place(row, column):
     return row * 64 + (column ^ row % 8)
 """,
         ),
-        Wrong("changes every eight rows", "takes 8 turns", old="row % 8", new="row // 8"),
+        Wrong("changes every eight rows", "takes 8 wavefronts", old="row % 8", new="row // 8"),
         Wrong("the column within the chunk is lost", "both lie at place", old=" + column % 8", new=""),
     ),
     debrief="XOR with a fixed number swaps places and loses none, and different rows give different numbers. (chunk "

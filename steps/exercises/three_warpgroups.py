@@ -8,7 +8,7 @@ KEYS = 128  # of a tile
 
 
 def issued_in_turn(run, problem) -> str | None:
-    """Whether the warpgroups begin the two products of a turn one warpgroup after the other, 0, 1, 2, 0 and so on."""
+    """Whether warpgroups begin the two products of an iteration one after the other, 0, 1, 2, 0 and so on."""
     a_tile = 2 * -(-problem.seq_len_kv // KEYS)  # products of a warpgroup for a tile of queries
     for roles in products(run).values():
         seen: dict[str, int] = {}
@@ -29,9 +29,9 @@ def issued_in_turn(run, problem) -> str | None:
 
 
 ISSUE_BOTH = """
-def issue_both(query, weights, accumulator, tiles, barriers, turn, query_turn, part: gl.constexpr):
-    n = turn - query_turn  # all tiles but the first of every tile of queries
-    return issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part)
+def issue_both(query, weights, accumulator, tiles, barriers, iteration, query_iteration, warpgroup: gl.constexpr):
+    n = iteration - query_iteration  # all tiles but the first of every tile of queries
+    return issue_in_turn(query, weights, accumulator, tiles, barriers, iteration, n, warpgroup)
 """
 
 EXERCISE = InKernel(
@@ -46,33 +46,34 @@ EXERCISE = InKernel(
     watch=issued_in_turn,
     lacking=(("mbarrier.arrive(", "Nobody hands the turn on: an arrival on the next consumer's barrier is missing."),),
     hints=(
-        "Every consumer has a barrier of its own, barriers.turns.index(part), and one arrival completes a phase of it. "
-        "Who arrives on a consumer's barrier tells it that it is its turn. Which consumer does that, and when?",
+        "Every consumer has a barrier of its own, barriers.turns.index(warpgroup), and one arrival completes a phase "
+        "of it. Who arrives on a consumer's barrier tells it that it is its turn. Which consumer does that, and when?",
         "For its n-th turn consumer 1 waits for phase n of its barrier, so the parity is n & 1. A fresh barrier lets a "
         "wait for parity 1 pass. Consumer 0 has the first turn with nobody before it: it waits for the other parity.",
-        "mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST) before the first product, where FIRST is 1 for "
-        "consumer 0 and else 0. Behind both: mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1).",
+        "mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST) before the first product, where FIRST is 1 for "
+        "consumer 0 and else 0. Behind both: mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), "
+        "count=1).",
     ),
     solution="""
-def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: gl.constexpr):
-    FIRST: gl.constexpr = 1 if part == 0 else 0
-    await_tile(barriers.key_full, turn + 1, STAGES)
-    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
-    scores = issue_scores(query, tiles.key, turn + 1)
-    await_tile(barriers.value_full, turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
-    mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
+def issue_in_turn(query, weights, accumulator, tiles, barriers, iteration, n, warpgroup: gl.constexpr):
+    FIRST: gl.constexpr = 1 if warpgroup == 0 else 0
+    await_tile(barriers.key_full, iteration + 1, STAGES)
+    mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST)
+    scores = issue_scores(query, tiles.key, iteration + 1)
+    await_tile(barriers.value_full, iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+    mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), count=1)
     return scores, accumulator
 """,
     wrong=(
-        Wrong("nobody has the first turn", "a deadlock", old="1 if part == 0 else 0", new="0"),
-        Wrong("everybody has the first turn", "a deadlock", old="1 if part == 0 else 0", new="1"),
-        Wrong("handed to oneself", "a deadlock", old="(part + 1) % PARTS", new="part"),
-        Wrong("no way round", "place 3 of 3", old="(part + 1) % PARTS", new="part + 1"),
+        Wrong("nobody has the first turn", "a deadlock", old="1 if warpgroup == 0 else 0", new="0"),
+        Wrong("everybody has the first turn", "a deadlock", old="1 if warpgroup == 0 else 0", new="1"),
+        Wrong("handed to oneself", "a deadlock", old="(warpgroup + 1) % WARPGROUPS", new="warpgroup"),
+        Wrong("no way round", "place 3 of 3", old="(warpgroup + 1) % WARPGROUPS", new="warpgroup + 1"),
         Wrong(
             "the turn is not handed on",
             "Nobody hands the turn on",
-            old="    mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)\n",
+            old="    mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), count=1)\n",
             new="",
         ),
         Wrong("the parity never changes", "a deadlock", old="n & 1 ^ FIRST", new="FIRST"),
@@ -80,14 +81,14 @@ def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: g
             "handed on behind the first product",
             "both of its products",
             source="""
-def issue_in_turn(query, weights, accumulator, tiles, barriers, turn, n, part: gl.constexpr):
-    FIRST: gl.constexpr = 1 if part == 0 else 0
-    await_tile(barriers.key_full, turn + 1, STAGES)
-    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
-    scores = issue_scores(query, tiles.key, turn + 1)
-    mbarrier.arrive(barriers.turns.index((part + 1) % PARTS), count=1)
-    await_tile(barriers.value_full, turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
+def issue_in_turn(query, weights, accumulator, tiles, barriers, iteration, n, warpgroup: gl.constexpr):
+    FIRST: gl.constexpr = 1 if warpgroup == 0 else 0
+    await_tile(barriers.key_full, iteration + 1, STAGES)
+    mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST)
+    scores = issue_scores(query, tiles.key, iteration + 1)
+    mbarrier.arrive(barriers.turns.index((warpgroup + 1) % WARPGROUPS), count=1)
+    await_tile(barriers.value_full, iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
     return scores, accumulator
 """,
         ),

@@ -16,7 +16,7 @@ def ends_of(pieces) -> int:
 
 
 def judge(function, chance):
-    turns = [
+    iterations = [
         [("fence", 3), ("ask", 5), ("wait", 0)],
         [("ask", 5), ("fence", 3), ("wait", 0)],
         [("ask", 2), ("fence", 6), ("wait", 0)],
@@ -25,11 +25,11 @@ def judge(function, chance):
     ]
     for _ in range(20):
         kinds = [chance.choice(("ask", "wait", "exp2", "fence", "store")) for _ in range(chance.randint(4, 9))]
-        turns.append([(kind, 0 if kind == "wait" else chance.randint(1, 9)) for kind in kinds])
-    for pieces in turns:
+        iterations.append([(kind, 0 if kind == "wait" else chance.randint(1, 9)) for kind in kinds])
+    for pieces in iterations:
         told, right = function(list(pieces)), ends_of(pieces)
         if not isinstance(told, int | float):
-            return f"`turn_ends` must return a number, and yours gives {told!r}."
+            return f"`iteration_ends` must return a number, and yours gives {told!r}."
         if told != right:
             when = "too early" if told < right else "too late"
             return f"An iteration of {pieces} ends at {right}. Yours ends at {told}, which is {when}."
@@ -38,7 +38,7 @@ def judge(function, chance):
 
 EXERCISE = Plain(
     name="turn_ends",
-    function="turn_ends",
+    function="iteration_ends",
     by=judge,
     hints=(
         "Keep two times: how far the warpgroup is, and when the tensor cores are done with all that was asked for.",
@@ -46,7 +46,7 @@ EXERCISE = Plain(
         "Asking takes no time here. A wait lasts until the tensor cores are done, if they are not done already.",
     ),
     solution="""
-def turn_ends(pieces):
+def iteration_ends(pieces):
     now = cores = 0
     for what, time in pieces:
         if what == "ask":

@@ -75,13 +75,13 @@ EXERCISE = WgmmaLoop(
             "TMA is asked for two tiles in the same slot: into which slot does tile j + STAGES go?",
         ),
         (
-            r"first wrong number.*# source.*place, j \+ 1,",
+            r"first wrong number.*# source.*query_tile, j \+ 1,",
             "Everything is in order, but the wrong tile comes into this slot: the next one has a slot already.",
         ),
         (
             r"a deadlock.*(key|value)_full",
             "The warps wait for a tile that nobody has asked TMA for. A slot that has been read must be filled "
-            "again, for the turn that is STAGES later, as long as there are tiles.",
+            "again, for the iteration that is STAGES later, as long as there are tiles.",
         ),
         (
             r"more arrivals",
@@ -95,20 +95,20 @@ EXERCISE = WgmmaLoop(
         "`scores = warpgroup_mma_wait(0, deps=[scores])`, and the same for the output. The QK product starts from "
         "nothing (`use_acc=False`), the PV product adds to `accumulator`.",
         "Behind the PV product: `gl.barrier()`, so that both warpgroups have read the tile. Then, if j + STAGES < "
-        "end, `fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)`.",
+        "end, `fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)`.",
     ),
     solution="""
-def attend(query, arrays, tiles, barriers, place, turn, scale):
+def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
     none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-    _, end = tiles_to_visit(place.seq_len_kv)
+    _, end = tiles_to_visit(query_tile.seq_len_kv)
     for j in range(0, end):
         # --- scores: QK product ---
-        await_tile(barriers.key_full, turn, STAGES)
-        key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        await_tile(barriers.key_full, iteration, STAGES)
+        key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
         scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
 
@@ -119,17 +119,17 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
         # --- output: PV product ---
-        await_tile(barriers.value_full, turn, STAGES)
-        value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+        await_tile(barriers.value_full, iteration, STAGES)
+        value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
         accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 
         # --- fill the slots again ---
         gl.barrier()
         if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
-        turn += 1
-    return accumulator, row_sum, turn
+            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
+        iteration += 1
+    return accumulator, row_sum, iteration
 """,
     wrong=(
         Wrong(
@@ -147,7 +147,7 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         Wrong(
             "the values are not waited for",
             "which barrier tells that the tile is there",
-            old="await_tile(barriers.value_full, turn, STAGES)",
+            old="await_tile(barriers.value_full, iteration, STAGES)",
             new="pass",
         ),
         Wrong(
@@ -159,19 +159,19 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         Wrong(
             "the next tile in place of the one after",
             "wrong number",
-            old="place, j + STAGES, turn",
-            new="place, j + 1, turn",
+            old="query_tile, j + STAGES, iteration",
+            new="query_tile, j + 1, iteration",
         ),
         Wrong(
             "into the other slot",
             "into which slot",
-            old="j + STAGES, turn % STAGES",
-            new="j + STAGES, (turn + 1) % STAGES",
+            old="j + STAGES, iteration % STAGES",
+            new="j + STAGES, (iteration + 1) % STAGES",
         ),
         Wrong(
             "the slots are not filled again",
             "nobody has asked TMA for",
-            old="fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)",
+            old="fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)",
             new="pass",
         ),
         Wrong("the warpgroups do not meet", "do not meet between", old="        gl.barrier()\n", new=""),
@@ -180,10 +180,10 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
             "do not meet between",
             old="""        gl.barrier()
         if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
 """,
             new="""        if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
         gl.barrier()
 """,
         ),
@@ -216,11 +216,11 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
         # --- fill the slots again ---
         gl.barrier()
         if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
 """,
             new="""        gl.barrier()
         if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
+            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 """,
         ),

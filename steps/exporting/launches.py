@@ -135,7 +135,7 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     left_out += [REWRITTEN] if variant.rewrite else []
     values = of_order(step.order_for(problem), problem, variant.tile) | {
         "ragged": variant.ragged,
-        "part": variant.rows,
+        "own_rows": variant.rows,
         "columns": variant.head_dim,
         "output_columns": variant.output_columns,
         "warps": variant.warps,
@@ -210,7 +210,7 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
         "tile_key": variant.tile.key,
         "ragged": variant.ragged,
         "all_seen": problem.causal and not variant.unseen,
-        "parts": variant.parts,
+        "warpgroups": variant.warpgroups,
         "sharing": variant.sharing,
         "spare": variant.spare,
         "ahead": variant.ahead,

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from steps.gluon import names  # noqa: F401
-from steps.gluon.softmax import hide, softmax, store_lse, sum_own, tiles_to_visit
+from steps.gluon.softmax import LEAST, hide, softmax, store_lse, sum_own, tiles_to_visit
 
 
 @gluon.jit
@@ -78,7 +78,7 @@ def hold_queries(query, variant: gl.constexpr):
 
 @gluon.jit
 def wait_then_copy(free, pointer, row_stride, tile, seq_len_kv, variant: gl.constexpr):
-    """Where K and V share: wait for the tile that comes next, and begin to copy another into the place that is free."""
+    """Where K and V share: wait for the tile that comes next, and begin to copy another into the free buffer."""
     async_copy.wait_group(0)
     gl.barrier()
     copy_panels(free, 0, pointer, row_stride, tile, seq_len_kv, variant, variant.ragged)
@@ -162,7 +162,7 @@ def fmha(
             copy_panels(values, n, V, row_stride, gl.minimum(n, end - 1), seq_len_kv, variant, variant.ragged)
             async_copy.commit_group()
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     if variant.defer_sum:
         row_sum = sum_own(gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, MMA))
     else:
@@ -211,7 +211,7 @@ def fmha(
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
-            # --- all warps have read this tile: begin to copy a later one into its place ---
+            # --- all warps have read this tile: begin to copy a later one into its slot ---
             if not variant.share_keys_values:
                 gl.barrier()
                 refill(keys, values, K, V, row_stride, stage, j, end, seq_len_kv, variant)

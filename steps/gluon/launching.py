@@ -63,7 +63,7 @@ class PointerStep(FusedStep):
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
 
-        lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
+        lse: a tensor for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
         """
         import torch
 

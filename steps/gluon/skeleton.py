@@ -77,18 +77,18 @@ class GluonStep(PointerStep):
         return (keys + (0 if v.query_in_registers else v.tile.query)) * v.head_dim * BYTES_PER_ELEMENT
 
     def ldmatrix_conflicts(self, problem: Problem) -> int:
-        """Extra turns at shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
+        """Extra wavefronts of shared memory that all ldmatrix of a launch take, computed from the layouts alone."""
         v = self.variant(problem)
         queries, keys_values = self._matrices(v)
         blocks = math.prod(grid(problem, v.tile))
         tiles = tiles_visited(problem, v.tile)
         loaded = tiles * keys_values + (blocks if v.query_in_registers else tiles) * queries
-        return (layouts.ldmatrix_turns(v.shared, v.columns) - 1) * loaded * v.warps.number
+        return (layouts.ldmatrix_wavefronts(v.shared, v.columns) - 1) * loaded * v.warps.number
 
     def shared_clocks(self, problem: Problem) -> float:
         """Clocks a K/V tile that shared memory is busy at least: ldmatrix, with its conflicts, and the copies into it.
 
-        A matrix of 8 x 8 elements takes a clock a turn, and so do 128 bytes that are copied. What warps exchange
+        A matrix of 8 x 8 elements takes a clock a wavefront, and so do 128 bytes that are copied. What warps exchange
         through shared memory is not counted.
         """
         v = self.variant(problem)
@@ -97,7 +97,7 @@ class GluonStep(PointerStep):
         if self.cuts(problem):
             copied += v.tile.query * v.head_dim
         read = keys_values + (0 if v.query_in_registers and not self.cuts(problem) else queries)
-        clocks = read * v.warps.number * layouts.ldmatrix_turns(v.shared, v.columns)
+        clocks = read * v.warps.number * layouts.ldmatrix_wavefronts(v.shared, v.columns)
         return clocks + copied * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 
     @staticmethod

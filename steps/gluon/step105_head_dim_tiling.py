@@ -15,9 +15,9 @@ two waits for copies instead of one.
 
 ``q_registers``, inside this step: Q in registers.
 
-Q is the same in every turn of the loop. It goes through the buffer of K once and stays in registers, in the layout of
-a left factor: its shared memory is gone, and so are its ldmatrix in every turn. The price is head_dim / 4 registers a
-thread.
+Q is the same in every iteration of the loop. It goes through the buffer of K once and stays in registers, in the layout
+of a left factor: its shared memory is gone, and so are its ldmatrix in every iteration. The price is head_dim / 4
+registers a thread.
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from steps.core.problems import few_heads
 from steps.gluon import step103_stages
 from steps.gluon.kernel import copy_rows, store_rows, to_head
-from steps.gluon.softmax import hide, softmax, store_lse, tiles_to_visit
+from steps.gluon.softmax import LEAST, hide, softmax, store_lse, tiles_to_visit
 from steps.gluon.variant import Schedule
 
 SHARED_KV_BUFFER = step103_stages.STEP.evolve(
@@ -91,7 +91,7 @@ def fmha_pieces(
     copy_rows(keys[0], K, k_strides[2], 0, seq_len_kv, variant, variant.ragged)
     async_copy.commit_group()
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulators = ()
     for _ in gl.static_range(PIECES):

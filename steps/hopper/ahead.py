@@ -16,108 +16,122 @@ from steps.gluon import names  # noqa: F401
 from steps.hopper.lib import (
     await_tile,
     own_row,
-    part_of,
-    place_of,
+    query_of,
+    query_tile_of,
     release,
 )
-from steps.hopper.loop import attend_to_rest, first_weights, tiles_of_part
+from steps.hopper.loop import attend_to_rest, first_weights, tiles_of_warpgroup
 from steps.hopper.packed import corner
 from steps.hopper.products import issue_output, issue_scores, no_output, store_lse_of
 from steps.hopper.softmax import by_row, factor, no_maxima, raise_maxima
 
 
 @gluon.jit
-def place_until(n, last, work, variant: gl.constexpr):
-    """(place, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
+def query_tile_until(n, last, work, variant: gl.constexpr):
+    """(query_tile, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
     n = gl.minimum(n, last - 1)
-    return place_of(n, None, work, variant)
+    return query_tile_of(n, None, work, variant)
 
 
 @gluon.jit
-def first_maxima(scores, place, query_turn, scale, part: gl.constexpr, variant: gl.constexpr):
+def first_maxima(scores, query_tile, query_iteration, scale, warpgroup: gl.constexpr, variant: gl.constexpr):
     """(scores behind the mask, maxima) of the first tile of keys."""
-    row, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
-    scores = variant.walk.first(scores, 0, whole, end, row, place.seq_len_kv, variant)
+    row, whole, end, _ = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
+    scores = variant.walk.first(scores, 0, whole, end, row, query_tile.seq_len_kv, variant)
     return scores, raise_maxima(scores, no_maxima(variant), factor(scale, variant), variant)
 
 
 @gluon.jit
-def send(arrays, tiles, place, head, batch, query_turn, part: gl.constexpr, variant: gl.constexpr):
-    """Ask TMA to store a part's output, which the warps have written to its place in shared memory."""
+def send(arrays, tiles, query_tile, head, batch, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Ask TMA to store a warpgroup's output, which the warps have written to its buffer in shared memory."""
     fence_async_shared()
-    at = corner(batch, head, own_row(place.row, query_turn, part, variant), 0, variant)
-    tma.async_store(arrays.output, at, tiles.output.index(part))
+    at = corner(batch, head, own_row(query_tile.row, query_iteration, warpgroup, variant), 0, variant)
+    tma.async_store(arrays.output, at, tiles.output.index(warpgroup))
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's.
+def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A consumer warpgroup: its rows of every tile of queries that is this block's.
 
     The output waits in shared memory. TMA is asked to store it at the end of the next tile of queries, under products.
     """
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
     dtype: gl.constexpr = tiles.key.dtype
-    output = tiles.output.index(part)
-    turn = 0  # tiles of keys so far
-    query_turn = 0
+    output = tiles.output.index(warpgroup)
+    iteration = 0  # tiles of keys so far
+    query_iteration = 0
     n, last = variant.schedule.own(work, variant)
-    place, head, batch = place_until(n, last, work, variant)
+    query_tile, head, batch = query_tile_until(n, last, work, variant)
     await_tile(barriers.query_full, 0, QUERY_STAGES)
     await_tile(barriers.key_full, 0, STAGES)
-    scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
+    scores = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_empty, 0, STAGES)
-    scores, row_max = first_maxima(scores, place, 0, scale, part, variant)
+    scores, row_max = first_maxima(scores, query_tile, 0, scale, warpgroup, variant)
     first = first_weights(scores, row_max, dtype, scale, variant)
-    # Computed anew, and not `= place, head, batch`: Triton takes variables that begin as one value for one variable.
-    sent_place, sent_head, sent_batch = place_until(n, last, work, variant)
+    # Computed anew, and not `= query_tile, head, batch`: Triton takes variables that begin as one value for one
+    # variable.
+    sent_tile, sent_head, sent_batch = query_tile_until(n, last, work, variant)
     while n < last:
-        n = variant.schedule.hear(n, last, query_turn, work, variant)
+        n = variant.schedule.hear(n, last, query_iteration, work, variant)
         more = n < last
-        next_place, next_head, next_batch = place_until(n, last, work, variant)
-        query = variant.queries.take(part_of(tiles.query, query_turn, part, variant), variant)
-        row, whole, end, _ = tiles_of_part(place, query_turn, part, variant)
+        next_tile, next_head, next_batch = query_tile_until(n, last, work, variant)
+        query = variant.queries.take(query_of(tiles.query, query_iteration, warpgroup, variant), variant)
+        row, whole, end, _ = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
         accumulator = no_output(variant)
-        accumulator, row_sum, turn, weights = attend_to_rest(
-            first, accumulator, query, tiles, barriers, place, row, whole, end, turn, query_turn, scale, part, variant
+        accumulator, row_sum, iteration, weights = attend_to_rest(
+            first,
+            accumulator,
+            query,
+            tiles,
+            barriers,
+            query_tile,
+            row,
+            whole,
+            end,
+            iteration,
+            query_iteration,
+            scale,
+            warpgroup,
+            variant,
         )
 
         # --- issue: first scores for the next queries, last output for these ---
         if more:
-            await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
-            await_tile(barriers.key_full, turn + 1, STAGES)
-        following = part_of(tiles.query, query_turn + 1, part, variant)
-        scores = issue_scores(following, tiles.key, turn + 1, variant)
-        await_tile(barriers.value_full, turn, STAGES)
-        accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+            await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
+            await_tile(barriers.key_full, iteration + 1, STAGES)
+        following = query_of(tiles.query, query_iteration + 1, warpgroup, variant)
+        scores = issue_scores(following, tiles.key, iteration + 1, variant)
+        await_tile(barriers.value_full, iteration, STAGES)
+        accumulator = issue_output(weights, tiles.value, iteration, accumulator, variant)
 
         # --- what needs neither ---
-        variant.free.softmax(barriers, query_turn, variant)
-        if query_turn > 0:
-            send(arrays, tiles, sent_place, sent_head, sent_batch, query_turn - 1, part, variant)
+        variant.free.softmax(barriers, query_iteration, variant)
+        if query_iteration > 0:
+            send(arrays, tiles, sent_tile, sent_head, sent_batch, query_iteration - 1, warpgroup, variant)
         if variant.lse:
             row_sum, row_max = row_sum
         row_sum = variant.sums.end(row_sum, variant)
         inverse = by_row(1.0 / row_sum, variant)
         if variant.lse:
-            row = own_row(place.row, query_turn, part, variant)
+            row = own_row(query_tile.row, query_iteration, warpgroup, variant)
             store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant)
 
         # --- the next softmax; between its maxima and its exponentials the output is complete ---
         scores = warpgroup_mma_wait(1, deps=[scores])
-        mbarrier.arrive(barriers.key_empty.index((turn + 1) % STAGES), count=1, pred=more)
-        scores, row_max = first_maxima(scores, next_place, query_turn + 1, scale, part, variant)
-        variant.hold.wait(barriers, turn, variant)
+        mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1, pred=more)
+        scores, row_max = first_maxima(scores, next_tile, query_iteration + 1, scale, warpgroup, variant)
+        variant.hold.wait(barriers, iteration, variant)
         accumulator, row_max = warpgroup_mma_wait(0, deps=[accumulator, row_max])
         o = (accumulator * inverse).to(dtype)
         first = first_weights(scores, row_max, dtype, scale, variant)
-        release(barriers.value_empty, turn, STAGES)
+        release(barriers.value_empty, iteration, STAGES)
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
-        sent_place, sent_head, sent_batch = place, head, batch
-        place, head, batch = next_place, next_head, next_batch
-        turn += 1
-        query_turn += 1
-    send(arrays, tiles, sent_place, sent_head, sent_batch, query_turn - 1, part, variant)
+        sent_tile, sent_head, sent_batch = query_tile, head, batch
+        query_tile, head, batch = next_tile, next_head, next_batch
+        iteration += 1
+        query_iteration += 1
+    send(arrays, tiles, sent_tile, sent_head, sent_batch, query_iteration - 1, warpgroup, variant)
     tma.store_wait(0)

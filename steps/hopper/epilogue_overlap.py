@@ -15,9 +15,9 @@ from steps.hopper.lib import (
     await_tile,
     first_task,
     next_task,
-    part_of,
     pass_over_rest,
-    place_of,
+    query_of,
+    query_tile_of,
     release,
     seen,
 )
@@ -26,38 +26,62 @@ from steps.hopper.products import await_output, issue_scores, link, store_normal
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, LSE, part: gl.constexpr, variant: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's."""
+def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A consumer warpgroup: its rows of every tile of queries that is this block's."""
     STAGES: gl.constexpr = variant.stages
     QUERY_STAGES: gl.constexpr = variant.query_stages
-    output = tiles.output.index(part)
-    turn = 0  # tiles of keys so far
-    query_turn = 0
+    output = tiles.output.index(warpgroup)
+    iteration = 0  # tiles of keys so far
+    query_iteration = 0
     n, last = variant.schedule.own(work, variant)
     n, task = first_task(n, work, variant)
     if not variant.packed or n < last:  # numbers may mean nothing, and then a block has nothing to do
         await_tile(barriers.query_full, 0, QUERY_STAGES)
         await_tile(barriers.key_full, 0, STAGES)
-    scores = issue_scores(part_of(tiles.query, 0, part, variant), tiles.key, 0, variant)
+    scores = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
     while n < last:
-        place, head, batch = place_of(n, task, work, variant)
-        query = part_of(tiles.query, query_turn, part, variant)
+        query_tile, head, batch = query_tile_of(n, task, work, variant)
+        query = query_of(tiles.query, query_iteration, warpgroup, variant)
         query = variant.queries.take(query, variant)
-        accumulator, row_sum, turn, last_turn = attend_overlapped(
-            scores, query, tiles, barriers, seen(place, variant), turn, query_turn, scale, part, variant
+        accumulator, row_sum, iteration, last_iteration = attend_overlapped(
+            scores,
+            query,
+            tiles,
+            barriers,
+            seen(query_tile, variant),
+            iteration,
+            query_iteration,
+            scale,
+            warpgroup,
+            variant,
         )
-        n, task = next_task(n, last, query_turn, work, variant)
-        variant.free.softmax(barriers, query_turn, variant)
+        n, task = next_task(n, last, query_iteration, work, variant)
+        variant.free.softmax(barriers, query_iteration, variant)
         if variant.most_over > 1:
             accumulator = await_output(accumulator, 0, variant)
-            release(barriers.value_empty, last_turn, STAGES)
-            turn = pass_over_rest(barriers, place, turn, query_turn, part, variant)
-        scores, accumulator = link(accumulator, tiles, barriers, turn, last_turn, query_turn, n < last, part, variant)
-        variant.ends.pass_value(barriers, last_turn, turn, variant)
-        turn += 1
+            release(barriers.value_empty, last_iteration, STAGES)
+            iteration = pass_over_rest(barriers, query_tile, iteration, query_iteration, warpgroup, variant)
+        scores, accumulator = link(
+            accumulator, tiles, barriers, iteration, last_iteration, query_iteration, n < last, warpgroup, variant
+        )
+        variant.ends.pass_value(barriers, last_iteration, iteration, variant)
+        iteration += 1
 
-        store_normalised(accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part, variant)
-        variant.free.store(barriers, query_turn, variant)
-        query_turn += 1
+        store_normalised(
+            accumulator,
+            row_sum,
+            output,
+            LSE,
+            arrays,
+            work,
+            query_tile,
+            head,
+            batch,
+            query_iteration,
+            warpgroup,
+            variant,
+        )
+        variant.free.store(barriers, query_iteration, variant)
+        query_iteration += 1
     scores = warpgroup_mma_wait(0, deps=[scores])
     tma.store_wait(0)

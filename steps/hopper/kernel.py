@@ -33,9 +33,9 @@ from steps.hopper.packed import Packed, keys_of
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
-    """The producer: fetches the tiles of this block, each as soon as its place is free."""
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
-    query_turn = 0
+    """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
+    query_iteration = 0
     n, last = variant.schedule.own(work, variant)
     if variant.packed:
         n, task = take_task(n, last, 0, work, variant)
@@ -52,18 +52,18 @@ def produce(arrays, tiles, barriers, work, variant: gl.constexpr):
             before = 0
             _, end = tiles_to_visit(row, keys_of(batch, work, variant), variant)
         if variant.packed:
-            end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key, and the parts wait for one tile
+            end = gl.maximum(end, 1)  # lengths that nobody checked may leave no key: the warpgroups wait for one tile
             following = take_number(last, work)  # which takes long, and is not needed before the keys are asked for
-        free = barriers.query_empty.index(query_turn % variant.query_stages)
-        mbarrier.wait(free, query_turn // variant.query_stages & 1 ^ 1)
-        fetch_queries(arrays, tiles, barriers, head, batch, row, query_turn, variant)
+        empty = barriers.query_empty.index(query_iteration % variant.query_stages)
+        mbarrier.wait(empty, query_iteration // variant.query_stages & 1 ^ 1)
+        fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, variant)
         kv_head = head // variant.group_size
-        turn = fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, variant)
+        iteration = fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, variant)
         if variant.packed:
-            n, task = take_task(following, last, query_turn + 1, work, variant)
+            n, task = take_task(following, last, query_iteration + 1, work, variant)
         else:
-            n = variant.schedule.take(n, last, query_turn, work, variant)
-        query_turn += 1
+            n = variant.schedule.take(n, last, query_iteration, work, variant)
+        query_iteration += 1
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head", "sequences"])
@@ -94,10 +94,10 @@ def fmha(
     all_see_barriers(variant)
     variant.hold.begin()
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     WORKERS: gl.constexpr = variant.workers
     BUDGETS: gl.constexpr = variant.budgets
-    if variant.parts == 2:
+    if variant.warpgroups == 2:
         gl.warp_specialize(
             [
                 (variant.consume, (arrays, tiles, barriers, work, scale, LSE, 0, variant)),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
-from steps.core.launch import each_stream, empty_lse, gluon_launcher
+from steps.core.launch import each_stream, empty_lse, gluon_launcher, places_like
 from steps.core.order import NATURAL, Order
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import packed
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
 
-COUNTER = 5  # the place among the arguments of what says how many tiles were taken (``steps.core.order``)
+COUNTER = 5  # the position among the arguments of what says how many tiles were taken (``steps.core.order``)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class TmaStep(FusedStep):
     """A fused kernel in Gluon that takes Q, K, V and the output as TMA describes them: ``arguments``.
 
     Its skeleton offers ``kernel``, ``variant`` and ``compute_warps``. A variant has ``tile``, ``rows`` (queries of a
-    part), ``parts``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts them as
-    one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each), ``rewrite``
-    (whether its PTX is rewritten), ``output_columns``, ``shared`` (the layout of tiles of queries and outputs),
-    ``shared_key``, ``shared_value`` and ``lse``.
+    warpgroup), ``warpgroups``, ``warps`` (that a block begins with), ``ctas`` (blocks that work together; a grid counts
+    them as one), ``neighbours`` (blocks of which Triton does not know that they share a tile; a grid counts each),
+    ``rewrite`` (whether its PTX is rewritten), ``output_columns``, ``shared`` (the layout of tiles of queries and
+    outputs), ``shared_key``, ``shared_value`` and ``lse``.
     """
 
     @property
@@ -73,14 +73,14 @@ class TmaStep(FusedStep):
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
 
-        lse: a place for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
+        lse: a tensor for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
         Of packed sequences a kernel takes behind all of this where they begin, and how many there are.
         """
         import torch
 
         variant = self.variant(problem)
         sign, scale = positive(problem.effective_scale)
-        empty = partial(torch.empty, q.shape, dtype=q.dtype, device=q.device)
+        empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
         into_out = out is not None and describable(out)
 
         def fit(q, k, v):
@@ -91,9 +91,9 @@ class TmaStep(FusedStep):
         as_they_are = all(a is b for a, b in zip(fitted, (q, k, v)))
         how = self.order_for(problem)
         blocks, order = how.blocks(problem, variant.tile, q.device, together=variant.neighbours)
-        passed = arguments(*fitted, out if into_out else empty(), problem, scale, order, variant)
+        passed = arguments(*fitted, out if into_out else empty(q), problem, scale, order, variant)
         passed = (*passed, *constants)
-        moving, with_lse = (0, 1, 2, 3), lse is not None
+        moving, lse_place = (0, 1, 2, 3), lse is not None and places_like(lse)
         own = tuple  # what a launch brings along besides the tensors: nothing
         if how.taken:
             moving, counter = (*moving, COUNTER), each_stream(order[1].clone, q.device)
@@ -101,7 +101,7 @@ class TmaStep(FusedStep):
             def own():
                 return (counter(),)
 
-        if with_lse:
+        if lse_place:
             moving, passed = (*moving, len(passed)), (*passed, lse)
         if problem.lengths is not None:
             begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
@@ -111,17 +111,25 @@ class TmaStep(FusedStep):
         asked = {"ctas": variant.ctas, "neighbours": variant.neighbours, "rewrite": variant.rewrite}
         run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **asked)
 
+        def plainly(q, k, v, _):
+            """``launch`` where nothing but these is passed, for less of the host."""
+            o = empty(q)
+            run(q, k, v, o)
+            return o
+
         def launch(q, k, v, out, *begins):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
-            o = out if into_out else empty()
-            if not with_lse:
+            o = out if into_out else empty(q)
+            if not lse_place:
                 run(q, k, v, o, *own(), *begins)
                 return o if out is None or o is out else out.copy_(o)
-            lse = empty_lse(q)
+            lse = lse_place()
             run(q, k, v, o, *own(), lse, *begins)
             return (o if out is None or o is out else out.copy_(o)), lse
 
+        if as_they_are and out is None and len(moving) == 4:
+            return plainly
         return launch
 
     def compile(self, problem, arch=None):
@@ -152,7 +160,7 @@ class TmaStep(FusedStep):
             lists=order.lists(problem, variant.tile, arch, together=variant.neighbours),
             blocks=together * order.number(problem, variant.tile, arch, together=variant.neighbours),
             kv_tiles=together * tiles_visited(problem, variant.tile),
-            compute_groups=variant.parts,
+            compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),
         )
 

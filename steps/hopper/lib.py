@@ -33,7 +33,7 @@ class Arrays(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
 
     query_full: object
     query_empty: object
@@ -51,7 +51,7 @@ class Barriers(NamedTuple):
     value_full: object
     value_empty: object
     turns: object  # whose turn it is to issue products
-    there: object  # in a pair, complete when the other block's place is free, too
+    there: object  # in a pair, complete when the other block's slot is empty, too
     nobody: object  # where nobody arrives (``hold_by_nobody``)
 
 
@@ -62,8 +62,8 @@ class Taken(NamedTuple):
     """
 
     number: object
-    ready: object
-    free: object
+    full: object
+    empty: object
 
 
 class Work(NamedTuple):
@@ -83,8 +83,8 @@ class Work(NamedTuple):
     lines: object = None
 
 
-class Place(NamedTuple):
-    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
+class QueryTile(NamedTuple):
+    """A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
 
     row: object
     kv_head: object
@@ -99,16 +99,16 @@ def keys_before(row, variant: gl.constexpr):
 
 
 @gluon.jit
-def seen(place, variant: gl.constexpr):
-    """A place as if the keys before its window were not there: queries and keys are counted from the first tile seen.
+def seen(query_tile, variant: gl.constexpr):
+    """A tile as if the keys before its window were not there: queries and keys are counted from the first tile seen.
 
     What a mask asks for, differences of their numbers, stays the same.
     """
     if variant.window:
-        before = keys_before(place.row, variant)
-        return Place(place.row - before, place.kv_head, place.batch, place.seq_len_kv - before)
+        before = keys_before(query_tile.row, variant)
+        return QueryTile(query_tile.row - before, query_tile.kv_head, query_tile.batch, query_tile.seq_len_kv - before)
     else:
-        return place
+        return query_tile
 
 
 # --- shared memory and mbarriers ---
@@ -125,9 +125,9 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
-    """Places in shared memory for tiles of queries, keys, values and the output."""
-    PARTS: gl.constexpr = variant.parts
-    QUERIES: gl.constexpr = [variant.query_stages * PARTS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
+    """Slots in shared memory for tiles of queries, keys, values and the output."""
+    WARPGROUPS: gl.constexpr = variant.warpgroups
+    QUERIES: gl.constexpr = [variant.query_stages * WARPGROUPS] + variant.outer + [variant.rows, variant.head_dim]  # noqa: RUF005
     KEYS: gl.constexpr = [variant.stages] + variant.outer + [variant.tile.key, variant.head_dim]  # noqa: RUF005
     queries = gl.allocate_shared_memory(dtype, QUERIES, variant.shared)
     keys = gl.allocate_shared_memory(dtype, KEYS, variant.shared)
@@ -145,26 +145,26 @@ def in_place_of_queries(queries, variant: gl.constexpr):
 @gluon.jit
 def room_of_its_own(queries, variant: gl.constexpr):
     """The output leaves from shared memory of its own, while the next queries arrive."""
-    OUTPUTS: gl.constexpr = [variant.parts] + variant.outer + [variant.rows, variant.output_columns]  # noqa: RUF005
+    OUTPUTS: gl.constexpr = [variant.warpgroups] + variant.outer + [variant.rows, variant.output_columns]  # noqa: RUF005
     return gl.allocate_shared_memory(queries.dtype, OUTPUTS, variant.shared)
 
 
 @gluon.jit
 def rings(variant: gl.constexpr):
-    """mbarriers for roles: a place is ready when TMA has filled it, and free when all parts have read it.
+    """mbarriers for roles: a slot is full when TMA has filled it, and empty when all warpgroups have read it.
 
-    A barrier without use is not made: the compiler would give its place to something else, too.
+    A barrier without use is not made: the compiler would give its shared memory to something else, too.
     """
-    PARTS: gl.constexpr = variant.parts
+    WARPGROUPS: gl.constexpr = variant.warpgroups
     STAGES: gl.constexpr = variant.stages
     return Barriers(
         barrier_ring(variant.query_stages, 1),
-        barrier_ring(variant.query_stages, PARTS),
+        barrier_ring(variant.query_stages, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
-        barrier_ring(PARTS, 1) if variant.turns.barriers else None,
+        barrier_ring(STAGES, WARPGROUPS),
+        barrier_ring(WARPGROUPS, 1) if variant.turns.barriers else None,
         barrier_ring(STAGES, 1) if variant.neighbours > 1 else None,
         barrier_ring(1, 1) if variant.hold.barriers else None,
     )
@@ -179,26 +179,26 @@ def all_see_barriers(variant: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+def await_tile(full, iteration, stages: gl.constexpr):
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
+    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
 
 
 @gluon.jit
-def release(free, turn, stages: gl.constexpr):
-    """This part has read the turn-th tile of a ring."""
-    mbarrier.arrive(free.index(turn % stages), count=1)
+def release(empty, iteration, stages: gl.constexpr):
+    """This warpgroup has read tile ``iteration`` of a ring."""
+    mbarrier.arrive(empty.index(iteration % stages), count=1)
 
 
-# --- when the place of a tile of queries is free ---
+# --- when the slot of a tile of queries is free ---
 
 
 @dataclass(frozen=True)
 class Free(Pieces):
-    """Where a part says that the place of its queries is free: of the three places one does so.
+    """Where a warpgroup says that the slot of its queries is free: one of three functions does so.
 
-    product(barriers, query_turn, last, variant): behind a QK product, which was the last where ``last``.
-    softmax(barriers, query_turn, variant): behind the last softmax. store(...): behind the store of the output.
+    product(barriers, query_iteration, last, variant): behind a QK product, which was the last where ``last``.
+    softmax(barriers, query_iteration, variant): behind the last softmax. store(...): behind the store of the output.
     """
 
     product: Callable
@@ -207,32 +207,32 @@ class Free(Pieces):
 
 
 @gluon.jit
-def say_free(barriers, query_turn, variant: gl.constexpr):
-    """This part needs the place of its queries no more."""
-    release(barriers.query_empty, query_turn, variant.query_stages)
+def say_free(barriers, query_iteration, variant: gl.constexpr):
+    """This warpgroup needs the slot of its queries no more."""
+    release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
-def say_free_once_stored(barriers, query_turn, variant: gl.constexpr):
-    """This part needs the place of its queries no more, once TMA has read the output from there."""
+def say_free_once_stored(barriers, query_iteration, variant: gl.constexpr):
+    """This warpgroup needs the slot of its queries no more, once TMA has read the output from there."""
     tma.store_wait(0)
-    release(barriers.query_empty, query_turn, variant.query_stages)
+    release(barriers.query_empty, query_iteration, variant.query_stages)
 
 
 @gluon.jit
-def all_scores_read(barriers, query_turn, last, variant: gl.constexpr):
-    """If this product was the last that reads this part's Q, say so: its place is free."""
-    mbarrier.arrive(barriers.query_empty.index(query_turn % variant.query_stages), count=1, pred=last)
+def all_scores_read(barriers, query_iteration, last, variant: gl.constexpr):
+    """If this product was the last that reads this warpgroup's Q, say so: its slot is free."""
+    mbarrier.arrive(barriers.query_empty.index(query_iteration % variant.query_stages), count=1, pred=last)
 
 
 @gluon.jit
-def not_behind_product(barriers, query_turn, last, variant: gl.constexpr):
-    """The place of the queries is needed longer than for products."""
+def not_behind_product(barriers, query_iteration, last, variant: gl.constexpr):
+    """The slot of the queries is needed longer than for products."""
 
 
 @gluon.jit
-def not_here(barriers, query_turn, variant: gl.constexpr):
-    """The place of the queries is given back elsewhere."""
+def not_here(barriers, query_iteration, variant: gl.constexpr):
+    """The slot of the queries is given back elsewhere."""
 
 
 # --- turns: whose products are issued next ---
@@ -240,9 +240,10 @@ def not_here(barriers, query_turn, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Turns(Pieces):
-    """In which order the parts issue products. take(barriers, n, part, variant): wait for the n-th turn of this part.
+    """In which order the warpgroups issue products. take(barriers, n, warpgroup, variant): wait for the n-th turn of
+    this warpgroup.
 
-    give(barriers, part, variant): it is the next part's turn. barriers: whether they need mbarriers.
+    give(barriers, warpgroup, variant): it is the next warpgroup's turn. barriers: whether they need mbarriers.
     """
 
     take: Callable
@@ -251,25 +252,25 @@ class Turns(Pieces):
 
 
 @gluon.jit
-def take_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
-    """Wait until it is this part's turn, for the n-th time. Part 0 has the first turn."""
-    FIRST: gl.constexpr = 1 if part == 0 else 0
-    mbarrier.wait(barriers.turns.index(part), n & 1 ^ FIRST)
+def take_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Wait until it is this warpgroup's turn, for the n-th time. Warpgroup 0 has the first turn."""
+    FIRST: gl.constexpr = 1 if warpgroup == 0 else 0
+    mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST)
 
 
 @gluon.jit
-def pass_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
-    """It is the next part's turn to issue products."""
-    mbarrier.arrive(barriers.turns.index((part + 1) % variant.parts), count=1)
+def pass_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """It is the next warpgroup's turn to issue products."""
+    mbarrier.arrive(barriers.turns.index((warpgroup + 1) % variant.warpgroups), count=1)
 
 
 @gluon.jit
-def take_no_turn(barriers, n, part: gl.constexpr, variant: gl.constexpr):
-    """Parts issue products whenever they are ready."""
+def take_no_turn(barriers, n, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Warpgroups issue products whenever they are ready."""
 
 
 @gluon.jit
-def pass_no_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
+def pass_no_turn(barriers, warpgroup: gl.constexpr, variant: gl.constexpr):
     """Nobody waits for a turn."""
 
 
@@ -278,7 +279,8 @@ def pass_no_turn(barriers, part: gl.constexpr, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class Hold(Pieces):
-    """begin(): what is said of meetings when the kernel begins. wait(barriers, turn, variant): what holds the order.
+    """begin(): what is said of meetings when the kernel begins. wait(barriers, iteration, variant): what holds the
+    order.
 
     barriers: whether it needs an mbarrier where nobody arrives.
     """
@@ -303,20 +305,20 @@ def keep_meetings():
 
 
 @gluon.jit
-def hold_by_values(barriers, turn, variant: gl.constexpr):
+def hold_by_values(barriers, iteration, variant: gl.constexpr):
     """Keep what follows behind what is in front: a wait for an mbarrier that is over at once.
 
     ptxas orders the instructions of straight code as it likes. Over this, which is a loop, it moves nothing. The wait
     is a second one for a tile of values, which has long arrived.
     """
-    await_tile(barriers.value_full, turn, variant.stages)
+    await_tile(barriers.value_full, iteration, variant.stages)
 
 
 @gluon.jit
-def hold_by_nobody(barriers, turn, variant: gl.constexpr):
+def hold_by_nobody(barriers, iteration, variant: gl.constexpr):
     """Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
 
-    Where warps do not meet, one of them may give back the place of a tile of values before another waits for that tile
+    Where warps do not meet, one of them may give back the slot of a tile of values before another waits for that tile
     a second time, and that one would wait for good. Here parity 1 names the phase before the first, which always counts
     as complete.
     """
@@ -331,8 +333,9 @@ class Schedule(Pieces):
     """How a persistent block learns which tiles of queries are its own (``steps.core.order``).
 
     own(work, variant): the part [first, last) of the order that is this block's. number(work, n, variant): of the n-th
-    tile in the order. take(n, last, turn, work, variant): for the producer, which tile comes behind the turn-th; hear:
-    as much, for a part. tells: whether the producer tells the parts. lines: whether it needs the number of all heads.
+    tile in the order. take(n, last, query_iteration, work, variant): for the producer, which tile comes behind this
+    one; hear: as much, for a warpgroup. tells: whether the producer tells the warpgroups. lines: whether it needs the
+    number of all heads.
     """
 
     own: Callable
@@ -389,7 +392,7 @@ def listed(work, n, variant: gl.constexpr):
 
 
 @gluon.jit
-def next_in_list(n, last, turn, work, variant: gl.constexpr):
+def next_in_list(n, last, query_iteration, work, variant: gl.constexpr):
     """Where in the order the next tile of queries stands."""
     return n + 1
 
@@ -403,7 +406,7 @@ def computed_tiles(work, variant: gl.constexpr):
 @gluon.jit
 def computed(work, n, variant: gl.constexpr):
     """The number of the n-th tile of queries in the order, without a list."""
-    if variant.causal:  # a head's tiles change places from turn to turn: a block gets long and short ones
+    if variant.causal:  # a head's tiles change places from round to round: a block gets long and short ones
         tile = n % work.tiles_a_head
         n -= tile
         n += (tile + n // gl.num_programs(0)) % work.tiles_a_head
@@ -411,7 +414,7 @@ def computed(work, n, variant: gl.constexpr):
 
 
 @gluon.jit
-def next_computed(n, last, turn, work, variant: gl.constexpr):
+def next_computed(n, last, query_iteration, work, variant: gl.constexpr):
     """Where in the order the next tile of queries stands: there are as many between as there are blocks."""
     return n + gl.num_programs(0)
 
@@ -436,23 +439,23 @@ def take_number(last, work):
 
 
 @gluon.jit
-def take_next(n, last, turn, work, variant: gl.constexpr):
-    """Behind the turn-th tile of queries, take the next, and tell the other roles."""
+def take_next(n, last, query_iteration, work, variant: gl.constexpr):
+    """Behind a tile of queries, take the next, and tell the other roles."""
     n = take_number(last, work)
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
+    mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
     work.taken.number.store(gl.full([1], n, gl.int32, ONE))
-    mbarrier.arrive(work.taken.ready.index(0), count=1)
+    mbarrier.arrive(work.taken.full.index(0), count=1)
     return n
 
 
 @gluon.jit
-def hear_next(n, last, turn, work, variant: gl.constexpr):
-    """Which tile of queries comes behind the turn-th: what the producer tells."""
+def hear_next(n, last, query_iteration, work, variant: gl.constexpr):
+    """Which tile of queries comes behind this one: what the producer tells."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(work.taken.ready.index(0), turn & 1)
+    mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     n = gl.max(work.taken.number.load(ONE), 0)
-    mbarrier.arrive(work.taken.free.index(0), count=1)
+    mbarrier.arrive(work.taken.empty.index(0), count=1)
     return n
 
 
@@ -461,20 +464,20 @@ def room_for_number(variant: gl.constexpr):
     """What the role that takes tiles tells the others by which is next."""
     LISTENERS: gl.constexpr = variant.listeners
     if variant.packed:
-        place = room_for_task()
+        slot = room_for_task()
     else:
-        place = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return Taken(place, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
+        slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Taken(slot, barrier_ring(1, 1), barrier_ring(1, LISTENERS))
 
 
 @gluon.jit
-def take_task(n, last, turn, work, variant: gl.constexpr):
+def take_task(n, last, query_iteration, work, variant: gl.constexpr):
     """Of packed sequences: (n, task) of the first number from n on that means queries, which the other roles hear."""
     task = find(n, work, variant)
     while (n < last) & (task.row < 0):
         n = take_number(last, work)
         task = find(n, work, variant)
-    tell_task(n, task, turn, work)
+    tell_task(n, task, query_iteration, work)
     return n, task
 
 
@@ -491,77 +494,77 @@ def first_task(n, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def next_task(n, last, turn, work, variant: gl.constexpr):
-    """Which tile of queries comes behind the turn-th.
+def next_task(n, last, query_iteration, work, variant: gl.constexpr):
+    """Which tile of queries comes behind this one.
 
     Returns as ``first_task``.
     """
     if variant.packed:
-        return hear_task(turn + 1, work)
+        return hear_task(query_iteration + 1, work)
     else:
-        n = variant.schedule.hear(n, last, turn, work, variant)
+        n = variant.schedule.hear(n, last, query_iteration, work, variant)
         return n, None
 
 
 @gluon.jit
-def place_of(n, task, work, variant: gl.constexpr):
+def query_tile_of(n, task, work, variant: gl.constexpr):
     """Which queries, and keys, belong to the n-th tile of the order.
 
-    task: of ``first_task``. Returns (place, head, batch).
+    task: of ``first_task``. Returns (its ``QueryTile``, head, batch).
     """
     if variant.packed:
         head, row, batch = task
-        return Place(row, head // variant.group_size, batch, batch.length_kv), head, batch
+        return QueryTile(row, head // variant.group_size, batch, batch.length_kv), head, batch
     else:
         head, batch, i = position(variant.schedule.number(work, n, variant), work)
-        return Place(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
+        return QueryTile(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
 
 
 # --- loads ---
 
 
 @gluon.jit
-def own_row(row, query_turn, part: gl.constexpr, variant: gl.constexpr):
-    """The first row of a part's queries, in the tile of queries that begins at ``row``.
+def own_row(row, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """The first row of a warpgroup's queries, in the tile of queries that begins at ``row``.
 
     In a pair each block has a half. Under a causal mask the upper half sees fewer keys, and blocks have it in turn.
     """
     if variant.neighbours > 1:
         half = gl.program_id(0) % variant.neighbours
         if variant.causal:
-            half = (half + query_turn) % variant.neighbours
-        row = row + half * (variant.parts * variant.rows)
-    return row + part * variant.rows
+            half = (half + query_iteration) % variant.neighbours
+        row = row + half * (variant.warpgroups * variant.rows)
+    return row + warpgroup * variant.rows
 
 
 @gluon.jit
-def fetch_queries(arrays, tiles, barriers, head, batch, row, turn, variant: gl.constexpr):
-    """Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there."""
-    PARTS: gl.constexpr = variant.parts
-    query_stage = turn % variant.query_stages
-    ready = barriers.query_full.index(query_stage)
-    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else PARTS * variant.rows
-    mbarrier.expect(ready, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
-    for part in gl.static_range(PARTS):
-        at = corner(batch, head, own_row(row, turn, part, variant), 0, variant)
-        tma.async_load(arrays.query, at, ready, tiles.query.index(query_stage * PARTS + part))
+def fetch_queries(arrays, tiles, barriers, head, batch, row, query_iteration, variant: gl.constexpr):
+    """Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there."""
+    WARPGROUPS: gl.constexpr = variant.warpgroups
+    query_stage = query_iteration % variant.query_stages
+    full = barriers.query_full.index(query_stage)
+    QUERIES: gl.constexpr = variant.tile.query if variant.neighbours == 1 else WARPGROUPS * variant.rows
+    mbarrier.expect(full, QUERIES * variant.head_dim * tiles.query.dtype.primitive_bitwidth // 8)
+    for warpgroup in gl.static_range(WARPGROUPS):
+        at = corner(batch, head, own_row(row, query_iteration, warpgroup, variant), 0, variant)
+        tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
 
 
 @gluon.jit
-def fetch(array, ring, ready, head, batch, row, stage, variant: gl.constexpr):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
-    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, corner_kv(batch, head, row, variant), ready.index(stage), ring.index(stage))
+def fetch(array, ring, full, head, batch, row, stage, variant: gl.constexpr):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
+    mbarrier.expect(full.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, corner_kv(batch, head, row, variant), full.index(stage), ring.index(stage))
 
 
 @gluon.jit
-def fetch_in_turn(arrays, tiles, barriers, kv_head, batch, row, turn, variant: gl.constexpr):
-    """Ask TMA for the turn-th tiles of keys and values, each as soon as its place is free.
+def fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, row, iteration, variant: gl.constexpr):
+    """Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
 
     row: their first key.
     """
-    stage = turn % variant.stages
-    used = turn // variant.stages & 1 ^ 1
+    stage = iteration % variant.stages
+    used = iteration // variant.stages & 1 ^ 1
     mbarrier.wait(barriers.key_empty.index(stage), used)
     fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage, variant)
     mbarrier.wait(barriers.value_empty.index(stage), used)
@@ -569,8 +572,8 @@ def fetch_in_turn(arrays, tiles, barriers, kv_head, batch, row, turn, variant: g
 
 
 @gluon.jit
-def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, variant: gl.constexpr):
-    """Ask TMA for so many tiles of keys and values as ``end`` says. Returns the turn behind them.
+def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, iteration, variant: gl.constexpr):
+    """Ask TMA for so many tiles of keys and values as ``end`` says. Returns the iteration behind them.
 
     before: under a sliding window, how many keys stand in front of the first tile.
     """
@@ -579,32 +582,32 @@ def fetch_all(arrays, tiles, barriers, kv_head, batch, before, end, turn, varian
         if variant.window:
             key += before
         if variant.neighbours > 1:
-            fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], turn, variant)
+            fetch_as_pair(arrays, tiles, barriers, [batch, kv_head, key, 0], iteration, variant)
         else:
-            fetch_in_turn(arrays, tiles, barriers, kv_head, batch, key, turn, variant)
-        turn += 1
-    return turn
+            fetch_key_and_value(arrays, tiles, barriers, kv_head, batch, key, iteration, variant)
+        iteration += 1
+    return iteration
 
 
 @gluon.jit
-def part_of(queries, query_turn, part: gl.constexpr, variant: gl.constexpr):
-    """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
-    index = query_turn % variant.query_stages * variant.parts + part
+def query_of(queries, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries."""
+    index = query_iteration % variant.query_stages * variant.warpgroups + warpgroup
     return queries.index(index).reshape([variant.rows, variant.head_dim])
 
 
-# --- where a part stops under a causal mask ---
+# --- where a warpgroup stops under a causal mask ---
 
 
 @dataclass(frozen=True)
 class Ends(Pieces):
-    """tiles(first_query, seq_len_kv, whole, end, variant): (whole, end) of a part, from those of its block.
+    """tiles(first_query, seq_len_kv, whole, end, variant): (whole, end) of a warpgroup, from those of its block.
 
-    A part that stops before its block does passes over the tiles of keys that only later parts see. A place may be
-    given back only once it was filled: two arrivals of one part must not count as those of two. pass_first(barriers,
-    place, turn, part, variant): in front of the first tile; returns the turn of that. pass_key(barriers, turn,
-    query_turn, end, block_end, part, variant): behind the last tile, its keys; pass_value(barriers, last_turn, turn,
-    variant): and its values.
+    A warpgroup that stops before its block does passes over the tiles of keys that only later warpgroups see. A slot
+    may be given back only once it was filled: two arrivals of one warpgroup must not count as those of two.
+    pass_first(barriers, query_tile, iteration, warpgroup, variant): in front of the first tile; returns the iteration
+    of that. pass_key(barriers, iteration, query_iteration, end, block_end, warpgroup, variant): behind the last tile,
+    its keys; pass_value(barriers, last_iteration, iteration, variant): and its values.
     """
 
     tiles: Callable
@@ -616,95 +619,97 @@ class Ends(Pieces):
 
 @gluon.jit
 def blocks_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
-    """(whole, end): a part goes through all tiles of keys that its block sees."""
+    """(whole, end): a warpgroup goes through all tiles of keys that its block sees."""
     return whole, block_end
 
 
 @gluon.jit
 def own_tiles_to_visit(first_query, seq_len_kv, block_end, variant: gl.constexpr):
-    """(whole, end) of the tiles of keys that the part with these queries sees, of those that its block visits."""
+    """(whole, end) of the tiles of keys that the warpgroup with these queries sees, of those that its block visits."""
     whole = gl.minimum(first_query, seq_len_kv) // variant.tile.key
     end = gl.minimum(block_end, gl.cdiv(first_query + variant.rows, variant.tile.key))
     return whole, end
 
 
 @gluon.jit
-def parts_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
-    """(whole, end): a part goes through the tiles of keys that it sees itself."""
+def warpgroups_tiles_to_visit(first_query, seq_len_kv, whole, block_end, variant: gl.constexpr):
+    """(whole, end): a warpgroup goes through the tiles of keys that it sees itself."""
     return own_tiles_to_visit(first_query, seq_len_kv, block_end, variant)
 
 
 @gluon.jit
-def pass_over(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
-    """Pass over the first tile of keys, where only a later part sees it. Returns the turn of the next."""
-    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    _, end = own_tiles_to_visit(place.row + part * variant.rows, place.seq_len_kv, block_end, variant)
+def pass_over(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Pass over the first tile of keys, where only a later warpgroup sees it. Returns the iteration of the next."""
+    _, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+    _, end = own_tiles_to_visit(query_tile.row + warpgroup * variant.rows, query_tile.seq_len_kv, block_end, variant)
     if end < block_end:
-        await_tile(barriers.key_full, turn, variant.stages)
-        release(barriers.key_empty, turn, variant.stages)
-        await_tile(barriers.value_full, turn, variant.stages)
-        release(barriers.value_empty, turn, variant.stages)
-        turn += 1
-    return turn
+        await_tile(barriers.key_full, iteration, variant.stages)
+        release(barriers.key_empty, iteration, variant.stages)
+        await_tile(barriers.value_full, iteration, variant.stages)
+        release(barriers.value_empty, iteration, variant.stages)
+        iteration += 1
+    return iteration
 
 
 @gluon.jit
-def begins_with_its_block(barriers, place, turn, part: gl.constexpr, variant: gl.constexpr):
-    """The first tile of keys is for all parts."""
-    return turn
+def begins_with_its_block(barriers, query_tile, iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """The first tile of keys is for all warpgroups."""
+    return iteration
 
 
 @gluon.jit
-def pass_over_key(barriers, turn, query_turn, end, block_end, part: gl.constexpr, variant: gl.constexpr):
-    """Pass over the keys of a last tile that only later parts see: where there is at most one. Returns its turn."""
+def pass_over_key(barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Pass over the keys of a last tile that only later warpgroups see, if there is one. Returns its iteration."""
     if variant.most_over <= 1:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if end < block_end:
-            variant.turns.take(barriers, turn - query_turn, part, variant)
-            variant.turns.give(barriers, part, variant)
-            turn += 1
-            await_tile(barriers.key_full, turn, variant.stages)
-            release(barriers.key_empty, turn, variant.stages)
-    return turn
+            variant.turns.take(barriers, iteration - query_iteration, warpgroup, variant)
+            variant.turns.give(barriers, warpgroup, variant)
+            iteration += 1
+            await_tile(barriers.key_full, iteration, variant.stages)
+            release(barriers.key_empty, iteration, variant.stages)
+    return iteration
 
 
 @gluon.jit
-def ends_with_its_block(barriers, turn, query_turn, end, block_end, part: gl.constexpr, variant: gl.constexpr):
-    """The last tile of keys is for all parts."""
-    return turn
+def ends_with_its_block(
+    barriers, iteration, query_iteration, end, block_end, warpgroup: gl.constexpr, variant: gl.constexpr
+):
+    """The last tile of keys is for all warpgroups."""
+    return iteration
 
 
 @gluon.jit
-def pass_over_value(barriers, last_turn, turn, variant: gl.constexpr):
-    """Pass over the values of a last tile that only later parts see."""
+def pass_over_value(barriers, last_iteration, iteration, variant: gl.constexpr):
+    """Pass over the values of a last tile that only later warpgroups see."""
     if variant.most_over <= 1:  # noqa: SIM102
-        if last_turn < turn:
-            await_tile(barriers.value_full, turn, variant.stages)
-            release(barriers.value_empty, turn, variant.stages)
+        if last_iteration < iteration:
+            await_tile(barriers.value_full, iteration, variant.stages)
+            release(barriers.value_empty, iteration, variant.stages)
 
 
 @gluon.jit
-def no_value_over(barriers, last_turn, turn, variant: gl.constexpr):
-    """The last tile of values is for all parts."""
+def no_value_over(barriers, last_iteration, iteration, variant: gl.constexpr):
+    """The last tile of values is for all warpgroups."""
 
 
 @gluon.jit
-def pass_over_rest(barriers, place, turn, query_turn, part: gl.constexpr, variant: gl.constexpr):
-    """Pass over all tiles of keys and values that only later parts see. Returns the turn of the last.
+def pass_over_rest(barriers, query_tile, iteration, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """Pass over all tiles of keys and values that only later warpgroups see. Returns the iteration of the last.
 
-    For a part that needs no tile any more: a place of values would else have to wait for one that is in use.
+    For a warpgroup that needs no tile any more: a slot of values would else have to wait for one that is in use.
     """
-    _, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    first_query = own_row(place.row, query_turn, part, variant)
-    _, end = own_tiles_to_visit(first_query, place.seq_len_kv, block_end, variant)
+    _, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+    first_query = own_row(query_tile.row, query_iteration, warpgroup, variant)
+    _, end = own_tiles_to_visit(first_query, query_tile.seq_len_kv, block_end, variant)
     for _ in range(end, block_end):
-        variant.turns.take(barriers, turn - query_turn, part, variant)
-        variant.turns.give(barriers, part, variant)
-        turn += 1
-        await_tile(barriers.key_full, turn, variant.stages)
-        release(barriers.key_empty, turn, variant.stages)
-        await_tile(barriers.value_full, turn, variant.stages)
-        release(barriers.value_empty, turn, variant.stages)
-    return turn
+        variant.turns.take(barriers, iteration - query_iteration, warpgroup, variant)
+        variant.turns.give(barriers, warpgroup, variant)
+        iteration += 1
+        await_tile(barriers.key_full, iteration, variant.stages)
+        release(barriers.key_empty, iteration, variant.stages)
+        await_tile(barriers.value_full, iteration, variant.stages)
+        release(barriers.value_empty, iteration, variant.stages)
+    return iteration
 
 
 # --- the pieces, by what they do ---
@@ -721,5 +726,5 @@ LISTS = Schedule(own_tiles, listed, next_in_list, next_in_list)
 COMPUTED = Schedule(computed_tiles, computed, next_computed, next_computed, lines=True)
 TAKEN = Schedule(tiles_to_take, listed, take_next, hear_next, tells=True)
 BLOCKS_END = Ends(blocks_tiles_to_visit, begins_with_its_block, ends_with_its_block, no_value_over, own=False)
-OWN_END = Ends(parts_tiles_to_visit, begins_with_its_block, pass_over_key, pass_over_value, own=True)
-OWN_BEGINNING = Ends(parts_tiles_to_visit, pass_over, ends_with_its_block, no_value_over, own=True)
+OWN_END = Ends(warpgroups_tiles_to_visit, begins_with_its_block, pass_over_key, pass_over_value, own=True)
+OWN_BEGINNING = Ends(warpgroups_tiles_to_visit, pass_over, ends_with_its_block, no_value_over, own=True)

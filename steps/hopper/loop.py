@@ -18,11 +18,11 @@ from steps.hopper.softmax import cap, factor, no_maxima, raise_maxima, weigh
 
 
 @gluon.jit
-def tiles_of_part(place, query_turn, part: gl.constexpr, variant: gl.constexpr):
-    """(row, whole, end, block_end): a part's first query, its tiles of keys, and where those of its block end."""
-    row = own_row(place.row, query_turn, part, variant)
-    whole, block_end = tiles_to_visit(place.row, place.seq_len_kv, variant)
-    whole, end = variant.ends.tiles(row, place.seq_len_kv, whole, block_end, variant)
+def tiles_of_warpgroup(query_tile, query_iteration, warpgroup: gl.constexpr, variant: gl.constexpr):
+    """(row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end."""
+    row = own_row(query_tile.row, query_iteration, warpgroup, variant)
+    whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
+    whole, end = variant.ends.tiles(row, query_tile.seq_len_kv, whole, block_end, variant)
     return row, whole, end, block_end
 
 
@@ -36,34 +36,56 @@ def first_weights(scores, row_max, dtype: gl.constexpr, scale, variant: gl.const
 
 @gluon.jit
 def attend_overlapped(
-    scores, query, tiles, barriers, place, turn, query_turn, scale, part: gl.constexpr, variant: gl.constexpr
+    scores,
+    query,
+    tiles,
+    barriers,
+    query_tile,
+    iteration,
+    query_iteration,
+    scale,
+    warpgroup: gl.constexpr,
+    variant: gl.constexpr,
 ):
-    """Attention of a part's queries to the keys that they see.
+    """Attention of a warpgroup's queries to the keys that they see.
 
     scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
 
-    Returns (accumulator [query, head_dim], sums, turn, and the turn of the tile whose PV product was begun).
+    Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
     """
     STAGES: gl.constexpr = variant.stages
     row_max = no_maxima(variant)
     accumulator = no_output(variant)
-    row, whole, end, block_end = tiles_of_part(place, query_turn, part, variant)
+    row, whole, end, block_end = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
 
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
-    release(barriers.key_empty, turn, STAGES)
-    variant.free.product(barriers, query_turn, end <= 1, variant)
+    release(barriers.key_empty, iteration, STAGES)
+    variant.free.product(barriers, query_iteration, end <= 1, variant)
     scores = cap(scores, scale, variant)
-    scores = variant.walk.first(scores, 0, whole, end, row, place.seq_len_kv, variant)
+    scores = variant.walk.first(scores, 0, whole, end, row, query_tile.seq_len_kv, variant)
     row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     first = first_weights(scores, row_max, tiles.key.dtype, scale, variant)
 
     # --- all others, and the last tile's output ---
-    accumulator, row_sum, turn, weights = attend_to_rest(
-        first, accumulator, query, tiles, barriers, place, row, whole, end, turn, query_turn, scale, part, variant
+    accumulator, row_sum, iteration, weights = attend_to_rest(
+        first,
+        accumulator,
+        query,
+        tiles,
+        barriers,
+        query_tile,
+        row,
+        whole,
+        end,
+        iteration,
+        query_iteration,
+        scale,
+        warpgroup,
+        variant,
     )
-    last_turn = turn
-    turn = variant.ends.pass_key(barriers, turn, query_turn, end, block_end, part, variant)
-    await_tile(barriers.value_full, last_turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, last_turn, accumulator, variant)
-    return accumulator, row_sum, turn, last_turn
+    last_iteration = iteration
+    iteration = variant.ends.pass_key(barriers, iteration, query_iteration, end, block_end, warpgroup, variant)
+    await_tile(barriers.value_full, last_iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, last_iteration, accumulator, variant)
+    return accumulator, row_sum, iteration, last_iteration

@@ -12,18 +12,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
 from steps.gluon import names  # noqa: F401
-from steps.gluon.softmax import hide, softmax, tiles_to_visit, with_maxima
+from steps.gluon.softmax import LEAST, hide, softmax, tiles_to_visit, with_maxima
 from steps.hopper.lib import (
     Arrays,
     Barriers,
-    Place,
+    QueryTile,
     Work,
     await_tile,
     barrier_ring,
     fetch,
     fetch_queries,
-    part_of,
     position,
+    query_of,
     rooms,
 )
 from steps.hopper.products import issue_output, issue_scores, normalised, store_lse_of, store_whole
@@ -31,35 +31,35 @@ from steps.hopper.softmax import by_row
 
 
 @gluon.jit
-def fetch_both(arrays, tiles, barriers, place, j, stage, variant: gl.constexpr):
+def fetch_both(arrays, tiles, barriers, query_tile, j, stage, variant: gl.constexpr):
     """Ask for the j-th tile of keys and of values."""
     row = j * variant.tile.key
-    fetch(arrays.key, tiles.key, barriers.key_full, place.kv_head, place.batch, row, stage, variant)
-    fetch(arrays.value, tiles.value, barriers.value_full, place.kv_head, place.batch, row, stage, variant)
+    fetch(arrays.key, tiles.key, barriers.key_full, query_tile.kv_head, query_tile.batch, row, stage, variant)
+    fetch(arrays.value, tiles.value, barriers.value_full, query_tile.kv_head, query_tile.batch, row, stage, variant)
 
 
 @gluon.jit
-def attend(query, arrays, tiles, barriers, place, turn, scale, variant: gl.constexpr):
+def attend(query, arrays, tiles, barriers, query_tile, iteration, scale, variant: gl.constexpr):
     """Attention of a block's queries to the keys that they see, a tile after the other.
 
-    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     TILE_KEY: gl.constexpr = variant.tile.key
     STAGES: gl.constexpr = variant.stages
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    row_max = gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([variant.rows], LEAST, gl.float32, ROW)
     row_sum = gl.full([variant.rows], 0.0, gl.float32, ROW)
     accumulator = gl.full([variant.rows, variant.head_dim], 0.0, gl.float32, variant.output)
-    whole, end = tiles_to_visit(place.row, place.seq_len_kv, variant)
+    whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv, variant)
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2 if variant.causal or variant.ragged else 1):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- scores: QK product ---
-            await_tile(barriers.key_full, turn, STAGES)
-            scores = issue_scores(query, tiles.key, turn, variant)
+            await_tile(barriers.key_full, iteration, STAGES)
+            scores = issue_scores(query, tiles.key, iteration, variant)
             scores = warpgroup_mma_wait(0, deps=[scores])
             if masked:
-                scores = hide(scores, place.row, j * TILE_KEY, place.seq_len_kv, variant)
+                scores = hide(scores, query_tile.row, j * TILE_KEY, query_tile.seq_len_kv, variant)
 
             # --- online softmax ---
             weights, correction, row_max = softmax(scores, row_max, scale)
@@ -68,14 +68,14 @@ def attend(query, arrays, tiles, barriers, place, turn, scale, variant: gl.const
             weights = gl.convert_layout(weights.to(tiles.key.dtype), variant.weights)
 
             # --- output: PV product ---
-            await_tile(barriers.value_full, turn, STAGES)
-            accumulator = issue_output(weights, tiles.value, turn, accumulator, variant)
+            await_tile(barriers.value_full, iteration, STAGES)
+            accumulator = issue_output(weights, tiles.value, iteration, accumulator, variant)
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            gl.barrier()  # all warps have read this tile: fetch a later one into its place
+            gl.barrier()  # all warps have read this tile: fetch a later one into its slot
             if j + STAGES < end:
-                fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES, variant)
-            turn += 1
-    return accumulator, with_maxima(row_sum, row_max, variant), turn
+                fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES, variant)
+            iteration += 1
+    return accumulator, with_maxima(row_sum, row_max, variant), iteration
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
@@ -90,31 +90,32 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head, va
 
     # --- the first copies are under way before anything is computed ---
     head, batch, i = position(gl.program_id(0), work)
-    place = Place(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)
-    _, end = tiles_to_visit(place.row, seq_len_kv, variant)
-    fetch_queries(arrays, tiles, barriers, head, batch, place.row, 0, variant)
+    query_tile = QueryTile(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)
+    _, end = tiles_to_visit(query_tile.row, seq_len_kv, variant)
+    fetch_queries(arrays, tiles, barriers, head, batch, query_tile.row, 0, variant)
     for j in gl.static_range(STAGES):
         if j < end:
-            fetch_both(arrays, tiles, barriers, place, j, j, variant)
+            fetch_both(arrays, tiles, barriers, query_tile, j, j, variant)
 
-    # A loop with one turn, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a mask.
+    # A loop with one iteration, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a
+    # mask.
     n = gl.program_id(0)
     last = n + 1
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     while n < last:
         head, batch, i = position(n, work)
-        place = Place(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)
+        query_tile = QueryTile(i * variant.tile.query, head // variant.group_size, batch, seq_len_kv)
         await_tile(barriers.query_full, 0, 1)
-        query = part_of(tiles.query, 0, 0, variant)
-        accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale, variant)
+        query = query_of(tiles.query, 0, 0, variant)
+        accumulator, row_sum, iteration = attend(query, arrays, tiles, barriers, query_tile, iteration, scale, variant)
 
         # --- normalise and store; TMA drops rows past the end ---
         if variant.lse:
             row_sum, row_max = row_sum
         o = normalised(accumulator, row_sum, Q.dtype, variant)
         if variant.lse:
-            store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, place.row, variant)
-        store_whole(o, Out, tiles.output.index(0), batch, head, place.row, variant)
+            store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, query_tile.row, variant)
+        store_whole(o, Out, tiles.output.index(0), batch, head, query_tile.row, variant)
         tma.store_wait(0)
         n += 1
     tma.store_wait(0)

@@ -129,15 +129,15 @@ def room_for_task():
 
 
 @gluon.jit
-def tell_task(n, task, turn, work):
-    """Tell the other roles the turn-th tile of queries of this block; n: its number."""
+def tell_task(n, task, query_iteration, work):
+    """Tell the other roles a tile of queries of this block; n: its number."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(work.taken.free.index(0), turn & 1 ^ 1)
+    mbarrier.wait(work.taken.empty.index(0), query_iteration & 1 ^ 1)
     batch = task.batch
     told = (n, task.head, task.row, batch.begin, batch.length, batch.length_kv)
     for k in gl.static_range(TOLD):
         work.taken.number.index(k).store(gl.full([1], told[k], gl.int32, ONE))
-    mbarrier.arrive(work.taken.ready.index(0), count=1)
+    mbarrier.arrive(work.taken.full.index(0), count=1)
 
 
 @gluon.jit
@@ -148,11 +148,11 @@ def heard(k: gl.constexpr, work):
 
 
 @gluon.jit
-def hear_task(turn, work):
-    """(n, task): what the producer tells of the turn-th tile of queries."""
-    mbarrier.wait(work.taken.ready.index(0), turn & 1)
+def hear_task(query_iteration, work):
+    """(n, task): what the producer tells of tile ``query_iteration`` of the queries."""
+    mbarrier.wait(work.taken.full.index(0), query_iteration & 1)
     n = heard(0, work)
     batch = Sequence(heard(3, work), heard(4, work), 0, heard(5, work))  # nobody but the producer asks where keys begin
     task = Task(heard(1, work), heard(2, work), batch)
-    mbarrier.arrive(work.taken.free.index(0), count=1)
+    mbarrier.arrive(work.taken.empty.index(0), count=1)
     return n, task

@@ -1,8 +1,8 @@
 """Blocks in pairs: two CTAs of a cluster share what TMA brings of keys and values.
 
 The CTAs compute two tiles of queries that see the same keys, one below the other. The producer of the first asks for
-the keys and that of the second for the values, each for both. A place is free when both CTAs have used it. So the
-producer that does not ask for a tile tells the other one that its own place is free (``tutorial_lib.multicast``).
+the keys and that of the second for the values, each for both. A slot is empty when both CTAs have read it. So the
+producer that does not ask for a tile tells the other one that its own slot is empty (``tutorial_lib.multicast``).
 """
 
 from __future__ import annotations
@@ -28,49 +28,57 @@ def meet():
 
 
 @gluon.jit
-def fetch_for_both(array, at, ready, place):
-    """Ask TMA for a tile for both CTAs: for this place of both, and this mbarrier."""
+def fetch_for_both(array, at, full, slot):
+    """Ask TMA for a tile for both CTAs: for this slot of both, and this mbarrier."""
     gl.inline_asm_elementwise(TO_BOTH, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    tma.async_load(array, at, ready, place)
+    tma.async_load(array, at, full, slot)
     gl.inline_asm_elementwise(TO_THIS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def tell_the_other(free):
+def tell_the_other(empty):
     """Arrive at an mbarrier of the other CTA."""
     gl.inline_asm_elementwise(TO_BOTH, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    mbarrier.arrive(free, count=1)
+    mbarrier.arrive(empty, count=1)
     gl.inline_asm_elementwise(TO_THIS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def announce(ready, ring, stage, variant: gl.constexpr):
-    """Tell this CTA's mbarrier of a place how many bytes will come."""
-    mbarrier.expect(ready.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
+def announce(full, ring, stage, variant: gl.constexpr):
+    """Tell this CTA's mbarrier of a slot how many bytes will come."""
+    mbarrier.expect(full.index(stage), variant.tile.key * variant.head_dim * ring.dtype.primitive_bitwidth // 8)
 
 
 @gluon.jit
-def fetch_or_free(asks, array, at, ring, ready, free, there, turn, variant: gl.constexpr):
-    """The turn-th tile of a ring of both CTAs: who ``asks`` fetches it, the other one says that its place is free."""
+def fetch_or_free(asks, array, at, ring, full, empty, there, iteration, variant: gl.constexpr):
+    """Tile ``iteration`` of a ring of both CTAs: who ``asks`` fetches it, the other says that its slot is empty."""
     STAGES: gl.constexpr = variant.stages
-    stage = turn % STAGES
-    mbarrier.wait(free.index(stage), turn // STAGES & 1 ^ 1)
-    announce(ready, ring, stage, variant)
+    stage = iteration % STAGES
+    mbarrier.wait(empty.index(stage), iteration // STAGES & 1 ^ 1)
+    announce(full, ring, stage, variant)
     if asks:
-        mbarrier.wait(there.index(stage), turn // STAGES & 1)
-        fetch_for_both(array, at, ready.index(stage), ring.index(stage))
+        mbarrier.wait(there.index(stage), iteration // STAGES & 1)
+        fetch_for_both(array, at, full.index(stage), ring.index(stage))
     else:
         tell_the_other(there.index(stage))
 
 
 @gluon.jit
-def fetch_as_pair(arrays, tiles, barriers, at, turn, variant: gl.constexpr):
-    """The turn-th tiles of keys and values, for both CTAs. at: where they begin in their arrays."""
+def fetch_as_pair(arrays, tiles, barriers, at, iteration, variant: gl.constexpr):
+    """Tile ``iteration`` of the keys and of the values, for both CTAs. at: where they begin in their arrays."""
     second = gl.program_id(0) % 2
     fetch_or_free(
-        second == 0, arrays.key, at, tiles.key, barriers.key_full, barriers.key_empty, barriers.there, turn, variant
+        second == 0,
+        arrays.key,
+        at,
+        tiles.key,
+        barriers.key_full,
+        barriers.key_empty,
+        barriers.there,
+        iteration,
+        variant,
     )
     fetch_or_free(
-        second == 1, arrays.value, at, tiles.value, barriers.value_full, barriers.value_empty, barriers.there, turn,
-        variant,
+        second == 1, arrays.value, at, tiles.value, barriers.value_full, barriers.value_empty, barriers.there,
+        iteration, variant,
     )  # fmt: skip

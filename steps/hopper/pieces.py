@@ -53,22 +53,22 @@ def rescale_pieces(accumulator, factor, variant: gl.constexpr):
 
 
 @gluon.jit
-def store_pieces(accumulator, array, place, batch, head, row, variant: gl.constexpr):
+def store_pieces(accumulator, array, slot, batch, head, row, variant: gl.constexpr):
     """Hand the output to TMA, which drops the columns that are past the end of head_dim."""
     FIRST: gl.constexpr = variant.pieces[0]
     SECOND: gl.constexpr = variant.pieces[1]
     first, second = accumulator
-    tile = place.reshape([variant.rows, variant.output_columns])
+    tile = slot.reshape([variant.rows, variant.output_columns])
     tma.store_wait(0)
-    tile.slice(0, FIRST, 1).store(first.to(place.dtype))
+    tile.slice(0, FIRST, 1).store(first.to(slot.dtype))
     if variant.output_columns < variant.head_dim:
         fence_async_shared()
-        tma.async_store(array, [batch, head, row, 0], place)
+        tma.async_store(array, [batch, head, row, 0], slot)
         tma.store_wait(0)
-        tile.slice(0, SECOND, 1).store(second.to(place.dtype))
+        tile.slice(0, SECOND, 1).store(second.to(slot.dtype))
         fence_async_shared()
-        tma.async_store(array, [batch, head, row, FIRST], place)
+        tma.async_store(array, [batch, head, row, FIRST], slot)
     else:
-        tile.slice(FIRST, SECOND, 1).store(second.to(place.dtype))
+        tile.slice(FIRST, SECOND, 1).store(second.to(slot.dtype))
         fence_async_shared()
-        tma.async_store(array, [batch, head, row, 0], place)
+        tma.async_store(array, [batch, head, row, 0], slot)

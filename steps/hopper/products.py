@@ -21,17 +21,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from steps.core.fused import Pieces
 from steps.gluon import names  # noqa: F401
 from steps.gluon.softmax import store_lse
-from steps.hopper.lib import await_tile, in_place_of_queries, own_row, part_of, release, room_of_its_own
+from steps.hopper.lib import await_tile, in_place_of_queries, own_row, query_of, release, room_of_its_own
 from steps.hopper.packed import corner
 from steps.hopper.pieces import issue_pieces, issue_scores_of_pieces, no_pieces, rescale_pieces, store_pieces
 from steps.hopper.softmax import by_row
 
-# --- QK: where a part's queries are ---
+# --- QK: where a warpgroup's queries are ---
 
 
 @dataclass(frozen=True)
 class Queries(Pieces):
-    """take(query, variant): a part's queries as the QK product takes them. multiply(query, keys, turn, variant): it.
+    """take(query, variant): a warpgroup's queries as the QK product takes them. multiply(query, keys, iteration,
+    variant): it.
 
     held: one of so many equal pieces of head_dim is held in registers; 0: none.
     """
@@ -48,10 +49,10 @@ def left_in_shared(query, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(query, keys, turn, variant: gl.constexpr):
+def issue_scores(query, keys, iteration, variant: gl.constexpr):
     """Begin the QK product [query, key]. K and Q lie in shared memory."""
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
-    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     if variant.in_pieces:
         FIRST: gl.constexpr = variant.pieces[0]
         left, right = query.slice(0, FIRST, 1), query.slice(FIRST, variant.pieces[1], 1)
@@ -69,10 +70,10 @@ def half_in_registers(query, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores_with_half(query, keys, turn, variant: gl.constexpr):
+def issue_scores_with_half(query, keys, iteration, variant: gl.constexpr):
     """As ``issue_scores``, where half of Q is in registers: a product for it, and one for what is not."""
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
-    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     held, rest = query
     if variant.in_pieces:
         return issue_scores_of_pieces(held, rest, key, none, variant)
@@ -91,12 +92,12 @@ def quarter_in_registers(query, variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores_with_quarter(query, keys, turn, variant: gl.constexpr):
+def issue_scores_with_quarter(query, keys, iteration, variant: gl.constexpr):
     """As ``issue_scores``, where a quarter of Q is in registers: a product for it, and two for what is not."""
     QUARTER: gl.constexpr = variant.head_dim // 4
     held, second, upper = query
     none = gl.full([variant.rows, variant.tile.key], 0.0, gl.float32, variant.accumulator)
-    key = keys.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    key = keys.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     of_second, of_upper = key.slice(QUARTER, QUARTER, 1), key.slice(2 * QUARTER, 2 * QUARTER, 1)
     scores = warpgroup_mma(held, key.slice(0, QUARTER, 1).permute((1, 0)), none, use_acc=False, is_async=True)
     scores = warpgroup_mma(second, of_second.permute((1, 0)), scores, is_async=True)
@@ -116,9 +117,9 @@ def no_output(variant: gl.constexpr):
 
 
 @gluon.jit
-def issue_output(weights, values, turn, accumulator, variant: gl.constexpr):
+def issue_output(weights, values, iteration, accumulator, variant: gl.constexpr):
     """Begin to add the PV product to the output; V lies in shared memory."""
-    value = values.index(turn % variant.stages).reshape([variant.tile.key, variant.head_dim])
+    value = values.index(iteration % variant.stages).reshape([variant.tile.key, variant.head_dim])
     if variant.in_pieces:
         return issue_pieces(weights, value, accumulator, variant)
     else:
@@ -142,23 +143,34 @@ def await_scores(scores, variant: gl.constexpr):
 
 
 @gluon.jit
-def link(accumulator, tiles, barriers, turn, last_turn, query_turn, more, part: gl.constexpr, variant: gl.constexpr):
+def link(
+    accumulator,
+    tiles,
+    barriers,
+    iteration,
+    last_iteration,
+    query_iteration,
+    more,
+    warpgroup: gl.constexpr,
+    variant: gl.constexpr,
+):
     """Begin the first QK product for the next queries, if there are ``more``, and wait for the last PV product alone.
 
-    turn: of the last tile of keys that was fetched for these queries; last_turn: of the last that this part used.
+    iteration: of the last tile of keys that was fetched for these queries; last_iteration: of the last that this
+    warpgroup used.
     Returns (scores, accumulator).
     """
     STAGES: gl.constexpr = variant.stages
     # The first product for the next queries is issued behind the last for these, and runs while these are
     # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
     if more:
-        await_tile(barriers.query_full, query_turn + 1, variant.query_stages)
-        await_tile(barriers.key_full, turn + 1, STAGES)
-    following = part_of(tiles.query, query_turn + 1, part, variant)
-    scores = issue_scores(following, tiles.key, turn + 1, variant)
+        await_tile(barriers.query_full, query_iteration + 1, variant.query_stages)
+        await_tile(barriers.key_full, iteration + 1, STAGES)
+    following = query_of(tiles.query, query_iteration + 1, warpgroup, variant)
+    scores = issue_scores(following, tiles.key, iteration + 1, variant)
     accumulator = await_output(accumulator, 1, variant)
     if variant.most_over <= 1:
-        release(barriers.value_empty, last_turn, STAGES)
+        release(barriers.value_empty, last_iteration, STAGES)
     return scores, accumulator
 
 
@@ -176,9 +188,9 @@ def rescale(accumulator, factor, variant: gl.constexpr):
 
 @dataclass(frozen=True)
 class OutputTo(Pieces):
-    """room(queries, variant): the output's place in shared memory. store(o, arrays, ...): it goes there, and TMA on.
+    """room(queries, variant): the output's buffer in shared memory. store(o, arrays, ...): it goes there, and TMA on.
 
-    at_once: how many parts of its columns leave one after the other.
+    at_once: in how many pieces its columns leave, one after the other.
     """
 
     room: Callable
@@ -196,38 +208,38 @@ def normalised(accumulator, row_sum, dtype: gl.constexpr, variant: gl.constexpr)
 
 
 @gluon.jit
-def store(o, array, place, batch, head, row, column, variant: gl.constexpr):
-    """Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free."""
+def store(o, array, slot, batch, head, row, column, variant: gl.constexpr):
+    """Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free."""
     tma.store_wait(0)
-    place.reshape(o.shape).store(o)
+    slot.reshape(o.shape).store(o)
     fence_async_shared()
-    tma.async_store(array, corner(batch, head, row, column, variant), place)
+    tma.async_store(array, corner(batch, head, row, column, variant), slot)
 
 
 @gluon.jit
-def store_whole(o, array, place, batch, head, row, variant: gl.constexpr):
+def store_whole(o, array, slot, batch, head, row, variant: gl.constexpr):
     """Hand the output to TMA, which drops rows past the end."""
     if variant.in_pieces:
-        store_pieces(o, array, place, batch, head, row, variant)
+        store_pieces(o, array, slot, batch, head, row, variant)
     else:
-        store(o, array, place, batch, head, row, 0, variant)
+        store(o, array, slot, batch, head, row, 0, variant)
 
 
 @gluon.jit
-def store_halves(o, array, place, batch, head, row, variant: gl.constexpr):
+def store_halves(o, array, slot, batch, head, row, variant: gl.constexpr):
     """Hand the output to TMA in two halves, one after the other, as there is room for one alone."""
     if variant.in_pieces:
-        store_pieces(o, array, place, batch, head, row, variant)
+        store_pieces(o, array, slot, batch, head, row, variant)
     else:
         COLUMNS: gl.constexpr = variant.output_columns
         left, right = o.reshape([variant.rows, 2, COLUMNS]).permute((0, 2, 1)).split()
-        store(left, array, place, batch, head, row, 0, variant)
-        store(right, array, place, batch, head, row, COLUMNS, variant)
+        store(left, array, slot, batch, head, row, 0, variant)
+        store(right, array, slot, batch, head, row, COLUMNS, variant)
 
 
 @gluon.jit
 def store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant: gl.constexpr):
-    """Write the log-sum-exp of a part's rows."""
+    """Write the log-sum-exp of a warpgroup's rows."""
     if variant.packed:
         line = head.to(gl.int64) * (arrays.query.shape[1] - 1) + batch.begin  # that axis has tokens + 1
         store_lse(LSE + line, row_max, row_sum, 0, row, batch.length)
@@ -238,15 +250,15 @@ def store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant:
 
 @gluon.jit
 def store_normalised(
-    accumulator, row_sum, output, LSE, arrays, work, place, head, batch, query_turn, part: gl.constexpr,
+    accumulator, row_sum, output, LSE, arrays, work, query_tile, head, batch, query_iteration, warpgroup: gl.constexpr,
     variant: gl.constexpr,
 ):  # fmt: skip
-    """Normalise and store a part's output; TMA drops rows past the end. output: its place in shared memory."""
+    """Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory."""
     if variant.lse:
         row_sum, row_max = row_sum
     row_sum = variant.sums.end(row_sum, variant)
     o = normalised(accumulator, row_sum, output.dtype, variant)
-    row = own_row(place.row, query_turn, part, variant)
+    row = own_row(query_tile.row, query_iteration, warpgroup, variant)
     if variant.lse:
         store_lse_of(LSE, row_max, row_sum, arrays, work, head, batch, row, variant)
     variant.output_to.store(o, arrays.output, output, batch, head, row, variant)

@@ -41,10 +41,10 @@ class HopperStep(TmaStep):
     groups: warpgroups that compute. registers: of a thread of these, where they are two. turns: in which order groups
     issue QK products.
     order: which block computes which tiles of queries (``steps.core.order``).
-    ends: where a part stops under a causal mask. walk: in which order a part that stops at its own end visits the tiles
-    of keys.
+    ends: where a warpgroup stops under a causal mask. walk: in which order a warpgroup that stops at its own end visits
+    the tiles of keys.
     output_to: from where in shared memory the output leaves. queries: where Q is for its products; always in shared
-    memory where tiles are taken one by one and the next queries fit. free: when the place of Q is free.
+    memory where tiles are taken one by one and the next queries fit. free: when the slot of Q is free.
     softmax: with the wait for the PV product in it. sums: of rows. highest: the largest score of a row.
     pairs: two blocks on neighbouring SMs share what TMA brings of keys and values.
     hold: whether the warps of a group meet, and what holds the order of instructions where they do not. Where tiles are
@@ -85,7 +85,7 @@ class HopperStep(TmaStep):
             )
         pairs = self.pairs is not False  # for some problems at least
         if pairs and (not self.ends.own or self.order.taken):
-            raise ValueError("pairs of blocks take parts that stop at their own ends, and lists of tiles")
+            raise ValueError("pairs of blocks take warpgroups that stop at their own ends, and lists of tiles")
         if self.pairs is True and self.walk is scores.DOWNWARDS:
             raise ValueError("where blocks come in pairs they visit the tiles of keys from the first")
         overlaps = self.generation not in (one_by_one.fmha, producer.consume)
@@ -137,7 +137,7 @@ class HopperStep(TmaStep):
             causal=problem.causal,
             ragged=problem.lengths is not None or problem.seq_len_kv % tile.key != 0,
             groups=step.groups,
-            parts=step.groups if roles else 1,
+            warpgroups=step.groups if roles else 1,
             stages=STAGES,
             query_stages=2 if generation in (epilogue_overlap.consume, ahead.consume) else 1,
             registers=THREE_GROUPS_REGISTERS if step.groups == 3 else step.registers,
@@ -185,7 +185,7 @@ class HopperStep(TmaStep):
         columns = sum(v.pieces) if v.in_pieces else v.head_dim
         held = v.head_dim // v.queries.held if v.queries.held else 0
         queries = ROWS * (columns - held)
-        read = v.parts * v.rows // ROWS * (2 * v.tile.key * columns + queries)
+        read = v.warpgroups * v.rows // ROWS * (2 * v.tile.key * columns + queries)
         copied = 2 * v.tile.key * v.head_dim
         return (read + copied) * BYTES_PER_ELEMENT / (layouts.BANKS * layouts.WORD)
 

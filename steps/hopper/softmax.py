@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from steps.core.fused import Pieces
-from steps.gluon.softmax import exp2, hide, sum_own
+from steps.gluon.softmax import LEAST, exp2, hide, sum_own
 
 
 @gluon.jit
@@ -52,10 +52,10 @@ def factor(scale, variant: gl.constexpr):
 
 
 @gluon.jit
-def hide_in_part(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
+def hide_where_needed(scores, j, whole, end, first_query, seq_len_kv, variant: gl.constexpr):
     """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
 
-    With weights alive beside the scores, a second loop would cost a copy of the weights every turn.
+    With weights alive beside the scores, a second loop would cost a copy of the weights every iteration.
     """
     if variant.causal or variant.ragged:  # noqa: SIM102 - a question for the compiler, and one for the GPU
         if j >= whole:
@@ -78,10 +78,7 @@ def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
 def no_maxima(variant: gl.constexpr):
     """Maxima [query] before the first tile of keys."""
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    if variant.window:  # a tile may hide all its keys from a row, and minus infinity less itself would be NaN
-        return gl.full([variant.rows], -1e38, gl.float32, ROW)
-    else:
-        return gl.full([variant.rows], float("-inf"), gl.float32, ROW)
+    return gl.full([variant.rows], LEAST, gl.float32, ROW)
 
 
 # --- maxima ---
@@ -101,8 +98,8 @@ def in_four_chains(scores, variant: gl.constexpr):
     turn.
     """
     PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
-    parts = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
-    ends = gl.max(parts, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
+    chains = gl.reshape(scores, [scores.shape[0], 2, PAIRS // 2, 4, 2])
+    ends = gl.max(chains, 2)  # of the chains: [query, half of the columns, lane, which of a pair]
     own = gl.max(gl.max(ends, 3), 1)  # [query, 4]: each lane's maximum of a row
     return gl.convert_layout(gl.max(own, 1), gl.SliceLayout(1, variant.accumulator))
 
@@ -169,7 +166,7 @@ def sum_lanes(row_sum, variant: gl.constexpr):
 
 
 @gluon.jit
-def wait_last(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_last(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is written behind it.
 
     Returns (weights [query, key], row_max, row_sum, correction [query], accumulator).
@@ -188,10 +185,10 @@ def wait_last(scores, row_max, row_sum, accumulator, barriers, turn, scale, vari
 
 
 @gluon.jit
-def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is held right behind the maxima. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
-    variant.hold.wait(barriers, turn, variant)
+    variant.hold.wait(barriers, iteration, variant)
     if variant.in_pieces:
         first, second = accumulator
         first, second, row_max, new_max = warpgroup_mma_wait(0, deps=[first, second, row_max, new_max])
@@ -205,11 +202,11 @@ def wait_behind_maxima(scores, row_max, row_sum, accumulator, barriers, turn, sc
 
 
 @gluon.jit
-def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is held behind the correction. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     correction = exp2(row_max - new_max)
-    variant.hold.wait(barriers, turn, variant)
+    variant.hold.wait(barriers, iteration, variant)
     if variant.in_pieces:
         first, second = accumulator
         first, second, new_max, correction = warpgroup_mma_wait(0, deps=[first, second, new_max, correction])
@@ -222,18 +219,18 @@ def wait_behind_correction(scores, row_max, row_sum, accumulator, barriers, turn
 
 
 @gluon.jit
-def wait_behind_softmax(scores, row_max, row_sum, accumulator, barriers, turn, scale, variant: gl.constexpr):
+def wait_behind_softmax(scores, row_max, row_sum, accumulator, barriers, iteration, scale, variant: gl.constexpr):
     """The softmax of a tile; the wait for the PV product is held behind all of it. Returns as ``wait_last``."""
     new_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
     correction = exp2(row_max - new_max)
     weights = weigh(scores, new_max, factor(scale, variant))
     row_sum = variant.sums.add(row_sum, correction, weights)
-    variant.hold.wait(barriers, turn, variant)
+    variant.hold.wait(barriers, iteration, variant)
     accumulator, weights = warpgroup_mma_wait(0, deps=[accumulator, weights])
     return weights, new_max, row_sum, correction, accumulator
 
 
-# --- the order in which a part visits the tiles of keys ---
+# --- the order in which a warpgroup visits the tiles of keys ---
 
 
 @dataclass(frozen=True)
@@ -272,7 +269,7 @@ def hide_nothing(scores, j, whole, end, first_query, seq_len_kv, variant: gl.con
     return scores
 
 
-UPWARDS = Walk(upwards, hide_in_part, hide_in_part)
+UPWARDS = Walk(upwards, hide_where_needed, hide_where_needed)
 DOWNWARDS = Walk(downwards, hide_diagonal, hide_nothing)
 SUM_EACH_TILE = Sums(sum_rows, add_rows, summed)
 SUM_AT_END = Sums(sum_own, add_own, sum_lanes)

@@ -1,9 +1,9 @@
 """Step 201: a warp that does nothing but fetch.
 
-In step wgmma all eight warps must have read a tile before one of them may ask for the next into its place, and so they
-wait for one another every turn. Here a warp of its own asks for tiles, and each of the two warpgroups takes 64 queries
-and runs for itself: it waits for a tile to be ready, and says when it is done with it. Nobody waits for the other
-group, so one's softmax can run while the other multiplies.
+In step wgmma all eight warps must have read a tile before one of them may ask for the next into its slot, and so they
+wait for one another every iteration. Here a warp of its own asks for tiles, and each of the two warpgroups takes 64
+queries and runs for itself: it waits until a slot is full, and says when it has read it. Nobody waits for the
+other group, so one's softmax can run while the other multiplies.
 
 ``register_reallocation``, inside this step: registers go to those who compute.
 

@@ -8,7 +8,7 @@ A wgmma of 64 queries by 64 keys reads as many bytes of Q as of K, and with both
 shared memory can deliver while the tensor cores compute. The first factor may come from registers. All of Q would take
 64 of a thread's; half of it takes 32 and leaves shared memory a quarter of its time (``half_query``, inside this step).
 
-And the place of Q, of which there is one, is given back behind the last QK product, which is the last that reads it,
+And the slot of Q, of which there is one, is given back behind the last QK product, which is the last that reads it,
 and no longer behind the last softmax: the next queries arrive under that softmax and the last PV product.
 
 ``three_warpgroups``, inside this step: three warpgroups where head_dim is 64, and they take turns.

@@ -17,12 +17,12 @@ the loop needs the mask or the branch around it (``reverse_kv_order``, inside th
 A block of step pv_wait_after_max loads where its list begins and ends, and then its first number, before it can ask TMA
 for
 anything: three loads, of which the last waits for the others. A head of a short sequence has few tiles of queries, and
-the block needs few turns for each. The loads are a part of its time that counts.
+the block needs few iterations for each. The loads are a part of its time that counts.
 
 Here the n-th of b blocks computes the tiles n, n + b, n + 2 b and so on, of an order that a formula gives: head after
 head. So blocks that need the same keys and values run at the same time, and L2 holds these. Under a causal mask tiles
 differ in length, and with 132 blocks and four tiles a head a block would always get, say, the first tile of a head. So
-the tiles of a head change places from turn to turn. That comes out even where the blocks are a multiple of a head's
+the tiles of a head change places from round to round. That comes out even where the blocks are a multiple of a head's
 tiles. On an H100 they are, up to four tiles; on other GPUs a few SMs get no block. Beyond four tiles blocks read lists
 as before. With 512 tokens under the mask the step is not faster than pv_wait_after_max, and once slower (chapter 120).
 """

@@ -6,7 +6,7 @@ trial ``fetched_seldom`` fetches half as many, and the clock rises. Here blocks 
 compute queries of the same head. TMA brings a tile of keys or values to the shared memory of both by one copy
 (``.multicast::cluster``), which leaves L2 once.
 
-The price: a place is free only when both blocks have used it, so the two cannot be further apart than the ring is long.
+The price: a slot is empty only when both blocks have read it, so the two cannot be further apart than the ring is long.
 Under a causal mask one of two tiles of queries sees a tile of keys more than the other. The blocks have the longer one
 in turn.
 

@@ -57,7 +57,7 @@ word for a meeting that is not wanted, so they are taken out of the PTX (``tutor
 
 Then a warp may run ahead of the others. Step pv_wait_after_max waits for a tile of values a second time, to keep
 instructions in their places. A warp that comes late to this wait could find that another one has already given the
-place of the values back, and TMA has filled it anew: the mbarrier is a phase further, and the warp would wait for good.
+slot of the values back, and TMA has filled it anew: the mbarrier is a phase further, and the warp would wait for good.
 So the second wait is one for an mbarrier where nobody arrives.
 
 At other head_dims the meetings stay: at 64 and 256 the kernel was slower or no faster without them in a trial, which is

@@ -37,13 +37,13 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    groups: int  # warpgroups that compute, of ROWS queries each
-    parts: int  # into which the queries of a block fall: each has its warps, which run for themselves
+    groups: int  # warpgroups that compute, together or for themselves, of ROWS queries each
+    warpgroups: int  # those that run for themselves, each with its queries; 1: all warps do the same, as one
     stages: int
     query_stages: int  # tiles of queries that shared memory holds
     registers: int
     schedule: Schedule
-    consume: Callable | None  # what a part does: a generation; None: all warps are one part, and have no roles
+    consume: Callable | None  # what a warpgroup does: a generation; None: the warps have no roles
     turns: Turns
     ends: Ends
     walk: Walk
@@ -84,17 +84,17 @@ class Variant:
 
     @property
     def rows(self) -> int:
-        """Queries of a part."""
-        return self.tile.query // (self.neighbours * self.parts)
+        """Queries of a warpgroup."""
+        return self.tile.query // (self.neighbours * self.warpgroups)
 
     @property
     def warps(self) -> int:
-        """Warps of a part."""
-        return GROUP_WARPS * self.groups // self.parts
+        """Warps of a warpgroup."""
+        return GROUP_WARPS * self.groups // self.warpgroups
 
     @property
     def most_over(self) -> int:
-        """Of the tiles of keys that a block visits, or a pair, how many at most a part passes over at its end."""
+        """Of the tiles of keys that a block visits, or a pair, how many at most a warpgroup passes over at its end."""
         if not self.ends.own:
             return 0
         query, key = self.tile.query, self.tile.key
@@ -105,7 +105,7 @@ class Variant:
     @property
     def listeners(self) -> int:
         """Roles that the producer tells which tile of queries is next."""
-        return self.parts
+        return self.warpgroups
 
     @property
     def output_columns(self) -> int:
@@ -114,13 +114,13 @@ class Variant:
 
     @property
     def workers(self) -> list[int]:
-        """Warps of every part but the first, and of the producer."""
-        return [self.warps] * (self.parts - 1) + [1]
+        """Warps of every warpgroup but the first, and of the producer."""
+        return [self.warps] * (self.warpgroups - 1) + [1]
 
     @property
     def budgets(self) -> list[int]:
-        """Registers of a thread of those; the first part gets what is left, which is no less."""
-        return [self.registers] * (self.parts - 1) + [PRODUCER_REGISTERS]
+        """Registers of a thread of those; the first warpgroup gets what is left, which is no less."""
+        return [self.registers] * (self.warpgroups - 1) + [PRODUCER_REGISTERS]
 
     @cached_property
     def accumulator(self) -> gl.NVMMADistributedLayout:

@@ -160,7 +160,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 updated = updated + (mma_v2(weights, v, accumulators[c] * correction[:, None]),)
             accumulators = updated
 
-            # --- all warps have read this tile: begin to copy a later one into its place ---
+            # --- all warps have read this tile: begin to copy a later one into its slot ---
             gl.barrier()
             # Begin to copy a later tile into the stage of the j-th, which all warps have read.
             later = gl.minimum(j + STAGES, end - 1)

@@ -48,7 +48,7 @@ STAGES = gl.constexpr(2)
 TILE_QUERY = gl.constexpr(128)
 GROUP_SIZE = gl.constexpr(1)
 QUERY_STAGES = gl.constexpr(1)
-PARTS = gl.constexpr(1)
+WARPGROUPS = gl.constexpr(1)
 ROWS = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(128)
 TILE_KEY = gl.constexpr(128)
@@ -68,7 +68,7 @@ class Arrays(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
 
     query_full: object
     key_full: object
@@ -82,8 +82,8 @@ class Work(NamedTuple):
     tiles_a_head: object
 
 
-class Place(NamedTuple):
-    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
+class QueryTile(NamedTuple):
+    """A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
 
     row: object
     kv_head: object
@@ -92,7 +92,7 @@ class Place(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -141,9 +141,9 @@ def barrier_ring(length: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+def await_tile(full, iteration, stages: gl.constexpr):
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
+    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
 
 
 @gluon.jit
@@ -154,10 +154,10 @@ def position(number, work):
 
 
 @gluon.jit
-def fetch(array, ring, ready, head, batch, row, stage):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
-    mbarrier.expect(ready.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+def fetch(array, ring, full, head, batch, row, stage):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
+    mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
 
 
 @gluon.jit
@@ -167,36 +167,36 @@ def by_row(x):
 
 
 @gluon.jit
-def fetch_both(arrays, tiles, barriers, place, j, stage):
+def fetch_both(arrays, tiles, barriers, query_tile, j, stage):
     """Ask for the j-th tile of keys and of values."""
     row = j * TILE_KEY
-    fetch(arrays.key, tiles.key, barriers.key_full, place.kv_head, place.batch, row, stage)
-    fetch(arrays.value, tiles.value, barriers.value_full, place.kv_head, place.batch, row, stage)
+    fetch(arrays.key, tiles.key, barriers.key_full, query_tile.kv_head, query_tile.batch, row, stage)
+    fetch(arrays.value, tiles.value, barriers.value_full, query_tile.kv_head, query_tile.batch, row, stage)
 
 
 @gluon.jit
-def attend(query, arrays, tiles, barriers, place, turn, scale):
+def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
     """Attention of a block's queries to the keys that they see, a tile after the other.
 
-    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-    whole, end = tiles_to_visit(place.row, place.seq_len_kv)
+    whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- scores: QK product ---
-            await_tile(barriers.key_full, turn, STAGES)
+            await_tile(barriers.key_full, iteration, STAGES)
             # Begin the QK product [query, key]. K and Q lie in shared memory.
             none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-            key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
             scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores])
             if masked:
-                scores = hide(scores, place.row, j * TILE_KEY)
+                scores = hide(scores, query_tile.row, j * TILE_KEY)
 
             # --- online softmax ---
             weights, correction, row_max = softmax(scores, row_max, scale)
@@ -205,23 +205,23 @@ def attend(query, arrays, tiles, barriers, place, turn, scale):
             weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
             # --- output: PV product ---
-            await_tile(barriers.value_full, turn, STAGES)
+            await_tile(barriers.value_full, iteration, STAGES)
             # Begin to add the PV product to the output; V lies in shared memory.
-            value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
             accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            gl.barrier()  # all warps have read this tile: fetch a later one into its place
+            gl.barrier()  # all warps have read this tile: fetch a later one into its slot
             if j + STAGES < end:
-                fetch_both(arrays, tiles, barriers, place, j + STAGES, turn % STAGES)
-            turn += 1
-    return accumulator, row_sum, turn
+                fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
+            iteration += 1
+    return accumulator, row_sum, iteration
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V)
-    # Places in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS] + OUTER + [ROWS, HEAD_DIM]
+    # Slots in shared memory for tiles of queries, keys, values and the output.
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
@@ -234,37 +234,38 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
 
     # --- the first copies are under way before anything is computed ---
     head, batch, i = position(gl.program_id(0), work)
-    place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
-    _, end = tiles_to_visit(place.row, seq_len_kv)
-    # Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there.
-    ready = barriers.query_full.index(0)
-    mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
-    at = [batch, head, place.row, 0]
-    tma.async_load(arrays.query, at, ready, tiles.query.index(0))
+    query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
+    _, end = tiles_to_visit(query_tile.row, seq_len_kv)
+    # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
+    full = barriers.query_full.index(0)
+    mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+    at = [batch, head, query_tile.row, 0]
+    tma.async_load(arrays.query, at, full, tiles.query.index(0))
     for j in gl.static_range(STAGES):
         if j < end:
-            fetch_both(arrays, tiles, barriers, place, j, j)
+            fetch_both(arrays, tiles, barriers, query_tile, j, j)
 
-    # A loop with one turn, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a mask.
+    # A loop with one iteration, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a
+    # mask.
     n = gl.program_id(0)
     last = n + 1
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     while n < last:
         head, batch, i = position(n, work)
-        place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
+        query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
         await_tile(barriers.query_full, 0, 1)
         query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
-        accumulator, row_sum, turn = attend(query, arrays, tiles, barriers, place, turn, scale)
+        accumulator, row_sum, iteration = attend(query, arrays, tiles, barriers, query_tile, iteration, scale)
 
         # --- normalise and store; TMA drops rows past the end ---
         o = (accumulator * by_row(1.0 / row_sum)).to(Q.dtype)
         # Hand the output to TMA, which drops rows past the end.
-        place_2 = tiles.output.index(0)
-        # Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free.
+        slot = tiles.output.index(0)
+        # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
         tma.store_wait(0)
-        place_2.reshape(o.shape).store(o)
+        slot.reshape(o.shape).store(o)
         fence_async_shared()
-        tma.async_store(Out, [batch, head, place.row, 0], place_2)
+        tma.async_store(Out, [batch, head, query_tile.row, 0], slot)
         tma.store_wait(0)
         n += 1
     tma.store_wait(0)

@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 QUERY_STAGES = gl.constexpr(1)
-PARTS = gl.constexpr(2)
+WARPGROUPS = gl.constexpr(2)
 ROWS = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -91,7 +91,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
 
     query_full: object
     query_empty: object
@@ -101,8 +101,8 @@ class Barriers(NamedTuple):
     value_empty: object
 
 
-class Place(NamedTuple):
-    """Where a tile is. row: of its first query. seq_len_kv: how many keys there are."""
+class QueryTile(NamedTuple):
+    """A tile of queries. row: of its first query. seq_len_kv: how many keys there are."""
 
     row: object
     seq_len_kv: object
@@ -149,15 +149,15 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+def await_tile(full, iteration, stages: gl.constexpr):
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
+    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
 
 
 @gluon.jit
-def release(free, turn, stages: gl.constexpr):
-    """This part has read the turn-th tile of a ring."""
-    mbarrier.arrive(free.index(turn % stages), count=1)
+def release(empty, iteration, stages: gl.constexpr):
+    """This warpgroup has read tile ``iteration`` of a ring."""
+    mbarrier.arrive(empty.index(iteration % stages), count=1)
 
 
 @gluon.jit
@@ -182,10 +182,10 @@ def next_in_list(n):
 
 
 @gluon.jit
-def fetch(array, ring, ready, head, batch, row, stage):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
-    mbarrier.expect(ready.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+def fetch(array, ring, full, head, batch, row, stage):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
+    mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
 
 
 @gluon.jit
@@ -195,28 +195,28 @@ def by_row(x):
 
 
 @gluon.jit
-def attend(query, tiles, barriers, place, turn, scale, part: gl.constexpr):
-    """Attention of a part's queries to the keys that they see, a tile after the other.
+def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.constexpr):
+    """Attention of a warpgroup's queries to the keys that they see, a tile after the other.
 
-    Returns (accumulator [query, head_dim], row_sum [query], turn).
+    Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-    first_query = place.row + part * ROWS
-    whole, end = tiles_to_visit(place.row, place.seq_len_kv)
+    first_query = query_tile.row + warpgroup * ROWS
+    whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
         for j in range(whole if masked else 0, end if masked else whole):
             # --- scores: QK product ---
-            await_tile(barriers.key_full, turn, STAGES)
+            await_tile(barriers.key_full, iteration, STAGES)
             # Begin the QK product [query, key]. K and Q lie in shared memory.
             none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-            key = tiles.key.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            key = tiles.key.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
             scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores])
-            release(barriers.key_empty, turn, STAGES)
+            release(barriers.key_empty, iteration, STAGES)
             if masked:
                 scores = hide(scores, first_query, j * TILE_KEY)
 
@@ -227,87 +227,87 @@ def attend(query, tiles, barriers, place, turn, scale, part: gl.constexpr):
             weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
             # --- output: PV product ---
-            await_tile(barriers.value_full, turn, STAGES)
+            await_tile(barriers.value_full, iteration, STAGES)
             # Begin to add the PV product to the output; V lies in shared memory.
-            value = tiles.value.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+            value = tiles.value.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
             accumulator = warpgroup_mma(weights, value, accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            release(barriers.value_empty, turn, STAGES)
-            turn += 1
-    return accumulator, row_sum, turn
+            release(barriers.value_empty, iteration, STAGES)
+            iteration += 1
+    return accumulator, row_sum, iteration
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's."""
-    output = tiles.output.index(part)
-    turn = 0  # tiles of keys so far
-    query_turn = 0
+def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
+    """A consumer warpgroup: its rows of every tile of queries that is this block's."""
+    output = tiles.output.index(warpgroup)
+    iteration = 0  # tiles of keys so far
+    query_iteration = 0
     n, last = one_tile()
     while n < last:
         head, batch, i = position(n, work)
-        place = Place(i * TILE_QUERY, work.seq_len_kv)
-        # A part's queries [query, head_dim] of the query_turn-th tile of queries.
-        index = query_turn % QUERY_STAGES * PARTS + part
+        query_tile = QueryTile(i * TILE_QUERY, work.seq_len_kv)
+        # A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries.
+        index = query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup
         query = tiles.query.index(index).reshape([ROWS, HEAD_DIM])
-        await_tile(barriers.query_full, query_turn, QUERY_STAGES)
-        accumulator, row_sum, turn = attend(query, tiles, barriers, place, turn, scale, part)
+        await_tile(barriers.query_full, query_iteration, QUERY_STAGES)
+        accumulator, row_sum, iteration = attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup)
         n = next_in_list(n)
 
         # --- normalise and store; TMA drops rows past the end ---
         o = (accumulator * by_row(1.0 / row_sum)).to(tiles.query.dtype)
-        row = place.row + part * ROWS
-        # Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free.
+        row = query_tile.row + warpgroup * ROWS
+        # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
         tma.async_store(arrays.output, [batch, head, row, 0], output)
-        # This part needs the place of its queries no more, once TMA has read the output from there.
+        # This warpgroup needs the slot of its queries no more, once TMA has read the output from there.
         tma.store_wait(0)
-        release(barriers.query_empty, query_turn, QUERY_STAGES)
-        query_turn += 1
+        release(barriers.query_empty, query_iteration, QUERY_STAGES)
+        query_iteration += 1
     tma.store_wait(0)
 
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work):
-    """The producer: fetches the tiles of this block, each as soon as its place is free."""
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
-    query_turn = 0
+    """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
+    query_iteration = 0
     n, last = one_tile()
     while n < last:
         head, batch, i = position(n, work)
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
-        free = barriers.query_empty.index(query_turn % QUERY_STAGES)
-        mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)
-        # Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there.
-        query_stage = query_turn % QUERY_STAGES
-        ready = barriers.query_full.index(query_stage)
-        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
-        for part in gl.static_range(PARTS):
-            at = [batch, head, (row + part * ROWS), 0]
-            tma.async_load(arrays.query, at, ready, tiles.query.index(query_stage * PARTS + part))
+        empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
+        mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)
+        # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
+        query_stage = query_iteration % QUERY_STAGES
+        full = barriers.query_full.index(query_stage)
+        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            at = [batch, head, (row + warpgroup * ROWS), 0]
+            tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         kv_head = head // GROUP_SIZE
         for j in range(end):
             key = j * TILE_KEY
-            # Ask TMA for the turn-th tiles of keys and values, each as soon as its place is free.
-            stage = turn % STAGES
-            used = turn // STAGES & 1 ^ 1
+            # Ask TMA for tiles ``iteration`` of keys and values, each as soon as its slot is empty.
+            stage = iteration % STAGES
+            used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
             fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
             mbarrier.wait(barriers.value_empty.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
-            turn += 1
+            iteration += 1
         n = next_in_list(n)
-        query_turn += 1
+        query_iteration += 1
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
-    # Places in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS] + OUTER + [ROWS, HEAD_DIM]
+    # Slots in shared memory for tiles of queries, keys, values and the output.
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
@@ -315,16 +315,16 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     tiles = Tiles(queries, keys, values, queries)
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
-        barrier_ring(QUERY_STAGES, PARTS),
+        barrier_ring(QUERY_STAGES, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, WARPGROUPS),
     )
     work = Work(heads, tiles_a_head, seq_len_kv)
     fence_async_shared()
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     gl.warp_specialize(
         [
             (consume, (arrays, tiles, barriers, work, scale, 0)),

@@ -50,7 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 QUERY_STAGES = gl.constexpr(2)
-PARTS = gl.constexpr(2)
+WARPGROUPS = gl.constexpr(2)
 ROWS = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
@@ -87,7 +87,7 @@ class Work(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -96,7 +96,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers, one for every place of a tile: complete when TMA has filled it, and when all parts have used it."""
+    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
 
     query_full: object
     query_empty: object
@@ -106,8 +106,8 @@ class Barriers(NamedTuple):
     value_empty: object
 
 
-class Place(NamedTuple):
-    """Where a tile is. row: of its first query. seq_len_kv: how many keys there are."""
+class QueryTile(NamedTuple):
+    """A tile of queries. row: of its first query. seq_len_kv: how many keys there are."""
 
     row: object
     seq_len_kv: object
@@ -147,15 +147,15 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn, stages: gl.constexpr):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % stages), turn // stages & 1)
+def await_tile(full, iteration, stages: gl.constexpr):
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
+    mbarrier.wait(full.index(iteration % stages), iteration // stages & 1)
 
 
 @gluon.jit
-def release(free, turn, stages: gl.constexpr):
-    """This part has read the turn-th tile of a ring."""
-    mbarrier.arrive(free.index(turn % stages), count=1)
+def release(empty, iteration, stages: gl.constexpr):
+    """This warpgroup has read tile ``iteration`` of a ring."""
+    mbarrier.arrive(empty.index(iteration % stages), count=1)
 
 
 @gluon.jit
@@ -187,31 +187,31 @@ def next_in_list(n):
 
 
 @gluon.jit
-def fetch(array, ring, ready, head, batch, row, stage):
-    """Ask TMA for rows [row, row + tile.key) of keys or values, into a place of their ring."""
-    mbarrier.expect(ready.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
-    tma.async_load(array, [batch, head, row, 0], ready.index(stage), ring.index(stage))
+def fetch(array, ring, full, head, batch, row, stage):
+    """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
+    mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
+    tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
 
 
 @gluon.jit
-def part_of(queries, query_turn, part: gl.constexpr):
-    """A part's queries [query, head_dim] of the query_turn-th tile of queries."""
-    index = query_turn % QUERY_STAGES * PARTS + part
+def query_of(queries, query_iteration, warpgroup: gl.constexpr):
+    """A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries."""
+    index = query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup
     return queries.index(index).reshape([ROWS, HEAD_DIM])
 
 
 @gluon.jit
-def issue_scores(query, keys, turn):
+def issue_scores(query, keys, iteration):
     """Begin the QK product [query, key]. K and Q lie in shared memory."""
     none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
-    key = keys.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+    key = keys.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
     return warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def issue_output(weights, values, turn, accumulator):
+def issue_output(weights, values, iteration, accumulator):
     """Begin to add the PV product to the output; V lies in shared memory."""
-    value = values.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+    value = values.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
     return warpgroup_mma(weights, value, accumulator, is_async=True)
 
 
@@ -222,7 +222,7 @@ def by_row(x):
 
 
 @gluon.jit
-def hide_in_part(scores, j, whole, first_query):
+def hide_where_needed(scores, j, whole, first_query):
     """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over."""
     if j >= whole:
         scores = hide(scores, first_query, j * TILE_KEY)
@@ -248,27 +248,28 @@ def weigh(scores, row_max, scale):
 
 
 @gluon.jit
-def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, turn, scale):
-    """Attention of a part's queries to all tiles of keys but the first, with two products begun together.
+def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, iteration, scale):
+    """Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
 
     first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
-    row, whole, end: of ``tiles_of_part``.
+    row, whole, end: of ``tiles_of_warpgroup``.
 
-    Returns (accumulator [query, head_dim], sums, turn of the last tile, its weights, whose PV product is not begun).
+    Returns (accumulator [query, head_dim], sums, iteration of the last tile, its weights, whose PV product is not
+    begun).
     """
     weights, row_max, row_sum = first
     for j in range(1, end):
         # --- issue: scores of this tile, output of the tile before ---
-        await_tile(barriers.key_full, turn + 1, STAGES)
-        scores = issue_scores(query, tiles.key, turn + 1)
-        await_tile(barriers.value_full, turn, STAGES)
-        accumulator = issue_output(weights, tiles.value, turn, accumulator)
+        await_tile(barriers.key_full, iteration + 1, STAGES)
+        scores = issue_scores(query, tiles.key, iteration + 1)
+        await_tile(barriers.value_full, iteration, STAGES)
+        accumulator = issue_output(weights, tiles.value, iteration, accumulator)
         scores = warpgroup_mma_wait(1, deps=[scores])
-        release(barriers.key_empty, turn + 1, STAGES)
+        release(barriers.key_empty, iteration + 1, STAGES)
 
         # --- online softmax, while the output is computed ---
-        scores = hide_in_part(scores, j, whole, row)
-        # The softmax of a tile, and the output rescaled, once the PV product of tile ``turn`` has ended.
+        scores = hide_where_needed(scores, j, whole, row)
+        # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
         new_max = raise_maxima(scores, row_max, scale)
         correction = exp2(row_max - new_max)
         weights = weigh(scores, new_max, scale)
@@ -276,34 +277,34 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, 
         # ptxas may move this wait: nothing holds it here.
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         row_max = new_max
-        release(barriers.value_empty, turn, STAGES)
+        release(barriers.value_empty, iteration, STAGES)
         accumulator = accumulator * by_row(correction)
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
-        turn += 1
-    return accumulator, row_sum, turn, weights
+        iteration += 1
+    return accumulator, row_sum, iteration, weights
 
 
 @gluon.jit
-def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: gl.constexpr):
-    """Attention of a part's queries to the keys that they see.
+def attend_overlapped(scores, query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.constexpr):
+    """Attention of a warpgroup's queries to the keys that they see.
 
     scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
 
-    Returns (accumulator [query, head_dim], sums, turn, and the turn of the tile whose PV product was begun).
+    Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
     """
     # Maxima [query] before the first tile of keys.
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-    # (row, whole, end, block_end): a part's first query, its tiles of keys, and where those of its block end.
-    row = place.row + part * ROWS
-    whole, block_end = tiles_to_visit(place.row, place.seq_len_kv)
+    # (row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end.
+    row = query_tile.row + warpgroup * ROWS
+    whole, block_end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
     whole, end = whole, block_end
 
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
-    release(barriers.key_empty, turn, STAGES)
-    scores = hide_in_part(scores, 0, whole, row)
+    release(barriers.key_empty, iteration, STAGES)
+    scores = hide_where_needed(scores, 0, whole, row)
     row_max = raise_maxima(scores, row_max, scale)
     # (weights, maxima, sums) of the first tile of keys.
     weights_2 = weigh(scores, row_max, scale)
@@ -311,118 +312,118 @@ def attend_overlapped(scores, query, tiles, barriers, place, turn, scale, part: 
     first = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS), row_max, row_sum_2
 
     # --- all others, and the last tile's output ---
-    accumulator, row_sum, turn, weights = attend_to_rest(
-        first, accumulator, query, tiles, barriers, row, whole, end, turn, scale
+    accumulator, row_sum, iteration, weights = attend_to_rest(
+        first, accumulator, query, tiles, barriers, row, whole, end, iteration, scale
     )
-    await_tile(barriers.value_full, turn, STAGES)
-    accumulator = issue_output(weights, tiles.value, turn, accumulator)
-    return accumulator, row_sum, turn, turn
+    await_tile(barriers.value_full, iteration, STAGES)
+    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
+    return accumulator, row_sum, iteration, iteration
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, part: gl.constexpr):
-    """Warps that compute: a part of every tile of queries that is this block's."""
-    output = tiles.output.index(part)
-    turn = 0  # tiles of keys so far
-    query_turn = 0
+def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
+    """A consumer warpgroup: its rows of every tile of queries that is this block's."""
+    output = tiles.output.index(warpgroup)
+    iteration = 0  # tiles of keys so far
+    query_iteration = 0
     n, last = own_tiles(work)
     await_tile(barriers.query_full, 0, QUERY_STAGES)
     await_tile(barriers.key_full, 0, STAGES)
-    scores = issue_scores(part_of(tiles.query, 0, part), tiles.key, 0)
+    scores = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
     while n < last:
         # Which queries, and keys, belong to the n-th tile of the order.
         head, batch, i = position(listed(work, n), work)
-        place = Place(i * TILE_QUERY, work.seq_len_kv)
-        query = part_of(tiles.query, query_turn, part)
-        accumulator, row_sum, turn, last_turn = attend_overlapped(
-            scores, query, tiles, barriers, place, turn, scale, part
+        query_tile = QueryTile(i * TILE_QUERY, work.seq_len_kv)
+        query = query_of(tiles.query, query_iteration, warpgroup)
+        accumulator, row_sum, iteration, last_iteration = attend_overlapped(
+            scores, query, tiles, barriers, query_tile, iteration, scale, warpgroup
         )
-        # Which tile of queries comes behind the turn-th.
+        # Which tile of queries comes behind this one.
         n = next_in_list(n)
-        release(barriers.query_empty, query_turn, QUERY_STAGES)
+        release(barriers.query_empty, query_iteration, QUERY_STAGES)
         # The first product for the next queries is issued behind the last for these, and runs while these are
         # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
         if n < last:
-            await_tile(barriers.query_full, query_turn + 1, QUERY_STAGES)
-            await_tile(barriers.key_full, turn + 1, STAGES)
-        following = part_of(tiles.query, query_turn + 1, part)
-        scores = issue_scores(following, tiles.key, turn + 1)
+            await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)
+            await_tile(barriers.key_full, iteration + 1, STAGES)
+        following = query_of(tiles.query, query_iteration + 1, warpgroup)
+        scores = issue_scores(following, tiles.key, iteration + 1)
         accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-        release(barriers.value_empty, last_turn, STAGES)
-        turn += 1
+        release(barriers.value_empty, last_iteration, STAGES)
+        iteration += 1
 
-        # Normalise and store a part's output; TMA drops rows past the end. output: its place in shared memory.
+        # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
         o = (accumulator * by_row(1.0 / row_sum)).to(output.dtype)
-        row = place.row + part * ROWS
-        # Hand columns of the output [query, column] to TMA, by way of their place in shared memory once that is free.
+        row = query_tile.row + warpgroup * ROWS
+        # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
         tma.async_store(arrays.output, [batch, head, row, 0], output)
-        query_turn += 1
+        query_iteration += 1
     scores = warpgroup_mma_wait(0, deps=[scores])
     tma.store_wait(0)
 
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work):
-    """The producer: fetches the tiles of this block, each as soon as its place is free."""
-    turn = 0  # tiles of keys so far: tells the place in the ring, and how often it was filled
-    query_turn = 0
+    """The producer: fetches the tiles of this block, each as soon as its slot is empty."""
+    iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
+    query_iteration = 0
     n, last = own_tiles(work)
     while n < last:
         head, batch, i = position(listed(work, n), work)
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
-        free = barriers.query_empty.index(query_turn % QUERY_STAGES)
-        mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)
-        # Ask TMA for a tile of queries, part by part; the barrier completes when all of it is there.
-        query_stage = query_turn % QUERY_STAGES
-        ready = barriers.query_full.index(query_stage)
-        mbarrier.expect(ready, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
-        for part in gl.static_range(PARTS):
-            at = [batch, head, (row + part * ROWS), 0]
-            tma.async_load(arrays.query, at, ready, tiles.query.index(query_stage * PARTS + part))
+        empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
+        mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)
+        # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
+        query_stage = query_iteration % QUERY_STAGES
+        full = barriers.query_full.index(query_stage)
+        mbarrier.expect(full, TILE_QUERY * HEAD_DIM * tiles.query.dtype.primitive_bitwidth // 8)
+        for warpgroup in gl.static_range(WARPGROUPS):
+            at = [batch, head, (row + warpgroup * ROWS), 0]
+            tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         kv_head = head // GROUP_SIZE
         for j in range(end):
             key = j * TILE_KEY
-            # Ask TMA for the turn-th tiles of keys and values, each as soon as its place is free.
-            stage = turn % STAGES
-            used = turn // STAGES & 1 ^ 1
+            # Ask TMA for tiles ``iteration`` of keys and values, each as soon as its slot is empty.
+            stage = iteration % STAGES
+            used = iteration // STAGES & 1 ^ 1
             mbarrier.wait(barriers.key_empty.index(stage), used)
             fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
             mbarrier.wait(barriers.value_empty.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
-            turn += 1
+            iteration += 1
         n = next_in_list(n)
-        query_turn += 1
+        query_iteration += 1
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
-    # Places in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * PARTS] + OUTER + [ROWS, HEAD_DIM]
+    # Slots in shared memory for tiles of queries, keys, values and the output.
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     # The output leaves from shared memory of its own, while the next queries arrive.
-    OUTPUTS: gl.constexpr = [PARTS] + OUTER + [ROWS, OUTPUT_COLUMNS]
+    OUTPUTS: gl.constexpr = [WARPGROUPS] + OUTER + [ROWS, OUTPUT_COLUMNS]
     outputs = gl.allocate_shared_memory(queries.dtype, OUTPUTS, SHARED)
     tiles = Tiles(queries, keys, values, outputs)
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
-        barrier_ring(QUERY_STAGES, PARTS),
+        barrier_ring(QUERY_STAGES, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, WARPGROUPS),
         barrier_ring(STAGES, 1),
-        barrier_ring(STAGES, PARTS),
+        barrier_ring(STAGES, WARPGROUPS),
     )
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
     fence_async_shared()
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     gl.warp_specialize(
         [
             (consume, (arrays, tiles, barriers, work, scale, 0)),

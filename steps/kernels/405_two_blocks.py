@@ -78,7 +78,7 @@ def store_rows(X, batch, head, i, x):
     ct.store(X, (batch, head, i, 0), ct.reshape(ct.astype(x, X.dtype), (1, 1, *x.shape)))
 
 
-def turn_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale):
+def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale):
     """(d_key, d_value) with what the i-th tile of queries adds to them; and, with atomics, what the keys add to dQ."""
     q = load_rows_2(Q, batch, head, i, TILE_QUERY)
     do = load_rows_2(DO, batch, head, i, TILE_QUERY)
@@ -105,7 +105,7 @@ def turn_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, se
 
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
-    # dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its part of that.
+    # dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its share of that.
     j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     k = load_rows_2(K, batch, kv_head, j, TILE_KEY)
     v = load_rows_2(V, batch, kv_head, j, TILE_KEY)
@@ -116,11 +116,11 @@ def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
     for head in range(kv_head * GROUP_SIZE, kv_head * GROUP_SIZE + GROUP_SIZE):
         cut = min(tiles, ct.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
         for i in range(first, cut):
-            d_key, d_value = turn_of_keys(
+            d_key, d_value = iteration_of_keys(
                 Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, K.shape[2], True, scale
             )
         for i in range(cut, tiles):
-            d_key, d_value = turn_of_keys(
+            d_key, d_value = iteration_of_keys(
                 Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, K.shape[2], False, scale
             )
     store_rows(DK, batch, kv_head, j, d_key * scale)
@@ -140,7 +140,7 @@ def load_numbers_2(X, batch, head, i):
     )
 
 
-def turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale):
+def iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, masked, scale):
     """d_query with what the j-th tile of keys adds to it."""
     k = load_rows_3(K, batch, kv_head, j, TILE_KEY)
     v = load_rows_3(V, batch, kv_head, j, TILE_KEY)
@@ -177,9 +177,9 @@ def fmha_backward_queries(Q, K, V, DO, LSE, RowSum, DQ, scale):
     cut = end  # what the mask cuts begins here
     cut = min(cut, (i * TILE_QUERY_2 + 1) // TILE_KEY)
     for j in range(cut):
-        d_query = turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale)
+        d_query = iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, False, scale)
     for j in range(cut, end):
-        d_query = turn_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale)
+        d_query = iteration_of_queries(K, V, batch, kv_head, i, j, q, do, lse, row_sum, d_query, True, scale)
     # Store the i-th tile of rows; what lies past the end is dropped.
     x = d_query * scale
     ct.store(DQ, (batch, head, i, 0), ct.reshape(ct.astype(x, DQ.dtype), (1, 1, *x.shape)))

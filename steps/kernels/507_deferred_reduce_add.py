@@ -59,7 +59,7 @@ STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 QUERY_ROWS = gl.constexpr(64)
 QUERY_COLUMNS = gl.constexpr(64)
-PARTS = gl.constexpr(2)
+WARPGROUPS = gl.constexpr(2)
 WRITERS = gl.constexpr(2)
 SHARING = gl.constexpr(1)
 KEYS_2 = gl.constexpr(64)
@@ -196,8 +196,10 @@ def prepare(
         # Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time.
         line_2 = line.to(gl.int64)
         SUMS: gl.constexpr = TILE_QUERY * HEAD_DIM
-        place = gl.arange(0, SUMS, LINE)
-        gl.store(Sums + (line_2 * padded + (i * TILE_QUERY)) * HEAD_DIM + place, gl.full([SUMS], 0.0, gl.float32, LINE))
+        offset = gl.arange(0, SUMS, LINE)
+        gl.store(
+            Sums + (line_2 * padded + (i * TILE_QUERY)) * HEAD_DIM + offset, gl.full([SUMS], 0.0, gl.float32, LINE)
+        )
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
@@ -225,7 +227,7 @@ class Aside(NamedTuple):
     """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
 
     counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
-    to prepare and to scale in a turn, times 2^16.
+    to prepare and to scale in an iteration, times 2^16.
     """
 
     counts: object
@@ -242,9 +244,9 @@ class Aside(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two places.
+    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
 
-    d_query: every part's dQ of one tile, where TMA adds it.
+    d_query: every warpgroup's dQ of one tile, where TMA adds it.
     """
 
     key: object
@@ -258,10 +260,10 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers: complete when TMA has filled a place, and when all parts have used it.
+    """mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it.
 
-    d_scores_full: between parts, when all that write dS have. done: when all parts have read K and V for the last time,
-    and when all have written dK and dV.
+    d_scores_full: between warpgroups, when all that write dS have. done: when all warpgroups have read K and V for the
+    last time, and when all have written dK and dV.
     """
 
     keys_full: object
@@ -274,7 +276,7 @@ class Barriers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a block computes: its tile of keys, and the turns it takes with tiles of queries, those of a head together.
+    """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
 
     head: the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
     """
@@ -300,14 +302,14 @@ def in_fours(d_query):
 
 
 @gluon.jit
-def add_to_query(d_query, tiles, part: gl.constexpr):
-    """Add a part's dQ [query, head_dim] of a turn's tile of queries to the sums."""
-    # Store a part's dQ when TMA has read the last one. It is asked to add it when the next scores are under way.
+def add_to_query(d_query, tiles, warpgroup: gl.constexpr):
+    """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
+    # Store a warpgroup's dQ when TMA has read the last one. It is asked to add it when the next scores are under way.
     tma.store_wait(0)
-    # Store a part's dQ where TMA reads it. A fence must follow.
-    place = tiles.d_query.index(part)
+    # Store a warpgroup's dQ where TMA reads it. A fence must follow.
+    slot = tiles.d_query.index(warpgroup)
     shape: gl.constexpr = [QUERY_ROWS, QUERY_COLUMNS]
-    place.reinterpret(gl.float32, shape, SHARED_FOURS).store(in_fours(d_query))
+    slot.reinterpret(gl.float32, shape, SHARED_FOURS).store(in_fours(d_query))
 
 
 @gluon.jit
@@ -317,38 +319,38 @@ def await_kernels_before():
 
 
 @gluon.jit
-def position(work, turn):
-    """(head, index of the tile of queries) of a turn."""
+def position(work, iteration):
+    """(head, index of the tile of queries) of an iteration."""
     head = work.head
-    return head, turn
+    return head, iteration
 
 
 @gluon.jit
-def corner(turn, work, part: gl.constexpr):
-    """Where a part's dQ of a turn's tile of queries begins: [batch, head, row, column]."""
-    head, i = position(work, turn)
-    first_row = i * TILE_QUERY + (part * QUERY_ROWS)
+def corner(iteration, work, warpgroup: gl.constexpr):
+    """Where a warpgroup's dQ of an iteration's tile of queries begins: [batch, head, row, column]."""
+    head, i = position(work, iteration)
+    first_row = i * TILE_QUERY + (warpgroup * QUERY_ROWS)
     return [work.batch, head, first_row, 0]
 
 
 @gluon.jit
-def let_tma_add(arrays, tiles, turn, work, part: gl.constexpr):
-    """Ask TMA to add a part's dQ of a turn, which the part has stored."""
+def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr):
+    """Ask TMA to add a warpgroup's dQ of an iteration, which the warpgroup has stored."""
     fence_async_shared()
-    tma.async_atomic_add(arrays.sums, corner(turn, work, part), tiles.d_query.index(part))
+    tma.async_atomic_add(arrays.sums, corner(iteration, work, warpgroup), tiles.d_query.index(warpgroup))
 
 
 @gluon.jit
-def add_stored(arrays, tiles, turns, work, part: gl.constexpr):
-    """Ask TMA to add what was stored at the end of the turn before."""
-    if turns > 1:
-        let_tma_add(arrays, tiles, turns - 2, work, part)
+def add_stored(arrays, tiles, iterations, work, warpgroup: gl.constexpr):
+    """Ask TMA to add what was stored at the end of the iteration before."""
+    if iterations > 1:
+        let_tma_add(arrays, tiles, iterations - 2, work, warpgroup)
 
 
 @gluon.jit
-def add_last(arrays, tiles, turns, work, part: gl.constexpr):
-    """Ask TMA to add dQ of the last turn."""
-    let_tma_add(arrays, tiles, turns - 1, work, part)
+def add_last(arrays, tiles, iterations, work, warpgroup: gl.constexpr):
+    """Ask TMA to add dQ of the last iteration."""
+    let_tma_add(arrays, tiles, iterations - 1, work, warpgroup)
 
 
 @gluon.jit
@@ -358,17 +360,17 @@ def own_line(work):
 
 
 @gluon.jit
-def fetch_rows(array, numbers, place, number_place, ready, head, batch, i, line):
+def fetch_rows(array, numbers, slot, number_slot, full, head, batch, i, line):
     """Ask TMA for the i-th tile of queries of Q or dO, and for its log-sum-exps or row sums."""
-    mbarrier.expect(ready, TILE_QUERY * (HEAD_DIM * place.dtype.primitive_bitwidth // 8 + 4))
-    tma.async_load(array, [batch, head, i * TILE_QUERY, 0], ready, place)
-    tma.async_load(numbers, [line, i * TILE_QUERY], ready, number_place)
+    mbarrier.expect(full, TILE_QUERY * (HEAD_DIM * slot.dtype.primitive_bitwidth // 8 + 4))
+    tma.async_load(array, [batch, head, i * TILE_QUERY, 0], full, slot)
+    tma.async_load(numbers, [line, i * TILE_QUERY], full, number_slot)
 
 
 @gluon.jit
-def rows_of(ring, turn):
+def rows_of(ring, iteration):
     """A tile of Q or dO [query, head_dim] of a ring."""
-    return ring.index(turn % STAGES).reshape([TILE_QUERY, HEAD_DIM])
+    return ring.index(iteration % STAGES).reshape([TILE_QUERY, HEAD_DIM])
 
 
 @gluon.jit
@@ -378,26 +380,26 @@ def keys_of(tile):
 
 
 @gluon.jit
-def number_of(ring, turn):
+def number_of(ring, iteration):
     """A number for each query, along the columns of scores [1, query]."""
-    numbers = ring.index(turn % STAGES).reshape([TILE_QUERY])
+    numbers = ring.index(iteration % STAGES).reshape([TILE_QUERY])
     return numbers.load(gl.SliceLayout(0, SCORES_2))[None, :]
 
 
 @gluon.jit
-def issue_part_of_d_query(tiles, turn, part: gl.constexpr):
-    """Begin this part's share of a turn's dQ: its queries, or its columns."""
-    d_scores = tiles.d_scores.index(turn & 1)
+def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
+    """Begin this warpgroup's share of an iteration's dQ: its queries, or its columns."""
+    d_scores = tiles.d_scores.index(iteration & 1)
     keys = keys_of(tiles.key)
-    d_scores = d_scores.slice(part * QUERY_ROWS, QUERY_ROWS, 1)
+    d_scores = d_scores.slice(warpgroup * QUERY_ROWS, QUERY_ROWS, 1)
     # Begin dQ [query, head_dim] of a tile: dS, turned, times K.
     none = gl.full([QUERY_ROWS, QUERY_COLUMNS], 0.0, gl.float32, QUERY_SUMS)
     return warpgroup_mma(d_scores.permute((1, 0)), keys, none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def all_parts(barriers, n: gl.constexpr):
-    """Wait until all parts are here, for the n-th time."""
+def await_all_warpgroups(barriers, n: gl.constexpr):
+    """Wait until all warpgroups are here, for the n-th time."""
     mbarrier.arrive(barriers.done.index(n), count=1)
     mbarrier.wait(barriers.done.index(n), 0)
 
@@ -446,8 +448,8 @@ def prepare_rows_2(
 def clear_rows(Sums, first_row, line, padded):
     """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
     SUMS: gl.constexpr = ROWS_PREPARED * HEAD_DIM
-    place = gl.arange(0, SUMS, LINE_OF_TWO)
-    gl.store(Sums + (line * padded + first_row) * HEAD_DIM + place, gl.full([SUMS], 0.0, gl.float32, LINE_OF_TWO))
+    offset = gl.arange(0, SUMS, LINE_OF_TWO)
+    gl.store(Sums + (line * padded + first_row) * HEAD_DIM + offset, gl.full([SUMS], 0.0, gl.float32, LINE_OF_TWO))
 
 
 @gluon.jit
@@ -466,9 +468,9 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(ready, turn):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
+def await_tile(full, iteration):
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
+    mbarrier.wait(full.index(iteration % STAGES), iteration // STAGES & 1)
 
 
 @gluon.jit
@@ -478,19 +480,19 @@ def lines_ahead():
 
 
 @gluon.jit
-def turns_before(j, tiles):
-    """Turns that the first j blocks of a head take, of so many tiles of queries."""
+def iterations_before(j, tiles):
+    """Iterations that the first j blocks of a head take, of so many tiles of queries."""
     j, tiles = j.to(gl.int64), tiles.to(gl.int64)
     return j * tiles
 
 
 @gluon.jit
 def own_share(pieces, rate, work):
-    """(first, end) of so many pieces of a head's work: this block's share, by the turns that it takes."""
+    """(first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes."""
     tiles = work.a_head
     j = work.key_row // TILE_KEY
-    first = turns_before(j, tiles) * rate >> 16
-    end = turns_before(j + 1, tiles) * rate >> 16
+    first = iterations_before(j, tiles) * rate >> 16
+    end = iterations_before(j + 1, tiles) * rate >> 16
     return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
 
 
@@ -536,42 +538,42 @@ def await_rows(aside, work):
 
 @gluon.jit
 def produce(arrays, tiles, barriers, work, aside):
-    """The producer: fetches the block's keys and values, and then tiles of queries, each when its place is free."""
-    ready = barriers.keys_full.index(0)
-    mbarrier.expect(ready, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], ready, tiles.value)
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
+    full = barriers.keys_full.index(0)
+    mbarrier.expect(full, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
     await_kernels_before()  # now: no kernel of this call has written keys or values
     await_rows(aside, work)
-    for turn in range(GROUP_SIZE * work.a_head):
-        head, i = position(work, turn)
+    for iteration in range(GROUP_SIZE * work.a_head):
+        head, i = position(work, iteration)
         line = work.batch * work.heads + head
-        stage = turn % STAGES
-        used = turn // STAGES & 1 ^ 1
+        stage = iteration % STAGES
+        used = iteration // STAGES & 1 ^ 1
         mbarrier.wait(barriers.query_empty.index(stage), used)
-        ready = barriers.query_full.index(stage)
+        full = barriers.query_full.index(stage)
         fetch_rows(
             arrays.query,
             arrays.numbers,
             tiles.query.index(stage),
             tiles.lse.index(stage),
-            ready,
+            full,
             head,
             work.batch,
             i,
             line,
         )
         mbarrier.wait(barriers.d_output_empty.index(stage), used)
-        ready = barriers.d_output_full.index(stage)
+        full = barriers.d_output_full.index(stage)
         fetch_rows(
             arrays.d_output,
             arrays.numbers,
             tiles.d_output.index(stage),
             tiles.row_sum.index(stage),
-            ready,
+            full,
             head,
             work.batch,
             i,
@@ -581,9 +583,9 @@ def produce(arrays, tiles, barriers, work, aside):
 
 @gluon.jit
 def tell_added(aside, work, two_behind: gl.constexpr):
-    """Count this part of this block, when all that it has added to dQ is in global memory.
+    """Count this warpgroup of this block, when all that it has added to dQ is in global memory.
 
-    two_behind: behind it this part had TMA store dK and dV, for which nobody waits here.
+    two_behind: behind it this warpgroup had TMA store dK and dV, for which nobody waits here.
     """
     SO_FAR: gl.constexpr = (
         "cp.async.bulk.wait_group 2; mov.b32 $0, 0;" if two_behind else "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
@@ -595,33 +597,33 @@ def tell_added(aside, work, two_behind: gl.constexpr):
 
 
 @gluon.jit
-def consume(arrays, tiles, barriers, work, scale, aside, part: gl.constexpr):
-    """A part: dK and dV of its keys, and its share of what the block adds to dQ."""
+def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr):
+    """A warpgroup: dK and dV of its keys, and its share of what the block adds to dQ."""
     dtype: gl.constexpr = tiles.key.dtype
-    keys = keys_of(tiles.key).slice(part * KEYS_2, KEYS_2, 0)
-    values = keys_of(tiles.value).slice(part * KEYS_2, KEYS_2, 0)
+    keys = keys_of(tiles.key).slice(warpgroup * KEYS_2, KEYS_2, 0)
+    values = keys_of(tiles.value).slice(warpgroup * KEYS_2, KEYS_2, 0)
     d_key = gl.full([KEYS_2, HEAD_DIM], 0.0, gl.float32, SUMS_2)
     d_value = gl.full([KEYS_2, HEAD_DIM], 0.0, gl.float32, SUMS_2)
-    turns = GROUP_SIZE * work.a_head
+    iterations = GROUP_SIZE * work.a_head
     mbarrier.wait(barriers.keys_full.index(0), 0)
     kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
-    for turn in range(turns):
-        _, i = position(work, turn)
-        query, d_output = rows_of(tiles.query, turn), rows_of(tiles.d_output, turn)
+    for iteration in range(iterations):
+        _, i = position(work, iteration)
+        query, d_output = rows_of(tiles.query, iteration), rows_of(tiles.d_output, iteration)
 
         # --- the weights again, and dV ---
-        await_tile(barriers.query_full, turn)
+        await_tile(barriers.query_full, iteration)
         # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
         none = gl.full([KEYS_2, TILE_QUERY], 0.0, gl.float32, SCORES_2)
         scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
-        await_tile(barriers.d_output_full, turn)
+        await_tile(barriers.d_output_full, iteration)
         # Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO.
         none_2 = gl.full([KEYS_2, TILE_QUERY], 0.0, gl.float32, SCORES_2)
         d_weights = warpgroup_mma(values, d_output.permute((1, 0)), none_2, use_acc=False, is_async=True)
-        add_stored(arrays, tiles, turn, work, part)
+        add_stored(arrays, tiles, iteration, work, warpgroup)
         scores = warpgroup_mma_wait(1, deps=[scores])
         # The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides.
-        lse = number_of(tiles.lse, turn)
+        lse = number_of(tiles.lse, iteration)
         weights = exp2(scores * scale - lse)
         rounded = weights.to(dtype)
         factor = gl.convert_layout(rounded, FACTOR)
@@ -632,47 +634,47 @@ def consume(arrays, tiles, barriers, work, scale, aside, part: gl.constexpr):
         weights = rounded.to(gl.float32)
         # dS: the row sums are taken off now.
         d_weights_2 = d_weights
-        d_weights_2 -= number_of(tiles.row_sum, turn)
+        d_weights_2 -= number_of(tiles.row_sum, iteration)
         d_scores = (weights * d_weights_2).to(dtype)
-        before = turn + 1  # of the two places of dS, that of the turn before
-        # Likewise: both parts said so of dO in the turn before.
-        told = (turn + STAGES - 1) // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.d_output_empty.index((turn + 1) % STAGES), told)
-        tiles.d_scores.index(turn & 1).slice(part * KEYS_2, KEYS_2, 0).store(d_scores)
+        before = iteration + 1  # of the two slots of dS, that of the iteration before
+        # Likewise: both warpgroups said so of dO in the iteration before.
+        told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % STAGES), told)
+        tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS_2, KEYS_2, 0).store(d_scores)
 
-        # --- dQ of the turn before, and dK; under dK's product dQ is added ---
-        mbarrier.wait(barriers.d_scores_full.index(before & 1), turn - 1 >> 1 & 1)
-        d_query = issue_part_of_d_query(tiles, before, part)
+        # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
+        mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
+        d_query = issue_own_d_query(tiles, before, warpgroup)
         d_key = warpgroup_mma(gl.convert_layout(d_scores, FACTOR), query, d_key, is_async=True)
-        # Tell both parts that this one has stored its dS of a turn. wgmma reads it, which takes a fence.
+        # Tell both warpgroups that this one has stored its dS of an iteration. wgmma reads it, which takes a fence.
         fence_async_shared()
-        mbarrier.arrive(barriers.d_scores_full.index(turn & 1), count=1)
+        mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
         d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
-        mbarrier.arrive(barriers.d_output_empty.index(turn % STAGES), count=1)
-        if turn > 0:
-            add_to_query(d_query, tiles, part)
+        mbarrier.arrive(barriers.d_output_empty.index(iteration % STAGES), count=1)
+        if iteration > 0:
+            add_to_query(d_query, tiles, warpgroup)
         d_key = warpgroup_mma_wait(0, deps=[d_key])
-        mbarrier.arrive(barriers.query_empty.index(turn % STAGES), count=1)
+        mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
 
-    # --- dQ of the last turn ---
-    if turns > 0:
-        add_stored(arrays, tiles, turns, work, part)
-        mbarrier.wait(barriers.d_scores_full.index(turns + 1 & 1), turns - 1 >> 1 & 1)
-        d_query = warpgroup_mma_wait(0, deps=[issue_part_of_d_query(tiles, turns + 1, part)])
-        add_to_query(d_query, tiles, part)
-        add_last(arrays, tiles, turns, work, part)
+    # --- dQ of the last iteration ---
+    if iterations > 0:
+        add_stored(arrays, tiles, iterations, work, warpgroup)
+        mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, warpgroup)])
+        add_to_query(d_query, tiles, warpgroup)
+        add_last(arrays, tiles, iterations, work, warpgroup)
 
     # --- dK and dV ---
     dtype_2: gl.constexpr = tiles.key.dtype
-    all_parts(barriers, 0)
+    await_all_warpgroups(barriers, 0)
     keys.store((d_key * (scale * 0.6931471805599453)).to(dtype_2))
     values.store(d_value.to(dtype_2))
     fence_async_shared()
-    all_parts(barriers, 1)
-    if part == 0:
+    await_all_warpgroups(barriers, 1)
+    if warpgroup == 0:
         tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
         tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
-    TWO_BEHIND: gl.constexpr = part == 0 and SHARING == 1
+    TWO_BEHIND: gl.constexpr = warpgroup == 0 and SHARING == 1
     tell_added(aside, work, TWO_BEHIND)
     tma.store_wait(0)
 
@@ -683,11 +685,11 @@ def scale_rows(aside, first_row, head, batch, work, scale):
     row = first_row + gl.arange(0, ROWS_SCALED, gl.SliceLayout(1, ROWS_OF_ONE))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_ONE))
 
-    # --- where the sums stand: in odd rows halves of 128 bytes have changed places, if TMA added ---
-    place = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-    place = gl.max_contiguous(gl.multiple_of(place, [1, 4]), [1, 4])
+    # --- where the sums stand: in odd rows halves of 128 bytes are swapped, if TMA added ---
+    offset = row[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     line = batch.to(gl.int64) * work.heads + head
-    sums = gl.load(aside.sums + line * aside.padded * HEAD_DIM + place)
+    sums = gl.load(aside.sums + line * aside.padded * HEAD_DIM + offset)
 
     # --- which columns they are: of 16, two of a lane's four, and two that lie 8 further ---
     column = (column & -16) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
@@ -708,8 +710,8 @@ def scale_behind(work, scale, aside):
         first, end = own_share(aside.padded // ROWS_SCALED, aside.rates[1], work)
         if first < end:
             added = aside.counts + gl.num_programs(1) * gl.num_programs(2) + line
-            parts = gl.num_programs(0) * PARTS
-            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, parts], dtype=gl.int32, is_pure=False, pack=1)
+            additions = gl.num_programs(0) * WARPGROUPS
+            gl.inline_asm_elementwise(AWAIT, "=r,l,r", [added, additions], dtype=gl.int32, is_pure=False, pack=1)
         for piece in range(first, end):
             scale_rows(aside, piece * ROWS_SCALED, line % work.heads, line // work.heads, work, scale)
 
@@ -741,12 +743,12 @@ def fmha_backward(
     rates=None,
 ):
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
-    # Places in shared memory.
+    # Shared memory: tiles, and the slots of rings.
     ROWS: gl.constexpr = [STAGES, 1, 1, TILE_QUERY, HEAD_DIM]
     KEYS: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
     NUMBERS: gl.constexpr = [STAGES, 1, TILE_QUERY]
     SCORES: gl.constexpr = [2, TILE_KEY, TILE_QUERY]
-    SUMS: gl.constexpr = [PARTS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
+    SUMS: gl.constexpr = [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
     tiles = Tiles(
         gl.allocate_shared_memory(Q.dtype, KEYS, SHARED),
         gl.allocate_shared_memory(Q.dtype, KEYS, SHARED),
@@ -757,14 +759,15 @@ def fmha_backward(
         gl.allocate_shared_memory(Q.dtype, SCORES, SHARED_SCORES),
         gl.allocate_shared_memory(gl.float32, SUMS, SHARED_SUMS),
     )
-    # mbarriers for roles. None is made that nobody uses: the compiler would give its place to something else, too.
+    # mbarriers for roles. None is made that nobody uses: the compiler would give its shared memory to something else,
+    # too.
     query_full = barrier_ring(STAGES, 1)
     d_scores_full = barrier_ring(2, WRITERS)
-    done = barrier_ring(2, PARTS)
+    done = barrier_ring(2, WARPGROUPS)
     keys_full = barrier_ring(1, 1)
-    query_empty = barrier_ring(STAGES, PARTS)
+    query_empty = barrier_ring(STAGES, WARPGROUPS)
     d_output_full = barrier_ring(STAGES, 1)
-    d_output_empty = barrier_ring(STAGES, PARTS)
+    d_output_empty = barrier_ring(STAGES, WARPGROUPS)
     barriers = Barriers(keys_full, query_full, query_empty, d_output_full, d_output_empty, d_scores_full, done)
     fence_async_shared()  # TMA sees the barriers
     # The work of this block.
@@ -773,7 +776,7 @@ def fmha_backward(
     work = Work(j * TILE_KEY, head, head // SHARING, batch, heads, batches, tiles_2)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     gl.warp_specialize(
         [
             (consume, (arrays, tiles, barriers, work, scale, aside, 0)),
@@ -806,9 +809,9 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
     far = row.to(gl.int64)
     # in odd rows halves of 128 bytes have changed places
-    place = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
-    place = gl.max_contiguous(gl.multiple_of(place, [1, 8]), [1, 8])
-    sums = gl.load(Sums + line * padded * HEAD_DIM + place)
+    offset = far[:, None] * HEAD_DIM + (column[None, :] ^ (row & 1)[:, None] * 16)
+    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 8]), [1, 8])
+    sums = gl.load(Sums + line * padded * HEAD_DIM + offset)
     sums = sums.reshape([TILE_QUERY, HEAD_DIM // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([TILE_QUERY, HEAD_DIM])
     sums = gl.convert_layout(sums, ROWS)
     rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
@@ -881,11 +884,11 @@ def describe(x, rows, columns, layout):
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
 
 
-def pieces_a_turn(rows, seq_len_q, seq_len_kv):
-    """Pieces of so many rows that spare warps do in a turn, times 2^16, such that a head's are done in its turns."""
+def pieces_an_iteration(rows, seq_len_q, seq_len_kv):
+    """Pieces of so many rows that spare warps do in an iteration, times 2^16, such that a head's are done in its iterations."""
     tiles, blocks = -(-seq_len_q // TILE_Q), -(-seq_len_kv // TILE_K)
-    turns = tiles * blocks
-    return -(-(tiles * TILE_Q // rows << 16) // turns)
+    iterations = tiles * blocks
+    return -(-(tiles * TILE_Q // rows << 16) // iterations)
 
 
 def gradients(q, k, v, o, lse, do, scale=None):
@@ -925,7 +928,7 @@ def gradients(q, k, v, o, lse, do, scale=None):
         counts,
         *(sums, dq),
         *(numbers, o, do, lse, (*strides, dq.stride()[:3])),
-        tuple(pieces_a_turn(n, seq_len_q, seq_len_kv) for n in (16, 8)),
+        tuple(pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (16, 8)),
     )
     how = {"enable_fp_fusion": True}
     early = {**how, "launch_pdl": True}  # it may begin before the kernel in front of it has ended

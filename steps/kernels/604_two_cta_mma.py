@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-PARTS = gl.constexpr(1)
+WARPGROUPS = gl.constexpr(1)
 ROWS = gl.constexpr(256)
 HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
@@ -78,7 +78,7 @@ OUTPUT = gl.constexpr(
 
 
 class Tiles(NamedTuple):
-    """Tiles in shared memory. query: the parts of one tile or two; output: the parts of one; key, value: rings."""
+    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
 
     query: object
     key: object
@@ -104,9 +104,9 @@ class Work(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """mbarriers. query, scores, weights, output, factors: one for each part. key, value: one for each place."""
+    """mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot."""
 
-    query_full: object  # TMA has brought a part's queries
+    query_full: object  # TMA has brought a warpgroup's queries
     key_full: object
     value_full: object
     scores_full: object  # the QK product has ended
@@ -114,15 +114,15 @@ class Barriers(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Places in tensor memory, one for each part: scores and outputs in float32, weights in Q's dtype."""
+    """Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype."""
 
     scores: object
     weights: object
     output: object
 
 
-class Place(NamedTuple):
-    """Where a tile is. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
+class QueryTile(NamedTuple):
+    """A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
 
     row: object
     kv_head: object
@@ -133,23 +133,23 @@ class Place(NamedTuple):
 @gluon.jit
 def allocate_columns(dtype: gl.constexpr):
     """All the columns that a block needs."""
-    scores = blackwell.allocate_tensor_memory(gl.float32, [PARTS, ROWS, TILE_KEY], SCORES)
-    output = blackwell.allocate_tensor_memory(gl.float32, [PARTS, ROWS, HEAD_DIM], SUMS)
-    weights = blackwell.allocate_tensor_memory(dtype, [PARTS, ROWS, TILE_KEY], SCORES)
+    scores = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
+    output = blackwell.allocate_tensor_memory(gl.float32, [WARPGROUPS, ROWS, HEAD_DIM], SUMS)
+    weights = blackwell.allocate_tensor_memory(dtype, [WARPGROUPS, ROWS, TILE_KEY], SCORES)
     return Columns(scores, weights, output)
 
 
 @gluon.jit
-def issue_scores(query, keys, turn, scores, done):
+def issue_scores(query, keys, iteration, scores, done):
     """Begin the QK product [query, key]. ``done`` completes when it, and all that was begun before, has ended."""
-    key = keys.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+    key = keys.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
     blackwell.tcgen05_mma(query, key.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
 
 
 @gluon.jit
-def issue_output(weights, values, turn, output, add, done):
+def issue_output(weights, values, iteration, output, add, done):
     """Begin the PV product, and add it to the output where ``add``. ``done`` as above."""
-    value = values.index(turn % STAGES).reshape([TILE_KEY, HEAD_DIM])
+    value = values.index(iteration % STAGES).reshape([TILE_KEY, HEAD_DIM])
     blackwell.tcgen05_mma(weights, value, output, use_acc=add, mbarriers=[done])
 
 
@@ -164,7 +164,7 @@ def rescale(output, factor):
 
 @gluon.jit
 def to_panels(output, factor, panels):
-    """As ``to_shared_memory``, to a place for every AT_ONCE columns [panel, ..., query, column]."""
+    """As ``to_shared_memory``, to a panel for every AT_ONCE columns [panel, ..., query, column]."""
     factor = gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
     for n in gl.static_range(HEAD_DIM // AT_ONCE_2):
         some = output.slice(n * AT_ONCE_2, AT_ONCE_2).load(OUTPUT) * factor
@@ -195,27 +195,27 @@ def cluster_ring(length: gl.constexpr, arrivals: gl.constexpr, joint: gl.constex
 
 
 @gluon.jit
-def fetch_for_both(array, ring, ready, place, row, stage):
+def fetch_for_both(array, ring, full, query_tile, row, stage):
     """Ask TMA for a tile of keys or values for two CTAs: half of it for each, or all of it for both."""
-    mbarrier.expect(ready.index(stage), array.nbytes_per_cta)
-    at = [place.batch, place.kv_head, row, 0]
-    tma.async_load(array, at, ready.index(stage), ring.index(stage), multicast=False)
+    mbarrier.expect(full.index(stage), array.nbytes_per_cta)
+    at = [query_tile.batch, query_tile.kv_head, row, 0]
+    tma.async_load(array, at, full.index(stage), ring.index(stage), multicast=False)
 
 
 @gluon.jit
-def fetch_keys(arrays, tiles, barriers, place, j, turn):
-    """Ask TMA for the j-th tile of keys, the turn-th that the block asks for."""
+def fetch_keys(arrays, tiles, barriers, query_tile, j, iteration):
+    """Ask TMA for the j-th tile of keys, into the slot of tile ``iteration``."""
     row = j * TILE_KEY
-    stage = turn % STAGES
-    fetch_for_both(arrays.key, tiles.key, barriers.key_full, place, row, stage)
+    stage = iteration % STAGES
+    fetch_for_both(arrays.key, tiles.key, barriers.key_full, query_tile, row, stage)
 
 
 @gluon.jit
-def fetch_values(arrays, tiles, barriers, place, j, turn):
-    """Ask TMA for the j-th tile of values, the turn-th that the block asks for."""
+def fetch_values(arrays, tiles, barriers, query_tile, j, iteration):
+    """Ask TMA for the j-th tile of values, into the slot of tile ``iteration``."""
     row = j * TILE_KEY
-    stage = turn % STAGES
-    fetch_for_both(arrays.value, tiles.value, barriers.value_full, place, row, stage)
+    stage = iteration % STAGES
+    fetch_for_both(arrays.value, tiles.value, barriers.value_full, query_tile, row, stage)
 
 
 @gluon.jit
@@ -247,31 +247,31 @@ def weigh(scores, row_max, scale):
 
 
 @gluon.jit
-def await_tile(ready, turn):
-    """Wait until TMA has brought the turn-th tile of a ring."""
-    mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
+def await_tile(full, iteration):
+    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
+    mbarrier.wait(full.index(iteration % STAGES), iteration // STAGES & 1)
 
 
 @gluon.jit
 def work_together(arrays, tiles, columns, barriers, work, scale):
     """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    # The n-th tile of queries in the order: (its place, head).
+    # The n-th tile of queries in the order: (its ``QueryTile``, head).
     n = gl.program_id(0)
     # (head, batch) and index of a tile of queries in its head, from the tile's number.
     head = n // work.tiles_a_head
     head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
-    place = Place(i * TILE_QUERY, head // GROUP_SIZE, batch, work.seq_len_kv)
-    whole, end = tiles_to_visit(place.seq_len_kv)
-    # Ask TMA for a part's queries.
-    ready = barriers.query_full.index(0)
-    mbarrier.expect(ready, arrays.query.nbytes_per_cta)
-    at = [place.batch, head, place.row, 0]
-    tma.async_load(arrays.query, at, ready, tiles.query.index(0))
+    query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, work.seq_len_kv)
+    whole, end = tiles_to_visit(query_tile.seq_len_kv)
+    # Ask TMA for a warpgroup's queries.
+    full = barriers.query_full.index(0)
+    mbarrier.expect(full, arrays.query.nbytes_per_cta)
+    at = [query_tile.batch, head, query_tile.row, 0]
+    tma.async_load(arrays.query, at, full, tiles.query.index(0))
     for j in gl.static_range(STAGES):
         if j < end:
-            fetch_keys(arrays, tiles, barriers, place, j, j)
-            fetch_values(arrays, tiles, barriers, place, j, j)
+            fetch_keys(arrays, tiles, barriers, query_tile, j, j)
+            fetch_values(arrays, tiles, barriers, query_tile, j, j)
     query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
     scores_at = columns.scores.index(0)
     weights_at = columns.weights.index(0)
@@ -285,7 +285,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         issue_scores(query, tiles.key, j, scores_at, barriers.scores_full.index(0))
         mbarrier.wait(barriers.scores_full.index(0), j & 1)
         if j + STAGES < end:
-            fetch_keys(arrays, tiles, barriers, place, j + STAGES, j)
+            fetch_keys(arrays, tiles, barriers, query_tile, j + STAGES, j)
         scores = scores_at.load(ACCUMULATOR)
 
         # --- online softmax ---
@@ -305,22 +305,23 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         issue_output(weights_at, tiles.value, j, output_at, j > 0, barriers.output_full.index(0))
         mbarrier.wait(barriers.output_full.index(0), j & 1)
         if j + STAGES < end:
-            fetch_values(arrays, tiles, barriers, place, j + STAGES, j)
+            fetch_values(arrays, tiles, barriers, query_tile, j + STAGES, j)
 
-    # Multiply a part's output by a factor [query], and let TMA store it. It leaves from where the part's Q was.
+    # Multiply a warpgroup's output by a factor [query], and let TMA store it. It leaves from where the warpgroup's Q
+    # was.
     PANELS: gl.constexpr = [HEAD_DIM // AT_ONCE_2, 1, 1, ROWS, AT_ONCE_2]
     panels = tiles.output.index(0).reinterpret(tiles.output.dtype, PANELS, SHARED)
     to_panels(columns.output.index(0), 1.0 / row_sum, panels)
     fence_async_shared()
     for n_2 in gl.static_range(PANELS[0]):
-        at_2 = [place.batch, head, place.row, n_2 * AT_ONCE_2]
+        at_2 = [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2]
         tma.async_store(arrays.output, at_2, panels.index(n_2))
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["seq_len_kv", "heads", "tiles_a_head"])
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
-    QUERIES: gl.constexpr = [PARTS, 1, 1, ROWS, HEAD_DIM]
+    QUERIES: gl.constexpr = [WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
     KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     dtype: gl.constexpr = Q.dtype
 
@@ -333,14 +334,14 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     # --- tensor memory ---
     columns = allocate_columns(dtype)
 
-    # --- who does what; the first part's warps are those that the block began with ---
+    # --- who does what; the first warpgroup's warps are those that the block began with ---
     arrays = Arrays(Q, K, V, Out)
     work = Work(heads, tiles_a_head, seq_len_kv)
-    query_full = cluster_ring(PARTS, 1, True)
+    query_full = cluster_ring(WARPGROUPS, 1, True)
     key_full = cluster_ring(STAGES, 1, True)
     value_full = cluster_ring(STAGES, 1, True)
-    scores_full = cluster_ring(PARTS, PRODUCTS, False)
-    output_full = cluster_ring(PARTS, PRODUCTS, False)
+    scores_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
+    output_full = cluster_ring(WARPGROUPS, PRODUCTS, False)
     barriers = Barriers(query_full, key_full, value_full, scores_full, output_full)
     work_together(arrays, tiles, columns, barriers, work, scale)
 

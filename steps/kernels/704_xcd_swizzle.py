@@ -60,20 +60,20 @@ def load_queries(pointer, stride, first, limit):
 
 
 @gluon.jit
-def fetch(place, pointer, stride, tile_index, limit):
-    """Bring a tile of keys or values to its place in LDS, or, where that is direct, begin to."""
+def fetch(slot, pointer, stride, tile_index, limit):
+    """Bring a tile of keys or values to its slot in LDS, or, where that is direct, begin to."""
     row = gl.arange(0, TILE_KEY, gl.SliceLayout(1, COPY))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY))
     first = gl.to_tensor(tile_index * TILE_KEY)
     source = pointer + first.to(gl.int64) * stride
     at = offsets(row, column, stride, limit - first, False)
-    async_copy.buffer_load_to_shared(place, source, at)
+    async_copy.buffer_load_to_shared(slot, source, at)
 
 
 @gluon.jit
-def read(place):
+def read(slot):
     """A tile in LDS, as the second factor of a product."""
-    return async_copy.load_shared_relaxed(place, RIGHT)
+    return async_copy.load_shared_relaxed(slot, RIGHT)
 
 
 @gluon.jit
@@ -157,7 +157,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         fetch(keys.index(n), K, k_stride, gl.minimum(n, end - 1), seq_len_kv)
         fetch(values.index(n), V, v_stride, gl.minimum(n, end - 1), seq_len_kv)
         async_copy.commit_group()
-    async_copy.wait_group(AHEAD - 1)  # in the loop, a turn waits for the tile of the next one
+    async_copy.wait_group(AHEAD - 1)  # in the loop, an iteration waits for the tile of the next one
 
     row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
@@ -171,7 +171,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 scores = cdna3.mfma(q, k, no_sum(TILE_KEY))
 
             with amd.warp_pipeline_stage("softmax", priority=STAGES_SOFTMAX):
-                # Into the place of the tile of the turn before, which both halves have left.
+                # Into the slot of the iteration before, which both halves have left.
                 later = gl.minimum(j + AHEAD, end - 1)
                 fetch(keys.index((j + AHEAD) % TILES), K, k_stride, later, seq_len_kv)
                 fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv)
@@ -183,7 +183,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 weights = gl.convert_layout(weights.to(dtype), LEFT)
                 accumulator = accumulator * correction[:, None]
 
-            # For the next turn's tile. All waves meet once, for this wait and for the end of the stage.
+            # For the next iteration's tile. All waves meet once, for this wait and for the end of the stage.
             async_copy.wait_group(AHEAD - 1)
 
             with amd.warp_pipeline_stage("output", priority=STAGES_PRODUCTS):

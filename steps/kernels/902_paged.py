@@ -67,7 +67,7 @@ def load_value_from_pages(V, batch, kv_head, j):
     return ct.reshape(v, (TILE_KEY, HEAD_DIM))
 
 
-def fmha_decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
+def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
     split = ct.bid(0)
     # What this block owns: its kv head, a tile of rows of that group, and its sequence.
     tiles_a_group = ct.cdiv(Q.shape[2], MEMBERS)
@@ -107,24 +107,24 @@ def fmha_decode(Q, K, V, Table, Lengths, Parts, LSE, scale):
     lse = (row_max + ct.log2(row_sum)) * LN2
     ct.store(LSE, (split, tile), ct.reshape(lse, (1, TILE_QUERY)), check_bounds=False, allow_tma=False)
     o = ct.reshape(o, (1, TILE_QUERY, HEAD_DIM))
-    ct.store(Parts, (split, tile, 0), o, check_bounds=False, allow_tma=False)
+    ct.store(Partials, (split, tile, 0), o, check_bounds=False, allow_tma=False)
 
 
-def merge(Parts, LSE, Out):
+def merge(Partials, LSE, Out):
     i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     kv_head, member = head // Out.shape[2], head % Out.shape[2]
     tile = (batch * Out.shape[1] + kv_head) * ct.cdiv(Out.shape[2], MEMBERS) + member // MEMBERS
     row = (tile * MEMBERS + member % MEMBERS) * QUERIES + i
     high, total = ct.full((1, 1), LEAST, ct.float32), ct.zeros((1, 1), ct.float32)
     o = ct.zeros((1, HEAD_DIM), ct.float32)
-    for n in range(ct.cdiv(Parts.shape[0], AT_ONCE)):
+    for n in range(ct.cdiv(Partials.shape[0], AT_ONCE)):
         lse = ct.load(LSE, (n, row), (AT_ONCE, 1), padding_mode=ct.PaddingMode.NEG_INF)
-        part = ct.load(Parts, (n, row, 0), (AT_ONCE, 1, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
-        part = ct.reshape(part, (AT_ONCE, HEAD_DIM))
+        partial_o = ct.load(Partials, (n, row, 0), (AT_ONCE, 1, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+        partial_o = ct.reshape(partial_o, (AT_ONCE, HEAD_DIM))
         now = ct.maximum(high, ct.max(lse, axis=0, keepdims=True))
         weight, correction = ct.exp(lse - now), ct.exp(high - now)
         total = total * correction + ct.sum(weight, axis=0, keepdims=True)
-        o = o * correction + ct.sum(weight * part, axis=0, keepdims=True)
+        o = o * correction + ct.sum(weight * partial_o, axis=0, keepdims=True)
         high = now
     o = ct.where(total > 0, o / total, 0.0)
     o = ct.reshape(ct.astype(o, Out.dtype), (1, 1, 1, 1, HEAD_DIM))
@@ -158,10 +158,10 @@ def number_of_splits(seq_len_kv, groups, device):
     tiles = -(-seq_len_kv // TILE_KEY)
     at_a_time = 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
-    def turns(splits):
+    def rounds(splits):
         return -(-groups * splits // at_a_time) * (-(-tiles // splits) + 4)
 
-    return min(range(1, tiles + 1), key=lambda splits: (turns(splits), splits))
+    return min(range(1, tiles + 1), key=lambda splits: (rounds(splits), splits))
 
 
 def paged(q, k_pages, v_pages, page_table, lengths, scale=None):
@@ -191,13 +191,13 @@ def decode(q, sources, kv_heads, seq_len_kv, scale):
     q, out = q.unflatten(1, by_group), o.unflatten(1, by_group)
     splits = number_of_splits(seq_len_kv, q.shape[0] * groups, q.device)
     kept = (splits, q.shape[0] * groups * TILE_QUERY)
-    parts = torch.empty((*kept, HEAD_DIM), dtype=torch.float32, device=q.device)
+    partials = torch.empty((*kept, HEAD_DIM), dtype=torch.float32, device=q.device)
     lse = torch.empty(kept, dtype=torch.float32, device=q.device)
-    arguments = (q, *sources, parts, lse, scale)
+    arguments = (q, *sources, partials, lse, scale)
     with torch.cuda.device(q.device):
         ct.launch(torch.cuda.current_stream(), (splits, groups, q.shape[0]), KERNEL, arguments)
         merging = (q.shape[3], o.shape[1], q.shape[0])  # a block for each query of each head
-        ct.launch(torch.cuda.current_stream(), merging, MERGE, (parts, lse, out))
+        ct.launch(torch.cuda.current_stream(), merging, MERGE, (partials, lse, out))
     return o
 
 

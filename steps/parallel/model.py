@@ -42,8 +42,8 @@ LINKS = (
 )
 
 
-class Turn(NamedTuple):
-    """When a rank computes in a turn, in seconds from the beginning; begin is end where it computes nothing."""
+class Iteration(NamedTuple):
+    """When a rank computes in an iteration, in seconds from the beginning; begin is end where it computes nothing."""
 
     rank: int
     number: int
@@ -75,22 +75,22 @@ def computing(name: str, problem: Problem, ranks: int, own: int, owner: int, rat
     return FORWARD.operations(problem) / problem.visible_pairs * pairs / rate
 
 
-def turns(name: str, problem: Problem, ranks: int, rate: float, link: Link) -> list[Turn]:
-    """When every rank of a ring computes, turn by turn. name: "ring", "double_buffering" or "zigzag".
+def iterations(name: str, problem: Problem, ranks: int, rate: float, link: Link) -> list[Iteration]:
+    """When every rank of a ring computes, one iteration after the other. name: "ring", "double_buffering" or "zigzag".
 
-    A part is on its way when both its sender and its receiver have begun the turn. A rank begins the next turn when it
+    A part is on its way when both its sender and its receiver have begun the iteration. A rank begins the next when it
     has computed this one, and the next part is there.
     """
     ahead = get_step(name).function.ahead
     seconds = key_bytes(problem, ranks) / link.rate
     begins, found = [0.0] * ranks, []
-    for turn in range(ranks):
-        sends = turn + 1 < ranks
+    for iteration in range(ranks):
+        sends = iteration + 1 < ranks
         arrives = [max(begins[rank], begins[rank - 1]) + (seconds if sends else 0.0) for rank in range(ranks)]
         for rank in range(ranks):
             begin = begins[rank] if ahead or not sends else arrives[rank]
-            took = computing(name, problem, ranks, rank, (rank - turn) % ranks, rate)
-            found.append(Turn(rank, turn, begin, begin + took))
+            took = computing(name, problem, ranks, rank, (rank - iteration) % ranks, rate)
+            found.append(Iteration(rank, iteration, begin, begin + took))
         begins = [max(one.end, arrives[one.rank]) for one in found[-ranks:]]
     return found
 
@@ -104,7 +104,7 @@ def seconds(name: str, problem: Problem, ranks: int, rate: float, link: Link) ->
         return sent_bytes(name, problem, ranks) / link.rate + max(computed)
     if name == "ulysses":
         return sent_bytes(name, problem, ranks) / link.rate + FORWARD.operations(problem) / ranks / rate
-    return max(turn.end for turn in turns(name, problem, ranks, rate, link))
+    return max(one.end for one in iterations(name, problem, ranks, rate, link))
 
 
 def share_of_ideal(name: str, problem: Problem, ranks: int, rate: float, link: Link) -> float:
@@ -127,7 +127,7 @@ def least_tokens(problem: Problem, rate: float, link: Link) -> float:
     A part of n tokens has a number of scores that grows with n^2, and bytes that grow with n: any link keeps up at some
     length. The mask is causal or not as the problem has it.
     """
-    scores = 0.5 if problem.causal else 1.0  # of n^2, in a turn
+    scores = 0.5 if problem.causal else 1.0  # of n^2, in an iteration
     heads, keys = problem.heads, problem.kv_heads
     # 4 B heads D scores n^2 / rate >= 4 B keys D n / link, for each head
     return keys * rate / (heads * scores * link.rate)

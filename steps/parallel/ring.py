@@ -26,17 +26,17 @@ class Ring:
         """(o, lse) of this rank's queries; shapes as in ``ParallelStep``."""
         here = k.contiguous(), v.contiguous()
         buffers = ranks.places(here, 2)  # one is read while the other is filled
-        for turn in range(ranks.count):
+        for iteration in range(ranks.count):
             coming = None
-            if turn + 1 < ranks.count:
-                coming = ranks.start_passing(here, buffers[turn % 2])
+            if iteration + 1 < ranks.count:
+                coming = ranks.start_passing(here, buffers[iteration % 2])
                 if not self.ahead:
                     coming.wait()
-            owner = (ranks.own - turn) % ranks.count
+            owner = (ranks.own - iteration) % ranks.count
             if block := self.share.block(ranks.own, owner, k.shape[2], causal):
                 rows, keys = block.rows, block.keys
                 part = parts.attention(q[:, :, rows], *(x[:, :, keys] for x in here), block.causal)
-                if turn == 0:  # its own keys: every query sees one
+                if iteration == 0:  # its own keys: every query sees one
                     o, lse = accumulator(part[0], ranks.count - 1), part[1]
                 else:
                     merge(o[:, :, rows], lse[:, :, rows], *part)
@@ -67,13 +67,13 @@ class RingGradients:
         dq, *sums = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own))
         sums_coming = None
         coming = ranks.start_passing(own, buffers[0]) if ranks.count > 1 else None
-        for turn in range(1, ranks.count + 1):
-            here = coming.wait() if turn < ranks.count else own
-            if turn + 1 < ranks.count:
-                coming = ranks.start_passing(here, buffers[turn % 2])
+        for iteration in range(1, ranks.count + 1):
+            here = coming.wait() if iteration < ranks.count else own
+            if iteration + 1 < ranks.count:
+                coming = ranks.start_passing(here, buffers[iteration % 2])
                 if not self.ahead:
                     coming.wait()
-            block = self.share.block(ranks.own, (ranks.own - turn) % ranks.count, k.shape[2], causal)
+            block = self.share.block(ranks.own, (ranks.own - iteration) % ranks.count, k.shape[2], causal)
             if block:
                 rows, keys = block.rows, block.keys
                 mine = [x[:, :, rows] for x in (q, o, lse, do)]
@@ -84,8 +84,8 @@ class RingGradients:
             if block:
                 for total, added in zip(sums, part[1:]):
                     total[:, :, keys] += added
-            if turn < ranks.count:
-                sums_coming = ranks.start_passing(sums, sums_buffers[turn % 2])
+            if iteration < ranks.count:
+                sums_coming = ranks.start_passing(sums, sums_buffers[iteration % 2])
                 if not self.ahead:
                     sums_coming.wait()
         return dq, *sums

@@ -1,16 +1,16 @@
 """Step 801: keys and values go round in a ring, a part at a time.
 
-A rank sends the part it has to the next rank, and gets one from the rank before. After as many turns as there are ranks
-it has seen all keys, and never held more than two parts. What it computes of each part is put together by the parts'
-log-sum-exp. Here it waits for a part before it computes, and every turn takes both times.
+A rank sends the part it has to the next rank, and gets one from the rank before. After as many iterations as there are
+ranks it has seen all keys, and never held more than two parts. What it computes of each part is put together by the
+parts' log-sum-exp. Here it waits for a part before it computes, and every iteration takes both times.
 
 ``ring_gradients``, inside this step: the gradients of step ring: the sums of dK and dV travel behind their keys and
 values.
 
 Keys and values go round as in the forward pass. What a rank's queries add to their gradients is added to sums that
-follow a turn behind, until they are at home. There the owner adds what its own queries give, which it computes last. A
-part is computed with the log-sum-exp and the output over *all* keys, so that its weights are right, and nothing has to
-be put together but sums.
+follow an iteration behind, until they are at home. There the owner adds what its own queries give, which it computes
+last. A part is computed with the log-sum-exp and the output over *all* keys, so that its weights are right, and nothing
+has to be put together but sums.
 """
 
 from steps.parallel import step800_gather

@@ -7,10 +7,10 @@ Where a part takes longer to compute than to send, the exchange costs no time.
 ``double_buffering_gradients``, inside this step: the gradients of step double_buffering: the next part, and sums of the
 last one, are on their way while one is computed.
 
-The sums of dK and dV need what is computed in a turn, so that they cannot be sent before its end. They arrive while the
-next turn is computed, at whose end they are added to. In float32 they are twice as many bytes as keys and values. As a
-rank computes its own part last, the sums come home meanwhile. A rank waits for the first part of keys and values alone:
-it has nothing to compute until that part is there. These are half as many bytes as the sums.
+The sums of dK and dV need what is computed in an iteration, so that they cannot be sent before its end. They arrive
+while the next iteration is computed, at whose end they are added to. In float32 they are twice as many bytes as keys
+and values. As a rank computes its own part last, the sums come home meanwhile. A rank waits for the first part of keys
+and values alone: it has nothing to compute until that part is there. These are half as many bytes as the sums.
 """
 
 from steps.parallel import step801_ring

@@ -185,6 +185,17 @@ def flash_attn_4_pages(q, k_pages, v_pages, page_table, lengths, causal, scale):
     return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
 
+def flash_attn_3(q, k, v, causal, scale, window=None, softcap=None):
+    from flash_attn_interface import flash_attn_func
+
+    more = {"window_size": (window - 1, 0)} if window else {}
+    if softcap:
+        more["softcap"] = softcap
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, num_splits=0, **more)  # 0: as many as it likes
+    return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+
 def tilegym(q, k, v, causal, scale):
     from tilegym.ops import fmha
 
@@ -243,6 +254,16 @@ PEERS = (
         top_left=False,
     ),
     Peer(
+        name="flash_attn_3",
+        title="FlashAttention-3",
+        change="FlashAttention-3, which is made for Hopper alone.",
+        function=flash_attn_3,
+        takes=("window", "softcap"),
+        requires="flash_attn_interface",
+        install="pip install tokenspeed-fa3",
+        top_left=False,
+    ),
+    Peer(
         name="tilegym",
         title="TileGym",
         change="NVIDIA's tuned attention in cuTile.",
@@ -288,5 +309,5 @@ def peers_of(direction: str) -> tuple:
             counted=LARGE_KERNELS.get(peer.name, ""),
         )
         for peer in PEERS
-        if peer.name in ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "flash_attn_4")
+        if peer.name in ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "flash_attn_4", "flash_attn_3")
     )

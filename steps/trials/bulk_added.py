@@ -15,7 +15,7 @@ from steps.trials.trial import Trial
 from steps.writing.written import write_step
 
 IN_BULK = " in bulk"
-ADDITION = re.compile(r"    column = .*\n    place = .*\n    ct\.atomic_add\(DQ, place, (?P<sums>\w+), .*\)\n")
+ADDITION = re.compile(r"    column = .*\n    index = .*\n    ct\.atomic_add\(DQ, index, (?P<sums>\w+), .*\)\n")
 SHAPE = "(1, 1, TILE_QUERY, HEAD_DIM)"
 ADDITION_IN_BULK = (
     rf"    DQ.tiled_view({SHAPE}).atomic_store_add((batch, head, i, 0), ct.reshape(\g<sums>, {SHAPE}))" + "\n"

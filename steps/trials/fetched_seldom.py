@@ -1,7 +1,7 @@
 """Trial: what the way of keys and values to shared memory costs, in time and in energy.
 
 Every block fetches all keys and values of its head through L2: a byte for every 128 operations. Here the producer
-fetches only every second or fourth tile, and else says that the tile is there: what then stands in its place is
+fetches only every second or fourth tile, and else says that the tile is there: what then stands in its slot is
 multiplied once more. What is computed is wrong, and the time and energy are what a kernel would take at best that
 fetched less: blocks in a cluster that share what TMA brings, say.
 """
@@ -16,16 +16,16 @@ from steps.trials.trial import Trial
 from steps.writing.functions import with_functions
 
 FETCH_SELDOM = """
-def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, turn):
-    stage = turn % STAGES
-    used = turn // STAGES & 1 ^ 1
+def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, iteration):
+    stage = iteration % STAGES
+    used = iteration // STAGES & 1 ^ 1
     mbarrier.wait(barriers.key_empty.index(stage), used)
-    if turn // STAGES % {every} == 0:
+    if iteration // STAGES % {every} == 0:
         fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, row, stage)
     else:
         mbarrier.arrive(barriers.key_full.index(stage), count=1)
     mbarrier.wait(barriers.value_empty.index(stage), used)
-    if turn // STAGES % {every} == 0:
+    if iteration // STAGES % {every} == 0:
         fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, row, stage)
     else:
         mbarrier.arrive(barriers.value_full.index(stage), count=1)
@@ -34,13 +34,13 @@ def fetch_seldom(arrays, tiles, barriers, kv_head, batch, row, turn):
 
 @dataclass(frozen=True)
 class FetchedSeldom(Trial):
-    """The value: of a hundred tiles, how many TMA fetches. The first of each place always are: memory holds no chance
+    """The value: of a hundred tiles, how many TMA fetches. The first of each slot always are: memory holds no chance
     numbers then, on which power depends.
     """
 
     def version(self, value, problem, **named):
         every = round(100 / value)
-        functions = {"fetch_in_turn": FETCH_SELDOM.format(every=every)} if every > 1 else {}
+        functions = {"fetch_key_and_value": FETCH_SELDOM.format(every=every)} if every > 1 else {}
         return with_functions(get_step(self.base), problem, functions, **named)
 
 

@@ -1,8 +1,8 @@
 """Trial: at head_dim 64 warpgroups that are apart take tiles of 64 queries, and not of 128.
 
 A tile of 128 queries takes all registers that a thread can have. Under a mask the compiler spills some, and with 64
-queries fewer or none. But the loop takes twice as many turns then, each with its barriers, and the two parts share dQ
-by columns, not by queries.
+queries fewer or none. But the loop takes twice as many iterations then, each with its barriers, and the two warpgroups
+share dQ by columns, not by queries.
 """
 
 from __future__ import annotations

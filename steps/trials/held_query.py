@@ -1,8 +1,8 @@
 """Trial: the queries stay in registers, so that the QK product reads one factor from shared memory, and not two.
 
 In step pv_wait_after_max a warpgroup's product of 64 queries with a tile of 128 keys reads both from shared memory, in
-every turn of the loop. The queries are the same in every turn. Held in registers they cost a thread 32 of them at
-head_dim 128, and save a third of what the QK product reads from shared memory.
+every iteration of the loop. The queries are the same in every iteration. Held in registers they cost a thread 32 of
+them at head_dim 128, and save a third of what the QK product reads from shared memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Trial: the producer asks for the next keys before it waits for the place of these values.
+"""Trial: the producer asks for the next keys before it waits for the slot of these values.
 
-The stamps of step pv_wait_after_max (``python -m steps.trace``) show each consumer wait for keys in every turn, while
-the producer waits for a place of values, which consumers free last. The place of the next keys is free long before.
+The stamps of step pv_wait_after_max (``python -m steps.trace``) show each consumer wait for keys in every iteration,
+while the producer waits for a slot of values, which consumers release last. The slot of the next keys is free long
+before.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from steps.trials.trial import Trial
 from steps.writing.functions import with_functions
 
 FETCH_KEYS = """
-def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, turn):
-    # As soon as their place is free; key: the first of them.
-    stage = turn % STAGES
-    mbarrier.wait(barriers.key_empty.index(stage), turn // STAGES & 1 ^ 1)
+def fetch_keys(arrays, tiles, barriers, kv_head, batch, key, iteration):
+    # As soon as their slot is empty; key: the first of them.
+    stage = iteration % STAGES
+    mbarrier.wait(barriers.key_empty.index(stage), iteration // STAGES & 1 ^ 1)
     fetch(arrays.key, tiles.key, barriers.key_full, kv_head, batch, key, stage)
 """
 FETCH_ALL = """
-def fetch_all(arrays, tiles, barriers, kv_head, batch, end, turn):
-    fetch_keys(arrays, tiles, barriers, kv_head, batch, 0, turn)
+def fetch_all(arrays, tiles, barriers, kv_head, batch, end, iteration):
+    fetch_keys(arrays, tiles, barriers, kv_head, batch, 0, iteration)
     for j in range(end):
         key = j * TILE_KEY
-        stage = turn % STAGES
-        used = turn // STAGES & 1 ^ 1
+        stage = iteration % STAGES
+        used = iteration // STAGES & 1 ^ 1
         if j + 1 < end:
-            # The next keys do not wait behind the place of these values, which is free only much later.
-            fetch_keys(arrays, tiles, barriers, kv_head, batch, key + TILE_KEY, turn + 1)
+            # The next keys do not wait behind the slot of these values, which is released only much later.
+            fetch_keys(arrays, tiles, barriers, kv_head, batch, key + TILE_KEY, iteration + 1)
         mbarrier.wait(barriers.value_empty.index(stage), used)
         fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
-        turn += 1
-    return turn
+        iteration += 1
+    return iteration
 """
 
 
@@ -48,7 +49,7 @@ class KeysFirst(Trial):
 
 TRIAL = KeysFirst(
     name="keys_first",
-    question="Would it be faster to ask for the next keys before waiting for the place of these values?",
+    question="Would it be faster to ask for the next keys before waiting for the slot of these values?",
     base="pv_wait_after_max",
     values=("off", "on"),
     problems=(standard(head_dim=64), FULL, HEADLINE, standard(head_dim=256)),

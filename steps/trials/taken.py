@@ -1,8 +1,8 @@
 """Trial: persistent blocks take the next tile of queries from a counter, and no list is dealt to them.
 
-The deal stands on an estimate: a tile of queries costs as many turns as it has tiles of keys, and one more. It cannot
-know that one SM is slower than another, or is still busy with the kernel before. What is taken needs no estimate, and
-costs an addition in global memory for every tile of queries (``steps.hopper.lib.take_next``).
+The deal stands on an estimate: a tile of queries costs as many iterations as it has tiles of keys, and one more. It
+cannot know that one SM is slower than another, or is still busy with the kernel before. What is taken needs no
+estimate, and costs an addition in global memory for every tile of queries (``steps.hopper.lib.take_next``).
 
 Found on an H100: under a causal mask it is slower, most on a short sequence; without a mask it gains less than what
 counts as noise. Chapter 604_two_cta_mma shows the record.

@@ -1,8 +1,8 @@
 """Trial: a warp rescales its output only where one of its rows needs it, as its lanes decide by a vote.
 
 Trial lazy asked all warps of a warpgroup together: its condition goes through shared memory, with a barrier, in every
-turn of the loop. Here every row keeps its maximum until some score exceeds it by a threshold, in powers of two, and
-``vote.sync`` tells a warp whether one of its 16 rows has a factor that is not 1 (PTX ISA, "vote.sync"). It needs no
+iteration of the loop. Here every row keeps its maximum until some score exceeds it by a threshold, in powers of two,
+and ``vote.sync`` tells a warp whether one of its 16 rows has a factor that is not 1 (PTX ISA, "vote.sync"). It needs no
 memory, and no warp waits for another. Gluon has no name for it: the branch and the multiplications are PTX.
 
 Found on an H100: at head_dim 64 it is slower with either threshold, and at head_dim 128 no difference counts. Chapter

@@ -9,18 +9,18 @@ from tests.shapes import few_at_once, problem, zeros_alone
 from tests.simulator.places import check_that_all_is_missed
 from tests.simulator.test_breaking import AGAIN, BY_ITSELF, ONE_MORE, ONLY_SPEED, OTHER_PARITY, WITHOUT
 
-QUERIES_FIRST = "the producer has waited for Q's place in the same turn, which is free later than dO's"
+QUERIES_FIRST = "the producer has waited for Q's slot in the same iteration, which is free later than dO's"
 FREE_SAYS_SO = (
-    "the wait for the place of this turn's dS says so, too: who has freed it had written dS of the turn before"
+    "the wait for the slot of this iteration's dS says so, too: who has freed it had written dS of the one before"
 )
 WRITTEN_SAYS_SO = "the wait until global memory is written stands before, and waits for more"
 ONE_CLOCK = "in the simulator all warps of a role have one clock; on a GPU they meet, as one thread counts for all"
 STORES = "tma.store_wait(0)"
 OF_D_OUTPUT = "mbarrier.wait(barriers.d_output_empty.index(stage), used)"
-OF_D_SCORES = "mbarrier.wait(barriers.d_scores_full.index(before & 1), turn - 1 >> 1 & 1)"
-TAKEN = "mbarrier.wait(barriers.sums_empty.index(part), turn & 1 ^ 1)"
+OF_D_SCORES = "mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)"
+TAKEN = "mbarrier.wait(barriers.sums_empty.index(warpgroup), iteration & 1 ^ 1)"
 NOT_SO_LATE = "in the simulator no warp that passes tiles on is as late as two tiles; on a GPU one may be"
-TURN = "mbarrier.wait(barriers.turns.index(part), turn & 1 ^ FIRST)"
+TURN = "mbarrier.wait(barriers.turns.index(warpgroup), iteration & 1 ^ FIRST)"
 ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
 # What is not missed, and why: step and head_dim -> (way, statement) -> reason.
@@ -69,7 +69,7 @@ def test_every_synchronisation_is_missed(name, head_dim, monkeypatch, pytestconf
     (zeros_alone if name == "tma_zero_fill" else few_at_once)(monkeypatch)
     heads, kv_heads = HEADS.get(name, (2, 1))
     masked = name != "deferred_reduce_add"
-    # Several turns, and a single one; where there is a mask the second has a block that no query sees.
+    # Several iterations, and a single one; where there is a mask the second has a block that no query sees.
     lengths = ((450, 130), (130, 130)) if heads == 2 else ((300, 130), (150, 300))
     fields = {"batch": 1, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": masked}
     lengths = lengths if masked else ((450, 256), (130, 256))

@@ -6,7 +6,7 @@ import pytest
 
 from steps import get_step
 from steps.backward_hopper import skeleton
-from steps.backward_hopper.adding import IN_TURN
+from steps.backward_hopper.adding import IN_ORDER
 from steps.backward_hopper.lib import NOBODY
 from tests.backward.schedules import right
 from tests.distinct import some_of
@@ -69,7 +69,7 @@ def test_heads_are_apart_where_trials_found_that_faster():
 
 
 def test_few_turns_keep_a_group_together_even_where_blocks_are_few():
-    """A block adds as much for one turn as for many."""
+    """A block adds as much for one iteration as for many."""
     few_queries = Problem(batch=1, heads=64, kv_heads=1, seq_len_q=64, seq_len_kv=4000, head_dim=128)
     assert get_step("cta_per_query_head").variant(few_queries).sharing == 1
     few_blocks = replace(few_queries, seq_len_q=1024, seq_len_kv=1024)
@@ -104,4 +104,4 @@ def test_a_lane_adds_four_sums_at_once():
 
 def test_what_heads_apart_cannot_do_is_refused():
     with pytest.raises(ValueError, match="cta_per_query_head take adding by fours, in any order"):
-        replace(get_step("cta_per_query_head"), helpers=NOBODY, sequence=IN_TURN)
+        replace(get_step("cta_per_query_head"), helpers=NOBODY, sequence=IN_ORDER)

@@ -50,7 +50,7 @@ def test_gradients_are_right_where_kernels_before_run_as_late_as_they_may(kind, 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("queries", [1, 64, 100, 128, 190, 300])
 def test_which_problems_have_keys_that_no_query_sees(head_dim, queries):
-    """A block of them takes no turn."""
+    """A block of them has no iteration."""
     for keys in range(64, 600, 32):
         shape = problem(seq_len_q=queries, seq_len_kv=keys, head_dim=head_dim)
         variant = get_step("dependent_launch").variant(shape)
@@ -87,11 +87,11 @@ def test_every_role_waits_that_would_not_find_what_it_needs(taken_out, monkeypat
     few_at_once(monkeypatch)
     shape = SHAPES["spare"]
     variant, empty = get_step("dependent_launch").variant(shape), torch.empty
-    all_parts = variant.parts * -(-shape.seq_len_kv // variant.tile.key)
+    every = variant.warpgroups * -(-shape.seq_len_kv // variant.tile.key)
 
     def as_left(*size, dtype=None, **how):
         made = empty(*size, dtype=dtype, **how)
-        return made.fill_(all_parts if dtype == torch.int32 else 3.0)
+        return made.fill_(every if dtype == torch.int32 else 3.0)
 
     step = without(write_step(get_step("dependent_launch"), shape), taken_out)
     inputs = BACKWARD.inputs(shape, 0)

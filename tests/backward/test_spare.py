@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from steps import get_step
 from steps.backward_hopper import skeleton, spare
-from steps.backward_hopper.adding import BY_TMA, IN_TURN
+from steps.backward_hopper.adding import BY_TMA, IN_ORDER
 from steps.backward_hopper.lib import Work
 from steps.core.problems import standard
 from tests.distinct import some_of
@@ -147,7 +147,7 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
     assert compiled.ptx.count(f"setmaxnreg.dec.sync.aligned.u32 \t{of_others[0]};") == 3
     assert (
         compiled.ptx.count("cp.async.bulk.wait_group 2") == variant.adding.by_tma
-    )  # one part has two stores behind dQ
+    )  # one warpgroup has two stores behind dQ
     assert compiled.ptx.count("fence.proxy.async.global") == 2  # the producer awaits its rows, and one warp all sums
     assert get_step("conflict_free_layout").compile(shape).ptx.count("fence.proxy.async.global") == 0
     *before, _ = compiled.ptx.split("red.global.gpu.release.add.u32")
@@ -157,7 +157,7 @@ def test_the_compiled_kernel_has_all_roles_and_its_registers(head_dim, causal):
 
 
 UNFIT = [
-    ({"sequence": IN_TURN}, "in any order"),
+    ({"sequence": IN_ORDER}, "in any order"),
     ({"adding": BY_TMA}, "adding by fours"),
 ]
 

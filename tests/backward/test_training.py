@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import steps
@@ -74,7 +75,10 @@ def test_one_input_alone_may_require_gradients(pair):
     assert k.grad is not None and q.grad is None
 
 
-@pytest.mark.parametrize("pair", PAIRS[:-1], indirect=True, ids=lambda pair: pair[0])
+LADDER = pytest.mark.parametrize("pair", PAIRS[:-1], indirect=True, ids=lambda pair: pair[0])
+
+
+@LADDER
 def test_pytorchs_own_test_of_operators(pair):
     inputs = leaves(problem(batch=1, heads=2, seq_len_q=70, seq_len_kv=70, head_dim=64))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
@@ -103,6 +107,143 @@ def test_a_forward_pass_may_be_computed_again(pair):
     again = gradients_of(lambda *x: checkpoint(steps.attention, *x, use_reentrant=False), inputs, do)
     for mine, its in zip(again, plain, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+# --- eagerly, past the operators ---
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The names of the operators that were called, in their order."""
+    names = []
+    for name in ("attention_with_lse", "gradients"):
+        real = getattr(front, name)
+        noted = lambda *given, name=name, real=real: names.append(name) or real(*given)
+        monkeypatch.setattr(front, name, noted)
+    return names
+
+
+class Anybody(TorchDispatchMode):
+    """Looks on, and changes nothing."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        return function(*arguments, **(named or {}))
+
+
+SHORT = problem(batch=2, heads=2, seq_len_q=70, seq_len_kv=70, head_dim=64)
+
+
+@LADDER
+def test_an_eager_training_call_goes_past_the_operators_and_finds_the_same(pair, asked):
+    inputs = leaves(SHORT)
+    do = torch.randn_like(inputs[0])
+    o = steps.attention(*inputs, causal=True)
+    found = torch.autograd.grad(o, inputs, do)
+    assert not asked
+    with Anybody():
+        watched = steps.attention(*inputs, causal=True)
+        expected = torch.autograd.grad(watched, inputs, do)
+    assert asked == ["attention_with_lse", "gradients"] and torch.equal(o, watched)
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+@LADDER
+def test_the_steps_of_a_kind_of_call_are_chosen_once(pair, monkeypatch):
+    times = []
+    monkeypatch.setattr(front, "training", lambda *_: times.append(1) or pair)
+    for seed in range(3):
+        inputs = leaves(SHORT, seed)
+        steps.attention(*inputs).sum().backward()
+        assert len(times) == 1
+    steps.attention(*inputs, causal=True)
+    assert len(times) == 2
+
+
+@LADDER
+@pytest.mark.parametrize("way", ["a mode", "vmap", "bits must repeat from here on"])
+def test_who_looks_on_at_the_backward_pass_alone_sees_the_operator(pair, way, asked, monkeypatch):
+    inputs = leaves(SHORT)
+    o, do = steps.attention(*inputs), torch.randn_like(inputs[0])
+    expected = torch.autograd.grad(o, inputs, do, retain_graph=True)
+    assert not asked
+    if way == "a mode":
+        with Anybody():
+            found = torch.autograd.grad(o, inputs, do)
+    elif way == "vmap":
+        each = torch.stack([do, 0 * do])
+        found = [x[0] for x in torch.autograd.grad(o, inputs, each, is_grads_batched=True)]
+    else:
+        monkeypatch.setattr(front, "_must_repeat", lambda: True)
+        found = torch.autograd.grad(o, inputs, do)
+    assert "gradients" in asked
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+@LADDER
+def test_whether_bits_must_repeat_is_part_of_the_kind(pair, monkeypatch):
+    told = []
+    monkeypatch.setattr(front, "training", lambda problem, target, repeats: told.append(repeats) or pair)
+    for repeats in (False, True, False, True):
+        monkeypatch.setattr(front, "_must_repeat", lambda repeats=repeats: repeats)
+        steps.attention(*leaves(SHORT))
+    assert told == [False, True]
+
+
+@LADDER
+def test_what_is_saved_may_come_back_from_elsewhere(pair):
+    """As with ``save_on_cpu``; here with other strides, too."""
+    inputs = leaves(SHORT)
+    do = torch.randn_like(inputs[0])
+    expected = gradients_of(steps.attention, inputs, do)
+    packed = []
+
+    def pack(x):
+        packed.append(x.shape)
+        return x.detach().clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)):
+        found = gradients_of(steps.attention, inputs, do)
+    assert packed == [do.shape] * 4 + [do.shape[:-1]]
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+def test_an_input_that_is_written_to_before_the_backward_pass_is_told(pair):
+    inputs = leaves(SHORT)
+    for written in range(4):
+        given = [2 * x for x in inputs]
+        o = steps.attention(*given)
+        [*given, o][written].detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(o, inputs, torch.ones_like(o))
+
+
+def test_a_graph_may_be_kept_and_is_else_gone(pair):
+    inputs = leaves(SHORT)
+    o, do = steps.attention(*inputs), torch.randn_like(inputs[0])
+    first, second = (torch.autograd.grad(o, inputs, do, retain_graph=keep) for keep in (True, False))
+    for mine, its in zip(second, first, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(o, inputs, do)
+
+
+@LADDER
+def test_no_gradient_of_the_output_gives_none_of_the_inputs(pair):
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+
+    inputs = leaves(SHORT)
+    Nothing.apply(steps.attention(*inputs)).sum().backward()
+    assert all(x.grad is None for x in inputs)
 
 
 def test_the_ladder_trains_where_both_passes_are_recorded_to_be_as_fast(monkeypatch):

@@ -123,8 +123,8 @@ def too_many_columns():
 
 @gluon.jit
 def outside(target):
-    place = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
-    place.slice(64, 128)
+    tensor = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tensor.slice(64, 128)
 
 
 @gluon.jit
@@ -142,11 +142,11 @@ def wrong_factors(left, right):
 
 @gluon.jit
 def slices(target):
-    """Columns 0 to 63 of a place are 1, and those behind them 2; target gets the last of the former, and the rest."""
-    place = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
-    place.slice(0, 64).store(gl.full([128, 64], 1.0, gl.float32, FEW))
-    place.slice(64, 64).store(gl.full([128, 64], 2.0, gl.float32, FEW))
-    write(target, place.slice(32, 64).load(FEW))
+    """Columns 0 to 63 of a tensor are 1, and those behind them 2; target gets the last of the former, and the rest."""
+    tensor = allocate_tensor_memory(gl.float32, [128, 128], COLUMNS)
+    tensor.slice(0, 64).store(gl.full([128, 64], 1.0, gl.float32, FEW))
+    tensor.slice(64, 64).store(gl.full([128, 64], 2.0, gl.float32, FEW))
+    write(target, tensor.slice(32, 64).load(FEW))
 
 
 @gluon.jit
@@ -204,33 +204,33 @@ def take_blocks(target, waits: gl.constexpr, again: gl.constexpr):
 @gluon.jit
 def hand_on(answer, ready, heard, target, keeps: gl.constexpr):
     """A role that asks for blocks until there is none. keeps: an answer until the other role has read it."""
-    turn = 0
+    iteration = 0
     more = True
     while more:
         if keeps:
-            mbarrier.wait(heard, turn & 1 ^ 1)
+            mbarrier.wait(heard, iteration & 1 ^ 1)
         mbarrier.expect(ready, 16)
         clc.try_cancel(answer, ready)
-        mbarrier.wait(ready, turn & 1)
+        mbarrier.wait(ready, iteration & 1)
         more = clc.load_result(answer).is_canceled()
-        turn += 1
+        iteration += 1
 
 
 @gluon.jit
 def count_blocks(answer, ready, heard, target, keeps: gl.constexpr):
     """A role that counts the block it is in, and those that it hears of."""
     x = gl.program_id(0)
-    turn = 0
+    iteration = 0
     more = True
     while more:
         gl.atomic_add(target + x, 1)
-        mbarrier.wait(ready, turn & 1)
+        mbarrier.wait(ready, iteration & 1)
         found = clc.load_result(answer)
         more = found.is_canceled()
         x = found.program_id(0)
         if keeps:
             mbarrier.arrive(heard, count=1)
-        turn += 1
+        iteration += 1
 
 
 @gluon.jit

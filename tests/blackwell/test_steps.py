@@ -33,7 +33,7 @@ COMPILED = [  # problem, target
 ]
 
 
-SHAPES = [  # with parts that are not full, and one that is empty
+SHAPES = [  # with warpgroups that are not full, and one that is empty
     problem(batch=1, heads=2, seq_len_q=300, seq_len_kv=600),
     problem(batch=1, heads=2, kv_heads=1, seq_len_q=90, seq_len_kv=700, head_dim=128, causal=False),
 ]
@@ -63,7 +63,7 @@ def test_a_step_compiles_for_its_targets_and_there_is_room(step, shape, arch):
     assert variant.tensor_columns <= compiled.tensor_columns <= MOST_COLUMNS
     assert compiled.tensor_columns < 2 * variant.tensor_columns
     # tcgen05.mma takes 16 of head_dim at a time for QK, and 16 keys for PV; of each loop's text there is one.
-    assert compiled.hot_loop["tensor core"] == variant.parts * (shape.head_dim + variant.tile.key) / 16
+    assert compiled.hot_loop["tensor core"] == variant.warpgroups * (shape.head_dim + variant.tile.key) / 16
     # A few numbers that roles begin with may be kept in local memory. A loop fetches none of them, or one at 256. With
     # a polynomial, too, one or two: since Triton 3.9, which needs a few registers more there.
     assert compiled.spilled_bytes <= (56 if variant.taken else 48 if variant.remainder else 40 if variant.roles else 0)
@@ -141,7 +141,7 @@ def test_blocks_that_run_at_once_take_every_tile_once():
 
 
 def rescaled(step, q, k, v) -> int:
-    """How often a part's output was rescaled; the output is right."""
+    """How often a warpgroup's output was rescaled; the output is right."""
     shape = problem(batch=1, heads=1, seq_len_q=q.shape[2], seq_len_kv=k.shape[2], causal=False)
     exact = FORWARD.reference(shape, (q, k, v))
     with watched(trace=True) as watch:
@@ -161,16 +161,16 @@ def test_rescaling_happens_when_a_maximum_grows_enough_and_not_else():
         larger = k.clone()
         larger[:, :, 128:256] *= growth
         counts[growth] = [rescaled(get_step(name), q, larger, v) for name in ("correction_warpgroup", "lazy_rescaling")]
-    parts, tiles = 2, 4
-    always = parts * (tiles - 1)
-    assert counts == {1.0: [always, 0], 8.0: [always, parts]}
+    warpgroups, tiles = 2, 4
+    always = warpgroups * (tiles - 1)
+    assert counts == {1.0: [always, 0], 8.0: [always, warpgroups]}
 
 
 # --- what lies in tensor memory ---
 
 
 def test_it_is_told_and_drawn_what_lies_in_which_columns():
-    """Weights lie where scores were, and outputs behind the scores of both parts; nobody notes it without a trace."""
+    """Weights lie where scores were, and outputs behind the scores of both; nobody notes it without a trace."""
     shape = problem(batch=1, heads=1, seq_len_q=256, seq_len_kv=256, head_dim=128, causal=False)
     q, k, v = FORWARD.inputs(shape, 0)
     for trace in (False, True):
@@ -179,8 +179,8 @@ def test_it_is_told_and_drawn_what_lies_in_which_columns():
         [run] = watch.runs
         assert bool(run.columns) == trace
     touched = {(what, written, first, count) for _, what, written, first, count, *_ in run.columns}
-    for part in (0, 1):
-        scores, output = 128 * part, 256 + 128 * part
+    for warpgroup in (0, 1):
+        scores, output = 128 * warpgroup, 256 + 128 * warpgroup
         expected = {("product", True, scores, 128), ("load", False, scores, 128)}
         expected |= {("store of 16 bits", True, scores, 64), ("factor", False, scores, 64)}
         expected |= {("first sum", True, output, 128), ("sum", True, output, 128)}

@@ -39,8 +39,8 @@ def test_the_swizzle_frees_reads_of_k_from_conflicts_and_those_of_v_not(problem)
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_every_step_with_direct_copies_reads_k_without_conflicts(name):
-    (turns, least), _ = layouts.lds_turns(get_step(name), FULL, "gfx950")
-    assert turns == least
+    (cycles, least), _ = layouts.lds_cycles(get_step(name), FULL, "gfx950")
+    assert cycles == least
 
 
 def test_a_swizzle_by_other_bits_of_the_row_would_free_both():
@@ -51,8 +51,8 @@ def test_a_swizzle_by_other_bits_of_the_row_would_free_both():
         return 2 * (row * columns + 8 * chunk + column % 8)
 
     for problem in PROBLEMS[1:]:
-        both = layouts.lds_turns(get_step("mfma"), problem, "gfx950", lambda columns: partial(address, columns))
-        assert all(turns == least for turns, least in both)
+        both = layouts.lds_cycles(get_step("mfma"), problem, "gfx950", lambda columns: partial(address, columns))
+        assert all(cycles == least for cycles, least in both)
 
 
 @pytest.mark.parametrize(("name", "arch"), [("mfma", "gfx942"), ("mfma", "gfx950"), ("direct_to_lds", "gfx950")])
@@ -67,6 +67,6 @@ def test_conflicts_by_hand():
     """64 lanes read one chunk of rows 0 to 31 and its neighbour: of plain rows, all 16 of a group collide."""
     v = get_step("mfma").variant(FULL, "gfx950")
     plain = partial(model.shared_address, v.shared, 128)
-    turns = model.lds_turns("gfx950", "ds_read_b128", v.right, [128, 64], lambda column, row: plain(row, column))
+    cycles = model.lds_cycles("gfx950", "ds_read_b128", v.right, [128, 64], lambda column, row: plain(row, column))
     instructions = 128 * 64 * 2 // (64 * 16)
-    assert turns == (instructions * 4 * 16, instructions * 4)
+    assert cycles == (instructions * 4 * 16, instructions * 4)

@@ -231,12 +231,12 @@ def test_a_wrong_variation_is_found_without_a_gpu():
 
 def test_an_edited_kernel_is_shown_and_judged():
     lesson = Lesson("producer")
-    page = lesson.edited(("used = turn // STAGES & 1 ^ 1", "used = turn // STAGES & 1"), length=300)
+    page = lesson.edited(("used = iteration // STAGES & 1 ^ 1", "used = iteration // STAGES & 1"), length=300)
     assert page.parts[0].text == "- used = turn // STAGES & 1 ^ 1\n+ used = turn // STAGES & 1"
     told = words(page)
     assert "produce 2 waits for barriers.key_empty[0] with parity 0" in told and "at kernel:" in told
     assert "consume 0 waits for barriers.key_full[0]" in told and "written_" not in told  # and not for a parameter
-    assert "Correct: no race" in words(lesson.edited(("used = turn", "used = 0 + turn"), length=300))
+    assert "Correct: no race" in words(lesson.edited(("used = iteration", "used = 0 + iteration"), length=300))
     with pytest.raises(ValueError, match="must stand in the kernel once, not 0 times"):
         lesson.edited(("nothing of the kind", ""))
 

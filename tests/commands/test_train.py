@@ -1,5 +1,7 @@
 """Training with the steps: it learns, as it does with PyTorch's attention; and what is recorded is shown."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -124,6 +126,9 @@ def test_the_front_door_is_timed_only_where_it_takes_the_steps(monkeypatch):
     pair = front.Training(get_step("pv_wait_after_max"), get_step("decoupled_warpgroups"))
     monkeypatch.setattr(front, "training", lambda problem, target: pair)
     monkeypatch.setattr(front, "_trains", lambda problem, target: True)
-    assert train.front_door(HEADLINE, "sm_90") == list(pair)
+    assert front.with_gradients(HEADLINE, "sm_90") == pair
+    assert front.with_gradients(replace(HEADLINE, window=100), "sm_90") is None
+    assert front.with_gradients(replace(HEADLINE, head_dim=72), "sm_90") == pair
+    assert front.with_gradients(replace(HEADLINE, head_dim=71), "sm_90") is None
     monkeypatch.setattr(front, "_trains", lambda problem, target: False)
-    assert train.front_door(HEADLINE, "sm_90") == []
+    assert front.with_gradients(HEADLINE, "sm_90") is None

@@ -84,15 +84,15 @@ def structure(x, choice):
     return pair.first - pair.second + pair.offset
 
 
-def place(turn, choice):
-    """Twice the turn's place in a ring: a sum in place of the parameter needs parentheses."""
-    found = turn % choice.stages
+def slot(iteration, choice):
+    """Twice the iteration's slot in a ring: a sum in place of the parameter needs parentheses."""
+    found = iteration % choice.stages
     return found * 2
 
 
 def sum_once(x, choice):
     """The parameter is read once, so the argument stands in its place."""
-    found = place(x + 1, choice)
+    found = slot(x + 1, choice)
     return found
 
 

@@ -32,16 +32,12 @@ class FakeCuda:
         ctypes.memmove(place.value, struct.pack(f"{len(words)}q", *words), driver.MAP_BYTES)
         return 0
 
-    def cuLaunchKernel(self, function, *rest):
-        self.launched.append((function.value, *rest[:7], rest[7].value, rest[8]))
-        return self.statuses.pop(0) if self.statuses else 0
-
     def cuLaunchKernelEx(self, config, function, addresses, extra):
         told = config._obj
         attributes = [told.attributes[n] for n in range(told.attribute_count)]
         numbers = [number for attribute in attributes for number in (attribute.id, *attribute.value)]
         self.launched.append((function.value, *told.grid, *told.block, told.stream, *numbers, addresses))
-        assert ctypes.sizeof(attributes[0]) == 72 and ctypes.sizeof(told) == 56
+        assert ctypes.sizeof(driver.Attribute) == 72 and ctypes.sizeof(told) == 56
         return self.statuses.pop(0) if self.statuses else 0
 
     def cuGetErrorName(self, status, name):
@@ -148,9 +144,14 @@ def run(cuda, monkeypatch):
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: cuda.launched.append("a context"))
-    compiled, given = compiled_step(get_step("epilogue_overlap"), problem())
+    return launcher_of("epilogue_overlap", 5)
+
+
+def launcher_of(name, blocks, **how):
+    compiled, given = compiled_step(get_step(name), problem())
     code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
-    return driver.launcher(code, (5, 1, 1), given, SimpleNamespace(index=0))
+    kernel = driver.Kernel(code, (blocks, 1, 1), given, **how)
+    return driver.launcher([(kernel, range(4))], SimpleNamespace(index=0))
 
 
 def tensors(*places):
@@ -162,18 +163,16 @@ def test_tensors_at_known_places_are_not_described_again(run, cuda):
     run(*tensors(*PLACES[::-1]))
     run(*tensors(*PLACES))
     (*first, a), (*_, b), (*_, c) = cuda.launched
-    assert first[:7] == [99, 5, 1, 1, 32 * 12, 1, 1] and first[8] == 7
+    assert first[:7] == [99, 5, 1, 1, 32 * 12, 1, 1] and first[7] == 7
     assert a is c and a is not b
 
 
-def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
+def test_blocks_in_pairs_are_launched_as_clusters(run, cuda):
     """``run`` makes PyTorch tell of stream 7. 4 is CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION."""
-    compiled, given = compiled_step(get_step("kv_multicast"), problem())
-    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
-    together = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=2)
+    together = launcher_of("kv_multicast", 6, neighbours=2)
     together(*tensors(*PLACES))
     [(*told, _)] = cuda.launched
-    assert told == [99, 6, 1, 1, 32 * compiled.metadata.num_warps, 1, 1, 7, 4, 2, 1, 1]
+    assert told == [99, 6, 1, 1, 32 * 12, 1, 1, 7, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -181,28 +180,62 @@ def test_blocks_in_pairs_are_launched_as_clusters(run, cuda, monkeypatch):
 )
 def test_kernels_that_may_begin_early_are_launched_so(name, neighbours, attributes, run, cuda):
     """6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-    compiled, given = compiled_step(get_step(name), problem())
-    code = SimpleNamespace(src=compiled.src, asm=compiled.asm, metadata=compiled.metadata, function=99)
-    early = driver.launcher(code, (6, 1, 1), given, SimpleNamespace(index=0), neighbours=neighbours, early=True)
+    early = launcher_of(name, 6, neighbours=neighbours, early=True)
     early(*tensors(*PLACES))
     [(*told, _)] = cuda.launched
     assert told[8:] == [*attributes, 6, 1, 0, 0]
 
 
+def test_kernels_of_a_call_are_launched_together_on_memory_of_its_own(cuda, monkeypatch):
+    """The second has the first one's output, and pieces of the memory, of which two share a storage."""
+    import torch
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    places = [SimpleNamespace(call=lambda stream, places, n=n: (n, stream, places)) for n in range(2)]
+    told = []
+    monkeypatch.setattr(cuda, "cuLaunchKernelEx", lambda *call: told.append(call) or 0)
+    shared = torch.empty(300, dtype=torch.int32)
+    memory = driver.Memory([torch.empty(3), shared[:7], shared[7:]], torch.device("cpu"))
+    assert memory.offsets == [0, 512, 512 + 4 * 7] and memory.empty().numel() == 512 + 1536
+    kept = torch.empty(2048, dtype=torch.uint8)
+    memory.empty = lambda: kept
+    start = kept.data_ptr()
+    run = driver.launcher([(places[0], [0, 1, 3]), (places[1], [1, 2, 4])], SimpleNamespace(index=0), memory)
+    for _ in range(2):
+        run(*tensors(0x1000, 0x2000))
+    first, second = (0, 7, [0x1000, 0x2000, start + 512]), (1, 7, [0x2000, start, start + 512 + 28])
+    assert told == [first, second] * 2 and all(mine is its for mine, its in zip(told[0][2:], told[2][2:]))
+    run(*tensors(0x1000, 0x3000))
+    assert told[4][2][:2] == [0x1000, 0x3000]
+
+
+def test_a_call_in_another_stream_is_another(cuda, monkeypatch):
+    import torch
+
+    streams = iter((7, 8, 7))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: next(streams), raising=False)
+    run = launcher_of("epilogue_overlap", 5)
+    for _ in range(3):
+        run(*tensors(*PLACES))
+    assert [told[7] for told in cuda.launched] == [7, 8, 7]
+
+
 def test_places_without_end_are_not_all_kept(run, cuda, monkeypatch):
     alive = weakref.WeakSet()
 
-    class Watched(driver.Packed):
+    class Watched(driver.Config):
+        __hash__ = object.__hash__
+
         def __init__(self, *arguments):
             super().__init__(*arguments)
             alive.add(self)
 
-    monkeypatch.setattr(driver, "Packed", Watched)
-    for n in range(3 * driver.PACKS):
+    monkeypatch.setattr(driver, "Config", Watched)
+    for n in range(3 * driver.KEPT):
         run(*tensors(*(16 * (n + i) for i in range(1, 5))))
-    assert 0 < len(alive) <= driver.PACKS
+    assert 0 < len(alive) <= driver.KEPT
     *_, last = cuda.launched[-1]
-    assert struct.unpack("q", ctypes.string_at(last[0], 8))[0] == 16 * 3 * driver.PACKS
+    assert struct.unpack("q", ctypes.string_at(last[0], 8))[0] == 16 * 3 * driver.KEPT
 
 
 def test_a_thread_that_has_no_context_gets_one(run, cuda):
@@ -213,5 +246,5 @@ def test_a_thread_that_has_no_context_gets_one(run, cuda):
 
 def test_what_the_driver_refuses_is_raised(run, cuda):
     cuda.statuses = [719]
-    with pytest.raises(RuntimeError, match=r"cuLaunchKernel: CUDA_ERROR_OF_A_TEST \(719\)"):
+    with pytest.raises(RuntimeError, match=r"cuLaunchKernelEx: CUDA_ERROR_OF_A_TEST \(719\)"):
         run(*tensors(*PLACES))

@@ -356,6 +356,7 @@ def test_what_is_wrong_is_told_whoever_looks_on(way, change, asked, words):
 
 def test_gradients_of_gradients_are_refused_by_name(monkeypatch):
     found = front.Training(get_step("static_scheduler"), get_step("longest_first"))
+    monkeypatch.setattr(front, "_launches", launch.Launches())
     monkeypatch.setattr(front, "_trains", lambda *_: True)
     monkeypatch.setattr(front, "training", lambda *_: found)
     q, k, v = random(), random(), random()

@@ -44,7 +44,7 @@ def run_with_stamps(name: str, blocks: int = 3, stamps: int = 200):
 
 
 def test_a_wait_inside_a_function_for_one_of_several_barriers_is_told_by_its_name():
-    """The producer of a pair waits for a place of keys or of values of both blocks: which, the stamps do not tell."""
+    """The producer of a pair waits for a slot of keys or of values of both blocks: which, the stamps do not tell."""
     segments = with_stamps(write_step(get_step("kv_multicast"), SHAPE).text, 3, 200).segments
     assert "wait for fetch_as_pair" in {segment.label for segment in segments}
     alone = with_stamps(write_step(get_step("pv_wait_after_max"), SHAPE).text, 3, 200).segments
@@ -67,13 +67,13 @@ def test_a_kernel_with_stamps_computes_the_same_and_every_role_tells(name):
 
 
 def test_roles_tell_of_the_waits_that_their_source_has():
-    """The producer waits for free places; a consumer for keys, then its product, and after the softmax for values."""
+    """The producer waits for empty slots; a consumer for keys, then its product, and after the softmax for values."""
     stamped, trace, _, _ = run_with_stamps("producer")
     assert stamped.roles == ("consume 0", "consume 1", "produce 2")
     events = events_of(trace[-2], stamped.segments, stamped.roles, ID_BITS)  # two tiles of keys
     mine = [label for role, _, label, _, _ in events if role == "consume 0"]
-    turn = ["wait for key_full", "products are issued", "wait for a product", "softmax", "wait for value_full"]
-    assert any(mine[n : n + 5] == turn for n in range(len(mine)))
+    iteration = ["wait for key_full", "products are issued", "wait for a product", "softmax", "wait for value_full"]
+    assert any(mine[n : n + 5] == iteration for n in range(len(mine)))
     producers = {label for role, kind, label, _, _ in events if role == "produce 2" and kind == "wait"}
     assert producers == {"wait for query_empty", "wait for key_empty", "wait for value_empty"}
 
@@ -96,7 +96,7 @@ def test_a_step_itself_has_no_stamps():
 
 def test_a_kernel_with_too_many_segments_is_refused():
     text = write_step(get_step("producer"), SHAPE).text
-    wait = "        await_tile(barriers.query_full, query_turn, QUERY_STAGES)\n"
+    wait = "        await_tile(barriers.query_full, query_iteration, QUERY_STAGES)\n"
     assert text.count(wait) == 1
     with pytest.raises(ValueError, match=r"segments, of which a stamp names 64"):
         with_stamps(text.replace(wait, 60 * wait), 1, 10)

@@ -120,6 +120,34 @@ def test_a_maximum_is_that_of_all_keys(step, shape):
     assert accuracy.correct, accuracy.explain()
 
 
+LATE = [
+    problem(batch=1, heads=2, causal=False, dtype="bfloat16", seq_len_q=4, seq_len_kv=300),
+    problem(batch=1, heads=2, causal=False, dtype="bfloat16", seq_len_q=150, seq_len_kv=300),
+    problem(batch=1, heads=2, dtype="bfloat16", seq_len_q=300, seq_len_kv=300),
+]
+LATE_CASES = [(s, shape) for s, shape in distinct(ON_CPU, LATE) if not isinstance(s, DecodeStep) or decodes(shape)]
+
+
+def right_where_scores_are_finite(step, shape, device="cpu") -> None:
+    """Of keys of which the first tiles give scores of minus infinity alone: less itself, that would be NaN."""
+    q, k, v = FORWARD.inputs(shape, secrets.randbits(32), device)
+    q.fill_(1.0)
+    k[:, :, :140, 0] = -torch.inf
+    exact, exact_lse = attention_and_lse_float64(q, k, v, shape.causal, None)
+    sees = exact_lse.isfinite()  # under the mask the first queries see such keys alone, and have no result
+    o, lse = step.attention(q, k, v, shape.causal, return_lse=True)
+    assert sees.any()
+    eps = torch.finfo(q.dtype).eps
+    torch.testing.assert_close(o[sees].double(), exact[sees], rtol=0, atol=2 * eps * v.abs().max().item())
+    torch.testing.assert_close(lse[sees].double(), exact_lse[sees], rtol=0, atol=8 * eps)
+
+
+@sampled(core=first_and_last(LATE_CASES))
+@pytest.mark.parametrize(("step", "shape"), LATE_CASES, ids=named)
+def test_the_first_tiles_of_keys_may_hold_no_finite_score(step, shape):
+    right_where_scores_are_finite(step, shape)
+
+
 def test_the_log_sum_exp_comes_behind_the_output_that_is_given():
     shape = problem(head_dim=64)
     q, k, v = FORWARD.inputs(shape, 0)

@@ -108,9 +108,9 @@ def test_a_wrong_answer_does_not_take_the_place_of_a_right_one(tmp_path):
 
 
 def test_answers_survive_new_names(tmp_path):
-    Answers(tmp_path).keep("old", "release(barriers.key_free, turn)\n", True)
+    Answers(tmp_path).keep("old", "release(barriers.key_free, part_of(turn))\n", True)
     today = Answers(tmp_path, names={"old": "new"}, words=exercises.OLD_WORDS)
-    assert today.answer("new") == "release(barriers.key_empty, turn)\n" and list(today.solved()) == ["new"]
+    assert today.answer("new") == "release(barriers.key_empty, query_of(turn))\n" and list(today.solved()) == ["new"]
     today.keep("new", "better\n", True)
     today.keep("other", "right\n", True)
     assert today.answer("new") == "better\n" and list(Answers(tmp_path).solved()) == ["new", "other"]

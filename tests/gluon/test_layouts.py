@@ -28,7 +28,7 @@ def transposed(layout):
 @pytest.mark.parametrize("kept", [plain, swizzle])
 def test_two_models_of_the_banks_agree(kept, columns):
     layout = kept(columns)
-    ours = model.ldmatrix_turns(layout, columns) - 1
+    ours = model.ldmatrix_wavefronts(layout, columns) - 1
     assert ours == model.triton_conflicts(gl.DotOperandLayout(0, MMA, 2), layout, [64, columns])  # Q
     assert ours == model.triton_conflicts(gl.DotOperandLayout(1, MMA, 2), transposed(layout), [columns, 64])  # K
     assert ours == (0 if kept is swizzle else min(8, columns // 8) - 1)
@@ -68,7 +68,7 @@ def test_shared_memory_by_hand():
     # In pieces Q is read, and copied, for every tile; two by four warps share 64 queries, 64 keys, head_dim 512.
     wide = dataclasses.replace(layouts.DRAWN, head_dim=512)
     assert get_step("head_dim_tiling").shared_clocks(wide) == (8 * (32 + 16 + 16) + 3 * 64) * 1024 / 128
-    # Split-KV: every warp reads all of Q, and a quarter of K and V; without the swizzle in eight turns.
+    # Split-KV: every warp reads all of Q, and a quarter of K and V; without the swizzle in eight wavefronts.
     assert get_step("swizzle").shared_clocks(layouts.DRAWN) == (4 * (16 + 4 + 4) + 32) * 1024 / 128
     assert get_step("explicit").shared_clocks(layouts.DRAWN) == (8 * 4 * (16 + 4 + 4) + 32) * 1024 / 128
 
@@ -82,8 +82,8 @@ def test_only_split_kv_exchanges():
 def test_the_drawings_show_the_layouts():
     banks = layouts.draw_banks()
     assert [axes.get_title() for axes in banks.axes[:2]] == [
-        "step explicit: 8 turns a matrix",
-        "step swizzle: 1 turn a matrix",
+        "step explicit: 8 wavefronts a matrix",
+        "step swizzle: 1 wavefront a matrix",
     ]
     heights = [[bar.get_height() for bar in axes.patches] for axes in banks.axes[2:]]
     assert heights == [[0] * 8 + [8] * 4 + [0] * 20, [1] * 32]

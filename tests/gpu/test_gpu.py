@@ -12,7 +12,7 @@ from steps.core.ladder import kernels_of
 from steps.measuring.measure import Settings, measure
 from steps.reference.peers import PEERS
 from tests import faulty
-from tests.core.test_steps import CUTILE, GLUON, HOPPER, accuracy_of
+from tests.core.test_steps import CUTILE, GLUON, HOPPER, LATE, accuracy_of, right_where_scores_are_finite
 from tests.shapes import PADDED, SHAPES, problem
 from tutorial_lib import ptxas, rewriting
 from tutorial_lib.counters import METRICS
@@ -41,6 +41,14 @@ def test_step_is_correct_on_the_gpu(step, shape):
         pytest.skip("PyTorch's own kernels are wrong or NaN for a scale that is not above zero")
     accuracy = accuracy_of(step, shape, "cuda")
     assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("shape", LATE, ids=lambda p: p.slug)
+@pytest.mark.parametrize("step", kernels_of("forward"), ids=lambda s: s.name)
+def test_the_first_tiles_of_keys_may_hold_no_finite_score_on_the_gpu(step, shape):
+    if reason := step.unsupported(shape, describe_machine("cuda")["arch"]):
+        pytest.skip(reason)
+    right_where_scores_are_finite(step, shape, "cuda")
 
 
 BETWEEN = [

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from steps import races
 
-TURNS = 8
+ITERATIONS = 8
 LAYOUT = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
 
 
@@ -25,36 +25,36 @@ def places(layout: gl.constexpr):
 
 
 @gluon.jit
-def give(X, place, ready, free, layout: gl.constexpr, turns):
-    for turn in range(turns):
-        x = gl.load(X + places(layout)) + turn
-        mbarrier.wait(free, turn & 1 ^ 1)
-        place.store(x)
-        mbarrier.arrive(ready, count=1)
+def give(X, slot, full, empty, layout: gl.constexpr, iterations):
+    for iteration in range(iterations):
+        x = gl.load(X + places(layout)) + iteration
+        mbarrier.wait(empty, iteration & 1 ^ 1)
+        slot.store(x)
+        mbarrier.arrive(full, count=1)
 
 
 @gluon.jit
-def take(Y, place, ready, free, layout: gl.constexpr, turns):
+def take(Y, slot, full, empty, layout: gl.constexpr, iterations):
     total = gl.zeros([64, 64], gl.float32, layout)
-    for turn in range(turns):
-        mbarrier.wait(ready, turn & 1)
-        total += place.load(layout)
-        mbarrier.arrive(free, count=1)
+    for iteration in range(iterations):
+        mbarrier.wait(full, iteration & 1)
+        total += slot.load(layout)
+        mbarrier.arrive(empty, count=1)
     gl.store(Y + places(layout), total)
 
 
 @gluon.jit
-def handover(X, Y, turns, layout: gl.constexpr):
+def handover(X, Y, iterations, layout: gl.constexpr):
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    place = gl.allocate_shared_memory(gl.float32, [64, 64], shared)
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
-    mbarrier.init(free, count=1)
+    slot = gl.allocate_shared_memory(gl.float32, [64, 64], shared)
+    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(full, count=1)
+    mbarrier.init(empty, count=1)
     gl.warp_specialize(
         [
-            (give, (X, place, ready, free, layout, turns)),
-            (take, (Y, place, ready, free, layout, turns)),
+            (give, (X, slot, full, empty, layout, iterations)),
+            (take, (Y, slot, full, empty, layout, iterations)),
         ],
         [4],
         [128],
@@ -63,8 +63,8 @@ def handover(X, Y, turns, layout: gl.constexpr):
 
 def main() -> None:
     x, y = torch.randn(64, 64, device="cuda"), torch.zeros(64, 64, device="cuda")
-    handover[(1,)](x, y, TURNS, LAYOUT, num_warps=4)
-    print("right" if torch.allclose(y, TURNS * x + sum(range(TURNS)), atol=1e-4) else "wrong")
+    handover[(1,)](x, y, ITERATIONS, LAYOUT, num_warps=4)
+    print("right" if torch.allclose(y, ITERATIONS * x + sum(range(ITERATIONS)), atol=1e-4) else "wrong")
 
 
 @pytest.mark.gpu

@@ -93,7 +93,7 @@ def met_in_front_of(what: str, compiled) -> int:
 
 
 def around_the_second_wait(name, head_dim, causal):
-    """How many maxima and exponentials of a turn stand between its two waits, and behind the second."""
+    """How many maxima and exponentials of an iteration stand between its two waits, and behind the second."""
     order = get_step(name).compile(dataclasses.replace(EVEN, head_dim=head_dim, causal=causal)).hot_order
     waits = [n for n, (what, count) in enumerate(order) for _ in range(count) if what == "wait"]
     assert len(waits) == 2
@@ -101,7 +101,7 @@ def around_the_second_wait(name, head_dim, causal):
 
 
 def test_the_diagonal_first_leaves_no_mask_in_the_loop():
-    """Step reverse_kv_order: one branch less in a turn, the one around the mask."""
+    """Step reverse_kv_order: one branch less in an iteration, the one around the mask."""
     shape = dataclasses.replace(EVEN, head_dim=256, causal=True)
     before, now = (get_step(name).compile(shape).hot_loop for name in ("pv_wait_after_max", "reverse_kv_order"))
     assert now["control"] < before["control"]
@@ -114,8 +114,8 @@ def test_the_diagonal_first_leaves_no_mask_in_the_loop():
 def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
     problem = dataclasses.replace(EVEN, head_dim=head_dim, dtype="bfloat16")
     compiled, variant = step.compile(problem, "sm_90"), step.variant(problem)
-    assert compiled.threads == 32 * (variant.warps * variant.parts + (GROUP_WARPS if step.name != "wgmma" else 0))
-    assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.parts
+    assert compiled.threads == 32 * (variant.warps * variant.warpgroups + (GROUP_WARPS if step.name != "wgmma" else 0))
+    assert compiled.compute_threads == 128 * variant.groups and compiled.compute_groups == variant.warpgroups
     assert compiled.occupancy[0] >= 1
     # One exponential a score, and one a row for the correction; the mask, which whole tiles jump over, is not counted.
     exponentials = compiled.scores_per_tile / compiled.compute_threads

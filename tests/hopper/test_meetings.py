@@ -60,7 +60,7 @@ def test_no_wait_has_a_meeting_any_more_and_few_arrivals_have(kind):
 
 
 def test_where_a_group_passes_over_a_tile_it_meets_before_it_gives_the_place_back():
-    """Of each of both groups: a place of keys, and one of values."""
+    """Of each of both groups: a slot of keys, and one of values."""
     found = events(STEP, KERNELS["causal, in pairs"])
     behind_waits = [
         (a, b)

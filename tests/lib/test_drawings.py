@@ -1,4 +1,4 @@
-"""Pictures of one turn of the loop over keys."""
+"""Pictures of one iteration of the loop over keys."""
 
 import re
 
@@ -21,7 +21,7 @@ def test_the_picture_follows_the_rules_of_the_exercise(stages):
 
 
 def test_tiles_are_drawn_to_scale_and_named_with_their_sizes():
-    [axes] = drawings.one_turn(64, 128, 256).axes
+    [axes] = drawings.one_iteration(64, 128, 256).axes
     sizes = {(round(128 * patch.get_height()), round(128 * patch.get_width())) for patch in axes.patches}
     named = {tuple(map(int, found)) for text in axes.texts for found in re.findall(r"(\d+) × (\d+)", text.get_text())}
     assert {(64, 256), (256, 128), (64, 128), (128, 256)} == {size for size in named if size[1] > 1}

@@ -147,20 +147,20 @@ def machine(monkeypatch):
 
 
 def forward(rank, stream, own: tuple, call: int, wrong: list) -> None:
-    turn = iter(range(rank.count))
+    iteration = iter(range(rank.count))
 
     def attention(q, k, v, causal):
-        look(stream, (k, v), (call, (rank.own - next(turn)) % rank.count), wrong)
+        look(stream, (k, v), (call, (rank.own - next(iteration)) % rank.count), wrong)
         return Tensor(), Tensor()
 
     ring.Ring(IN_ORDER, ahead=True)(Tensor(), *own, False, rank, SimpleNamespace(attention=attention))
 
 
 def backward(rank, stream, own: tuple, call: int, wrong: list) -> None:
-    turn = iter(range(1, rank.count + 1))
+    iteration = iter(range(1, rank.count + 1))
 
     def gradients(q, k, v, *_):
-        part = call, (rank.own - next(turn)) % rank.count
+        part = call, (rank.own - next(iteration)) % rank.count
         look(stream, (k, v), part, wrong)
         return Tensor(), *(Tensor(part, frozenset([rank.own])) for _ in range(2))
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from steps.core.problems import LONG
-from steps.parallel.model import LINKS, Link, key_bytes, least_tokens, seconds, sent_bytes, share_of_ideal, turns
+from steps.parallel.model import LINKS, Link, iterations, key_bytes, least_tokens, seconds, sent_bytes, share_of_ideal
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
@@ -16,15 +16,17 @@ SLOW = LINKS[-1]
 
 def total(found) -> list[float]:
     """Seconds that each rank computes."""
-    ranks = max(turn.rank for turn in found) + 1
-    return [sum(turn.end - turn.begin for turn in found if turn.rank == rank) for rank in range(ranks)]
+    ranks = max(iteration.rank for iteration in found) + 1
+    return [
+        sum(iteration.end - iteration.begin for iteration in found if iteration.rank == rank) for rank in range(ranks)
+    ]
 
 
 @pytest.mark.parametrize("name", ["ring", "double_buffering", "zigzag"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_all_operations_are_counted_once(name, causal):
     problem = dataclasses.replace(LONG, causal=causal)
-    assert sum(total(turns(name, problem, 4, RATE, SLOW))) == pytest.approx(FORWARD.operations(problem) / RATE)
+    assert sum(total(iterations(name, problem, 4, RATE, SLOW))) == pytest.approx(FORWARD.operations(problem) / RATE)
 
 
 def test_without_a_mask_or_in_a_zigzag_nobody_waits_where_sending_is_free():
@@ -55,7 +57,7 @@ def test_a_ring_that_waits_pays_for_every_turn():
 @pytest.mark.parametrize("kv_heads", [32, 8])
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
 def test_a_link_keeps_up_from_the_length_that_is_told(link, kv_heads, causal):
-    """In turns but a rank's own, which is half a part under the mask as the others are in a zigzag."""
+    """In iterations but a rank's own, which is half a part under the mask as the others are in a zigzag."""
     ranks = 8
     for factor, hidden in ((1.01, True), (0.9, False)):
         base = dataclasses.replace(LONG, kv_heads=kv_heads, causal=causal)
@@ -78,7 +80,7 @@ def test_a_rank_waits_for_the_slower_of_its_own_work_and_its_neighbours_part():
     problem = Problem(batch=1, heads=1, seq_len_q=64, seq_len_kv=64, head_dim=16, causal=True)
     part = FORWARD.operations(dataclasses.replace(problem, seq_len_q=32, seq_len_kv=32, causal=False))
     link = Link("made up", key_bytes(problem, 2) / 0.5, "made up")
-    found = {(t.rank, t.number): (t.begin, t.end) for t in turns("ring", problem, 2, part, link)}
+    found = {(t.rank, t.number): (t.begin, t.end) for t in iterations("ring", problem, 2, part, link)}
     assert found == {(0, 0): (0.5, 1.0), (1, 0): (0.5, 1.0), (0, 1): (1.0, 1.0), (1, 1): (1.0, 2.0)}
-    found = {(t.rank, t.number): (t.begin, t.end) for t in turns("double_buffering", problem, 2, part, link)}
+    found = {(t.rank, t.number): (t.begin, t.end) for t in iterations("double_buffering", problem, 2, part, link)}
     assert found == {(0, 0): (0.0, 0.5), (1, 0): (0.0, 0.5), (0, 1): (0.5, 0.5), (1, 1): (0.5, 1.5)}

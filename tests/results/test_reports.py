@@ -12,7 +12,7 @@ from steps import INSIDE, STEPS, get_step, report
 from steps.core.grids import GRIDS
 from steps.core.ladder import part_of
 from steps.core.problems import FULL, HEADLINE
-from steps.core.recorded import read_run
+from steps.core.recorded import read_run, recorded_sweeps
 from tests.results.made_up import measurement, run_of
 from tests.results.recorded import PATHS, RECORDED, ROOT, recorded, tracked
 from tutorial_lib import plots, tables
@@ -377,7 +377,8 @@ def test_what_is_committed_is_what_make_report_makes():
     runs = [run for run in map(read_run, PATHS) if run.direction == "forward" and run.ranks == 1]
     assert (ROOT / "results" / "ladder.md").read_text(encoding="utf-8") == report.ladder_report(runs, ROOT / "results")
     text = report.README.read_text(encoding="utf-8")
-    assert text.split(report.BEGIN)[1].split(report.END)[0].strip() == report.readme_table(runs), "run `make report`"
+    table = report.readme_table(runs, recorded_sweeps(ROOT / "results"))
+    assert text.split(report.BEGIN)[1].split(report.END)[0].strip() == table, "run `make report`"
 
 
 def test_a_backward_report_tells_whether_bits_are_the_same():

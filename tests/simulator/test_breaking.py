@@ -44,16 +44,24 @@ class Harmless:
 BY_ITSELF = "the compiler sets a barrier by itself: see the tests of the machine code below"
 NOTHING_LEFT = "nothing is under way there any more: every copy was waited for in the loop"
 ANOTHER_WAIT = "another wait for all stores stands behind the store, or in front of the next, and does the same"
-NOBODY_WAITS = "the block has one tile of queries, and fills this place no other time"
-HEARD_BEFORE = "the producer tells the parts first, and they heard of the tile before when they had read these queries"
+NOBODY_WAITS = "the block has one tile of queries, and fills this slot no other time"
+HEARD_BEFORE = (
+    "the producer tells the warpgroups first, and they heard of the tile before when they had read these queries"
+)
 ONLY_SPEED = "it decides who goes first, which changes no number"
 AGAIN = "this tile was waited for before: the wait holds the compiler's order"
 HELD = "nobody arrives there, and it is over at once: it holds the compiler's order"
-VALUES_FIRST = "the producer asks for the values before it first, and waits there until the other part has come as far"
-QUERIES_FIRST = "the queries were waited for, and their place is free only when the other part has read all keys before"
+VALUES_FIRST = (
+    "the producer asks for the values before it first, and waits there until the other warpgroup has come as far"
+)
+QUERIES_FIRST = (
+    "the queries were waited for, and their slot is empty only when the other warpgroup has read all keys before"
+)
 MEETING = "where the CTAs meet, a fence of its own tells the other one, and TMA, of the barriers"
-PASSED_OVER = "in front of the tiles that a part passes over its last product was waited for"
-NO_SHORTER_PART = "with tiles of keys as long as those of queries, no part ends before the block does: it does not run"
+PASSED_OVER = "in front of the tiles that a warpgroup passes over its last product was waited for"
+NO_SHORTER_WARPGROUP = (
+    "with tiles of keys as long as those of queries, no warpgroup ends before the block does: it does not run"
+)
 
 
 class Kernel:
@@ -75,7 +83,7 @@ class Kernel:
 
 
 def skips(kernel) -> bool:
-    """Whether a part passes over a last tile of keys that only later parts see; the kernel's text says so, at least."""
+    """Whether a warpgroup passes over a last tile of keys that later ones see; so the text says, at least."""
     return (
         kernel.hopper and kernel.ends is lib.OWN_END and kernel.consume is not ahead.consume and kernel.most_over <= 1
     )
@@ -100,15 +108,18 @@ def skips_none(variant) -> bool:
 
 
 COPIES, STORES = "async_copy.wait_group(0)", "tma.store_wait(0)"
-TURNS = [f"mbarrier.wait(barriers.turns.index(part), {n} & 1 ^ FIRST)" for n in ("n", "turn", "(turn - query_turn)")]
-KEY_READY = "await_tile(barriers.key_full, turn, STAGES)"
-KEY_FREE = "release(barriers.key_empty, turn, STAGES)"
-VALUE_READY = "await_tile(barriers.value_full, turn, STAGES)"
-VALUE_FREE = "release(barriers.value_empty, turn, STAGES)"
+TURNS = [
+    f"mbarrier.wait(barriers.turns.index(warpgroup), {n} & 1 ^ FIRST)"
+    for n in ("n", "iteration", "(iteration - query_iteration)")
+]
+KEY_FULL = "await_tile(barriers.key_full, iteration, STAGES)"
+KEY_EMPTY = "release(barriers.key_empty, iteration, STAGES)"
+VALUE_FULL = "await_tile(barriers.value_full, iteration, STAGES)"
+VALUE_EMPTY = "release(barriers.value_empty, iteration, STAGES)"
 OF_THE_ONLY_QUERIES = (
-    "mbarrier.wait(free, query_turn // QUERY_STAGES & 1 ^ 1)",
-    "release(barriers.query_empty, query_turn, QUERY_STAGES)",
-    "release(barriers.value_empty, last_turn, STAGES)",
+    "mbarrier.wait(empty, query_iteration // QUERY_STAGES & 1 ^ 1)",
+    "release(barriers.query_empty, query_iteration, QUERY_STAGES)",
+    "release(barriers.value_empty, last_iteration, STAGES)",
 )
 HARMLESS = [
     Harmless(BY_ITSELF, "gl.barrier()"),
@@ -125,14 +136,14 @@ HARMLESS = [
     Harmless(HEARD_BEFORE, OF_THE_ONLY_QUERIES[0], kernels=lambda v: v.hopper and v.packed and v.query_stages == 2),
     *(Harmless(ONLY_SPEED, its) for its in TURNS),
     # Of three, nobody would begin.
-    *(Harmless(ONLY_SPEED, its, (OTHER_PARITY,), kernels=lambda v: v.parts == 2) for its in TURNS),
+    *(Harmless(ONLY_SPEED, its, (OTHER_PARITY,), kernels=lambda v: v.warpgroups == 2) for its in TURNS),
     Harmless(
-        AGAIN, VALUE_READY, number=1, kernels=lambda v: v.hopper and v.softmax is not wait_last and not by_nobody(v)
+        AGAIN, VALUE_FULL, number=1, kernels=lambda v: v.hopper and v.softmax is not wait_last and not by_nobody(v)
     ),
     Harmless(HELD, "mbarrier.wait(barriers.nobody.index(0), 1)", kernels=by_nobody),
     Harmless(HELD, "hold_by_nobody(barriers)", kernels=by_nobody),
-    Harmless(VALUES_FIRST, KEY_READY, number=1, kernels=lambda v: skips(v) and not in_pairs(v)),
-    Harmless(QUERIES_FIRST, KEY_READY, number=1, kernels=lambda v: v.hopper and v.walk is DOWNWARDS),
+    Harmless(VALUES_FIRST, KEY_FULL, number=1, kernels=lambda v: skips(v) and not in_pairs(v)),
+    Harmless(QUERIES_FIRST, KEY_FULL, number=1, kernels=lambda v: v.hopper and v.walk is DOWNWARDS),
     Harmless(MEETING, "fence_async_shared()", number=1, kernels=in_pairs),
     Harmless(
         PASSED_OVER,
@@ -140,7 +151,10 @@ HARMLESS = [
         (WITHOUT, ONE_MORE),
         kernels=lambda v: in_pairs(v) and v.most_over > 1,
     ),
-    *(Harmless(NO_SHORTER_PART, its, number=1, kernels=skips_none) for its in (KEY_FREE, VALUE_READY, VALUE_FREE)),
+    *(
+        Harmless(NO_SHORTER_WARPGROUP, its, number=1, kernels=skips_none)
+        for its in (KEY_EMPTY, VALUE_FULL, VALUE_EMPTY)
+    ),
 ]
 
 # Where a step has a kernel that the steps before it do not have: (head_dim, causal). Else at head_dim 128, causal.
@@ -179,7 +193,7 @@ KERNELS = [
     if step.backend in ("gluon", "hopper", "blackwell")
     for head_dim, causal in ELSEWHERE.get(step.name, [(128, True)])
 ]
-# Queries, so that blocks which stay have several tiles of them; more tiles of keys than places, and a single one.
+# Queries, so that blocks which stay have several tiles of them; more tiles of keys than slots, and a single one.
 LENGTHS = {
     "gluon": [(200, 330), (200, 90)],
     "hopper": [(900, 600), (900, 100)],

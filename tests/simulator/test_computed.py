@@ -46,8 +46,10 @@ def test_each_tile_is_computed_once_and_blocks_have_about_as_much(places, batch,
     loads = torch.zeros(blocks, dtype=torch.int64).index_add_(0, whose.long(), lengths)
     dealt = max(int(lengths[tiles].sum()) for tiles in deal(shape, variant.tile, blocks))
     assert loads.max() <= dealt + lengths.max(), "lists would let the last block end sooner"
-    turns = (when // blocks).reshape(lines, a_head)
-    assert (turns.amax(1) - turns.amin(1) <= 1).all()  # who needs the same keys and values runs at about the same time
+    rounds = (when // blocks).reshape(lines, a_head)
+    assert (
+        rounds.amax(1) - rounds.amin(1) <= 1
+    ).all()  # who needs the same keys and values runs at about the same time
 
 
 def test_longer_sequences_and_packed_ones_are_as_before():

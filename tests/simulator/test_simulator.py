@@ -210,10 +210,10 @@ def test_ldmatrix_takes_the_turns_of_its_layout():
     from tutorial_lib.layouts import BANKS, WORD
 
     shape = problem(batch=1, heads=2, seq_len_q=256, seq_len_kv=256, head_dim=128)
-    turns = {name: simulated(name)[1].busy["smem"] for name in ("explicit", "swizzle")}
+    wavefronts = {name: simulated(name)[1].busy["smem"] for name in ("explicit", "swizzle")}
     conflicts = get_step("explicit").ldmatrix_conflicts(shape)
     assert get_step("swizzle").ldmatrix_conflicts(shape) == 0 < conflicts
-    assert turns["explicit"] - turns["swizzle"] == pytest.approx(conflicts * 8 * 8 * 2 / (BANKS * WORD))
+    assert wavefronts["explicit"] - wavefronts["swizzle"] == pytest.approx(conflicts * 8 * 8 * 2 / (BANKS * WORD))
 
 
 SCHEDULED = distinct(

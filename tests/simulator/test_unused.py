@@ -88,7 +88,7 @@ def barriers(monkeypatch):
 
 @pytest.mark.parametrize(("name", "head_dim"), FORWARD_KERNELS)
 def test_the_forward_pass_uses_every_barrier(name, head_dim, barriers):
-    # More turns than places; and as many queries as the rules ask for, for a third group, or for the softmax ahead.
+    # More iterations than slots; and as many queries as the rules ask for, for a third group, or for the softmax ahead.
     long = {64: 1300, 128: 2100}.get(head_dim) if name in LONG or head_dim == 64 else None
     size = {"heads": 2, "seq_len_q": long} if long else {"heads": 4, "seq_len_q": 500}
     shape = problem(batch=1, **size, seq_len_kv=500, head_dim=head_dim)
@@ -108,7 +108,7 @@ def test_packed_sequences_use_every_barrier(barriers):
 def test_the_backward_pass_uses_every_barrier(name, head_dim, barriers, monkeypatch):
     (zeros_alone if name == "tma_zero_fill" else few_at_once)(monkeypatch)
     kv_heads = 1 if name == "cta_per_query_head" else 3
-    shape = problem(  # more turns than places
+    shape = problem(  # more iterations than slots
         batch=1, heads=3, kv_heads=kv_heads, seq_len_q=300, seq_len_kv=200, head_dim=head_dim
     )
     assert name != "cta_per_query_head" or get_step(name).variant(shape).sharing == 3

@@ -17,7 +17,7 @@ from tutorial_lib.simulator.memory import allocate_shared_memory
 from tutorial_lib.simulator.translate import OPERATIONS, operation
 from tutorial_lib.simulator.values import Pointer, Tensor, common, elementwise, plain, torch_dtype
 
-SHUFFLES = 5  # turns in which the lanes of a warp add up a row
+SHUFFLES = 5  # steps in which the lanes of a warp add up a row
 
 OPERATIONS["allocate_shared_memory"] = allocate_shared_memory
 
@@ -249,6 +249,16 @@ AWAIT = (
     r".*fence\.proxy\.async\.global;.*\}"
 )
 SEQUENCES[AWAIT] = await_number
+
+
+def unpacked(_, x: Tensor) -> Tensor:
+    """The two bfloat16 of a register in float32: the lower one moved up, and the upper one where it is."""
+    if plain(x).dtype != torch.bfloat16:
+        raise KernelError(at(f"these instructions take a register's two halves for bfloat16, got {plain(x).dtype}"))
+    return elementwise(lambda data: data.to(torch.float32), x)
+
+
+SEQUENCES[r"shl\.b32 \$0, \$2, 16; and\.b32 \$1, \$2, 0xffff0000;"] = unpacked
 
 
 def multiplied_by_vote(x: Tensor, factor: Tensor, rows: int, columns: int) -> Tensor:

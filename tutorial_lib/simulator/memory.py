@@ -145,8 +145,10 @@ def _places(layout, of_tma, shape: tuple[int, ...]) -> torch.Tensor:
 
 @cache
 def _bytes_by_ldmatrix(layout, shape: tuple[int, ...], shared, in_a_row: int) -> int:
-    """A warp's matrices of 8 x 8, times the turns that shared memory takes for each."""
-    return layouts.matrices(layout, shape) * layouts.ldmatrix_turns(shared, in_a_row) * layouts.BANKS * layouts.WORD
+    """A warp's matrices of 8 x 8, times the wavefronts that shared memory takes for each."""
+    return (
+        layouts.matrices(layout, shape) * layouts.ldmatrix_wavefronts(shared, in_a_row) * layouts.BANKS * layouts.WORD
+    )
 
 
 def allocate_shared_memory(dtype, shape, layout, value: Tensor | None = None) -> Memory:

@@ -1,0 +1,303 @@
+"""Times ``steps.attention`` beside other people's attention on drawn problems: the worker's side, and who asks it.
+
+Every contender is a function of q, k and v as a program calls it. All are sampled in turn, round after round, in an
+order that is shuffled for each round, after a rest (``tutorial_lib.timing``). Inputs take turns as in ``bench``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from steps.core.step import target_of
+from steps.measuring.bench import input_sets
+from steps.measuring.drawing import TIMED, Drawn
+from tutorial_lib import accuracy, timing
+from tutorial_lib.hardware import describe_versions, gpu_turn
+from tutorial_lib.passes import BACKWARD, FORWARD
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import BASELINE, FRONT_DOOR, Swept
+from tutorial_lib.worker import Worker, WorkerFailure
+
+PEERS = ("sdpa_cudnn", "sdpa_flash", "flash_attn_4", "flash_attn_3")
+CHECKED_PAIRS = 2e9  # of queries and keys, of all heads together: 16 GB of scores in float64, a piece at a time
+CHECKED_HEADS = 256  # query heads of all sequences together: each is computed by itself
+LAUNCHES = 200  # in a sample with gradients: a call launches several kernels, of which the queue holds 1000
+
+
+def chosen_steps(problem: Problem, target: str, timed: str) -> list:
+    """The steps by which ``steps.attention`` computes a problem; SDPA alone where it leaves that to PyTorch."""
+    from steps.core import attention as front
+    from steps.core.ladder import get_step
+
+    if timed == "forward":
+        return [front.chosen(problem, target)]
+    return list(front.with_gradients(problem, target) or [get_step(BASELINE)])
+
+
+KEPT_ON_DISK = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # what flash-attn-4 compiles, for other processes
+
+
+@dataclass(frozen=True)
+class FlashAttn4:
+    """Has flash-attn-4 compile what a timed call takes, and keep it on disk: seconds a kernel, in its turn as we are.
+
+    For ``compile_ahead``, which takes it for a step. It needs ``KEPT_ON_DISK`` in the environment.
+    """
+
+    timed: str
+
+    def compile(self, problem: Problem, arch: str) -> None:
+        """By a call with tensors that have a shape and no memory."""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        gradients = self.timed != "forward"
+        with FakeTensorMode():
+            shapes = [(problem.heads, problem.seq_len_q), *[(problem.kv_heads, problem.seq_len_kv)] * 2]
+            dtype, sizes = (
+                getattr(torch, problem.dtype),
+                [(problem.batch, *shape, problem.head_dim) for shape in shapes],
+            )
+            tensors = [torch.empty(size, dtype=dtype, device="cuda", requires_grad=gradients) for size in sizes]
+            o = _step_of("flash_attn_4").function(*tensors, problem.causal, problem.effective_scale, problem.window)
+            if gradients:
+                torch.autograd.grad(o, tensors, torch.empty_like(o))
+
+
+def to_compile(chosen: dict[Problem, list], target: str, timed: str) -> list[tuple]:
+    """(what compiles, problem), as ``compile_ahead`` has it: the steps that are chosen, and flash-attn-4.
+
+    Of that, problems alone whose kernels may differ.
+    """
+    found = [(step, problem) for problem, steps in chosen.items() for step in steps if step.backend != "torch"]
+    different = {}
+    for problem in chosen:
+        if _step_of("flash_attn_4").unsupported(problem, target) is None:
+            kind = problem.group_size, problem.head_dim, problem.causal, problem.dtype, problem.window is None
+            different.setdefault(kind, problem)
+    return [*((FlashAttn4(timed), problem) for problem in different.values()), *found]
+
+
+class Sweeper:
+    """Holds one problem after the other, its inputs and its contenders (``tutorial_lib.worker``)."""
+
+    def __init__(self, device: str):
+        import torch
+
+        self.device = torch.device(device)
+        self.calls: dict[str, Callable[[int], object]] = {}
+        self.plans: dict[str, timing.Plan] = {}
+
+    def open(self, problem: Problem, timed: str, seed: int) -> None:
+        """Make the inputs of a problem, and forget the last one. timed: a key of ``drawing.TIMED``."""
+        import torch
+
+        self.calls, self.plans, self.inputs = {}, {}, []
+        self.problem, self.timed, self.kind = problem, timed, TIMED[timed][-1]
+        with gpu_turn(self.device.type):
+            sets = 1
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+                sets = input_sets(self.kind, problem, cache)
+            self.inputs = [self._inputs(seed + n) for n in range(sets)]
+
+    def _inputs(self, seed: int) -> tuple:
+        """(q, k, v), and with gradients do as the fourth."""
+        import torch
+
+        tensors = FORWARD.inputs(self.problem, seed, self.device)
+        if self.timed == "forward":
+            return tensors
+        chance = torch.Generator(device=self.device).manual_seed(seed + 1)
+        do = torch.empty_like(tensors[0]).normal_(generator=chance)
+        return *(x.requires_grad_() for x in tensors), do
+
+    def missing(self, name: str) -> str | None:
+        """Why a peer does not take the problem, or None where it does."""
+        return (
+            None if name in (FRONT_DOOR, BASELINE) else _step_of(name).unsupported(self.problem, target_of(self.device))
+        )
+
+    def check(self) -> accuracy.Accuracy | None:
+        """The front door's output, and gradients where they are asked for, beside float64 by the project's rule.
+
+        Of a problem with many pairs of queries and keys only some key/value heads are compared, with the query heads
+        that share them, spread over the batch. None for gradients under a window: those are PyTorch's own.
+        """
+        import torch
+
+        problem = self.problem
+        if self.timed != "forward" and problem.window is not None:
+            return None
+        with gpu_turn(self.device.type):
+            q, k, v, *do = self.inputs[0]
+            o = self._function(FRONT_DOOR)(q, k, v)
+            grads = torch.autograd.grad(o, (q, k, v), *do) if do else ()
+            together, count = _heads_to_check(problem)
+            picked = partial(_picked, kv_heads=problem.kv_heads, count=count)
+            parts = tuple(picked(x.detach()) for x in (q, k, v))
+            found = [(FORWARD, parts, (picked(o.detach()),))]
+            if do:
+                found.append((BACKWARD, (*parts, None, None, picked(do[0])), tuple(map(picked, grads))))
+            compared = []
+            for kind, inputs, outputs in found:
+                exact = kind.reference(together, inputs)
+                allowed = kind.yardstick(together, inputs, exact)
+                compared += [accuracy.compare(*each) for each in zip(outputs, exact, allowed, strict=True)]
+        return accuracy.worst(compared)
+
+    def prepare(self, name: str) -> None:
+        """Warm a contender up and plan its samples."""
+        with gpu_turn(self.device.type), self._gradients():
+            call = self._call(self._function(name))
+            for i in range(len(self.inputs)):
+                call(i)
+            self.calls[name] = call
+            self.plans[name] = timing.plan_sample(call, timing.MAX_LAUNCHES if self.timed == "forward" else LAUNCHES)
+
+    def sample(self, name: str) -> tuple[float, float | None]:
+        """(milliseconds a call, microseconds that it takes the host), as ``Sweep`` has them; None: they are in it."""
+        call, plan = self.calls[name], self.plans[name]
+        with gpu_turn(self.device.type), self._gradients():
+            if self.timed == "training":
+                return timing.take_waited_sample(call, plan), None
+            sample = timing.take_sample(call, plan)
+            return sample.milliseconds, sample.host_us
+
+    def _gradients(self):
+        import torch
+
+        return torch.set_grad_enabled(self.timed != "forward")
+
+    def _function(self, name: str) -> Callable:
+        """A contender as a function of q, k and v."""
+        import steps
+
+        problem = self.problem
+        if name == FRONT_DOOR:
+            return lambda q, k, v: steps.attention(q, k, v, problem.causal, window=problem.window)
+        launch = _step_of(name).make_ready(problem, *self.inputs[0][:3], None)
+        return lambda q, k, v: launch(q, k, v, None)
+
+    def _call(self, function: Callable) -> Callable[[int], object]:
+        """``call(i)``: what is timed."""
+        import torch
+
+        sets = self.inputs
+        if self.timed == "forward":
+            return lambda i: function(*sets[i % len(sets)])
+        if self.timed == "training":
+
+            def both(i: int):
+                q, k, v, do = sets[i % len(sets)]
+                return torch.autograd.grad(function(q, k, v), (q, k, v), do)
+
+            return both
+        made = [(function(q, k, v), (q, k, v), do) for q, k, v, do in sets]
+        return lambda i: torch.autograd.grad(*made[i % len(made)], retain_graph=True)
+
+
+def _step_of(name: str):
+    from steps.core.ladder import get_step
+    from steps.reference.peers import peers_of
+
+    return get_step(BASELINE) if name == BASELINE else next(peer for peer in peers_of("forward") if peer.name == name)
+
+
+def _heads_to_check(problem: Problem) -> tuple[Problem, int]:
+    """(the problem of so many key/value heads, each in a batch of its own, how many): as many as are affordable."""
+    pairs = problem.group_size * problem.seq_len_q * problem.seq_len_kv
+    affordable = min(int(CHECKED_PAIRS // pairs), CHECKED_HEADS // problem.group_size)
+    count = max(1, min(problem.batch * problem.kv_heads, affordable))
+    return replace(problem, batch=count, heads=problem.group_size, kv_heads=1), count
+
+
+def _picked(x, kv_heads: int, count: int):
+    """Of a tensor ``[batch, heads, length, head_dim]`` those heads that share so many key/value heads, a batch each."""
+    import torch
+
+    each = x.unflatten(1, (kv_heads, -1)).flatten(0, 1)
+    return each[torch.linspace(0, len(each) - 1, count, device=x.device).round().long()]
+
+
+@dataclass
+class Restoring:
+    """What a worker was told of a problem, for a fresh process that takes its place when a peer ended the last."""
+
+    timeout: float
+    asked: tuple = ()
+    prepared: list[str] = field(default_factory=list)
+
+    def again(self, worker: Worker) -> None:
+        """Tell a fresh process; it is told nothing before the first problem."""
+        if self.asked:
+            worker.call("open", *self.asked, timeout=self.timeout)
+        for name in self.prepared:
+            worker.call("prepare", name, timeout=self.timeout)
+
+
+def time_problem(
+    worker, restoring: Restoring, drawn: Drawn, timed: str, steps: list, seed: int, rounds: int, chance: random.Random
+) -> Swept:
+    """A row of the sweep. steps: those of the front door; seed: of the drawing; the inputs' is drawn from ``chance``.
+
+    A peer that fails is skipped; if the front door fails, or is wrong, nothing is timed.
+    """
+
+    def call(method: str, *args):
+        return worker.call(method, *args, timeout=restoring.timeout)
+
+    skipped: dict[str, str] = {}
+    found: dict[str, list[tuple[float, float | None]]] = {}
+    checked, failure = None, None
+    try:
+        restoring.asked, restoring.prepared = (drawn.problem, timed, chance.getrandbits(31)), []
+        call("open", *restoring.asked)
+        checked = call("check")
+        if checked is not None and not checked.correct:
+            raise WorkerFailure(checked.explain())
+        for name in (FRONT_DOOR, BASELINE, *PEERS):
+            if reason := call("missing", name):
+                skipped[name] = reason
+                continue
+            try:
+                call("prepare", name)
+                restoring.prepared.append(name)
+            except WorkerFailure as failed:
+                if name == FRONT_DOOR:
+                    raise
+                skipped[name] = str(failed)
+        for _ in range(rounds):
+            for name in chance.sample(restoring.prepared, len(restoring.prepared)):
+                try:
+                    found.setdefault(name, []).append(call("sample", name))
+                except WorkerFailure as failed:
+                    if name == FRONT_DOOR:
+                        raise
+                    restoring.prepared.remove(name)
+                    del found[name]
+                    skipped[name] = str(failed)
+    except WorkerFailure as failed:
+        failure, found = str(failed), {}
+    host = {name: [us for _, us in samples if us is not None] for name, samples in found.items()}
+    return Swept(
+        pass_=timed,
+        problem=drawn.problem.as_dict(),
+        family=drawn.family,
+        model=drawn.model,
+        seed=seed,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=describe_versions(),
+        steps=[step.name for step in steps],
+        milliseconds={name: [ms for ms, _ in samples] for name, samples in found.items()},
+        host_us={name: timing.spread(us).median for name, us in host.items() if us},
+        skipped=skipped,
+        max_error=checked and checked.max_error,
+        limit=checked and checked.limit,
+        failure=failure,
+    )

@@ -1,0 +1,152 @@
+"""Are we fast on what people bring? ``python -m steps.sweep`` draws problems from known models, and times them.
+
+``steps.attention`` is timed in the same rounds as SDPA left to itself, SDPA's cuDNN and FlashAttention-2, and
+FlashAttention-3 and 4 where they are installed. Its output is checked against float64. steps/measuring/models.toml
+holds the models, with sources; the same seed draws the same problems.
+
+--pass says what a call is. "forward" is attention without gradients, and "backward" the gradients alone, by autograd.
+Both are times on the GPU: calls are queued behind a spin, so the host's time is left out, and recorded beside it. That
+is how a program runs whose GPU is the bottleneck, or one with CUDA graphs. "training" is both together, as who calls
+them eagerly waits: from the first call of a sample until the GPU has finished the last, the host's time included. A
+call to one of SDPA's backends enters ``sdpa_kernel``, which takes the host some microseconds. Tensors are contiguous
+``[batch, heads, length, head_dim]``.
+
+RESULTS/MACHINE/sweep.json is written after each problem, and holds all passes and seeds. What is in it is not measured
+again, so a later call goes on where an earlier one stopped. Without a GPU, what is recorded is shown. Exit status: 0
+done; 1 it cannot be written; 2 the request makes no sense; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from steps.measuring.drawing import TIMED, problems
+from tutorial_lib.command import BadRequest, as_command, check_one_of, measure_or_show, parser_of, whole_number
+from tutorial_lib.files import RESULTS
+
+NAME = "sweep.json"
+COMPILER_SECONDS = 60.0  # without any kernel ready
+SILENCE = 120.0  # seconds that end a problem
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = parser_of("steps.sweep", __doc__)
+    told = f"what a call is: {', '.join(TIMED)} (forward)"
+    parser.add_argument("--pass", dest="timed", default="forward", metavar="PASS", help=told)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing (0)")
+    parser.add_argument("--count", type=whole_number, default=40, metavar="N", help="how many problems are drawn (40)")
+    parser.add_argument("--iterations", type=whole_number, default=5, metavar="N", help="rounds of a problem (5)")
+    told = "end before a problem that would take longer than this from the start (no limit)"
+    parser.add_argument("--seconds", type=whole_number, metavar="N", help=told)
+    parser.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    from steps.core.recorded import recorded_sweeps
+
+    check_one_of("--pass", options.timed, list(TIMED))
+    folder = options.output_dir
+    return measure_or_show(folder, NAME, recorded_sweeps, lambda console: measure(options, console), show)
+
+
+def measure(options: argparse.Namespace, console):
+    """The ``results.Sweep`` of this machine with these problems; raises BadRequest for a file of another kind."""
+    began = time.monotonic()
+    from steps.measuring.ahead import compile_ahead
+    from steps.measuring.sweep import KEPT_ON_DISK, Restoring, Sweeper, chosen_steps, time_problem, to_compile
+    from tutorial_lib.files import write_whole
+    from tutorial_lib.hardware import describe_machine
+    from tutorial_lib.results import as_json
+    from tutorial_lib.worker import Worker
+
+    os.environ.setdefault(KEPT_ON_DISK, "1")
+    machine, timed = describe_machine("cuda"), options.timed
+    path = options.output_dir / machine["slug"] / NAME
+    record = read_or_begin(path, machine)
+    known = {row.the_problem() for row in record.rows if row.pass_ == timed}
+    drawn = [one for one in problems(options.seed, options.count, timed) if one.problem not in known]
+    with console.status("looking up and compiling the steps") as status:
+        chosen = {one.problem: chosen_steps(one.problem, machine["arch"], timed) for one in drawn}
+        kernels = to_compile(chosen, machine["arch"], timed)
+        compile_ahead(kernels, machine["arch"], COMPILER_SECONDS, status.update)
+        restoring, chance, longest = Restoring(SILENCE), random.Random(), 0.0
+        with Worker(Sweeper, "cuda", on_start=restoring.again) as worker:
+            for number, one in enumerate(drawn, 1):
+                now = time.monotonic()
+                if options.seconds is not None and now - began + longest > options.seconds:
+                    console.print(f"The time is over: {len(drawn) - number + 1} of {len(drawn)} problems are left.")
+                    break
+                status.update(f"{number} of {len(drawn)}: {one.model}, {one.problem.describe()}")
+                steps = chosen[one.problem]
+                row = time_problem(worker, restoring, one, timed, steps, options.seed, options.iterations, chance)
+                record = record.model_copy(update={"date": row.date, "rows": [*record.rows, row]})
+                write_whole(path, as_json(record))
+                longest = max(longest, time.monotonic() - now)
+                console.print(line(row), soft_wrap=True, markup=False)
+    return record
+
+
+def read_or_begin(path: Path, machine: dict):
+    """The sweep in a file, or one without rows where there is no file; raises BadRequest for a file of another kind."""
+    from datetime import UTC, datetime
+
+    from tutorial_lib import results
+
+    if not path.exists():
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        return results.Sweep(schema=results.SCHEMA, date=date, machine=machine, rows=[])
+    found = results.recorded_sweeps(path.parent.parent)
+    here = [record for record in found if record.machine["slug"] == path.parent.name]
+    if not here:
+        raise BadRequest(f"{path} must hold a sweep, and does not: move it away, and a new one is begun")
+    return here[0]
+
+
+def line(row) -> str:
+    """A problem in one line: how many times as fast as the best of the others, and as SDPA, or what went wrong."""
+    from tutorial_lib.results import BASELINE
+
+    what = f"{row.family}, {row.model}, {row.the_problem().describe()}"
+    if not row.timed:
+        return f"{what}: {row.failure}"
+    best, by = row.best_peer, " and ".join(row.steps)
+    ratios = f"{row.ratio(best).median:.2f} times as fast as {best}, {row.ratio(BASELINE).median:.2f} as SDPA"
+    return f"{what}: {ratios}; by {by}"
+
+
+def show(console, record) -> None:
+    """Of each pass the means by family, and all problems, the slowest beside the best of the others first."""
+    from rich.table import Table
+
+    from tutorial_lib import tables
+
+    console.print(tables.about_sweep(record), style="bold", soft_wrap=True)
+    for timed, title in tables.TIMED.items():
+        if rows := record.of(timed):
+            console.print(f"\n{title[0].upper()}{title[1:]}:")
+            for headers, cells in (
+                (tables.FAMILY_HEADERS, tables.family_rows(rows)),
+                (tables.SWEPT_HEADERS, tables.swept_rows(rows)),
+            ):
+                table = Table(*headers, box=None)
+                for cell in cells:
+                    table.add_row(*cell)
+                console.print(table)
+    for told in tables.failed_rows(record):
+        console.print(told, soft_wrap=True, markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    told = "Interrupted: what was finished is recorded."
+    return as_command("steps.sweep", lambda: run(make_parser().parse_args(arguments)), interrupted=told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""``python -m steps.sweep``: drawn problems are timed, recorded one by one, gone on with, and shown."""
+
+import json
+import random
+from typing import ClassVar
+
+import pytest
+
+from steps import sweep
+from steps.core.recorded import recorded_sweeps
+from steps.measuring import sweep as measuring
+from steps.measuring.drawing import TIMED, Drawn, problems
+from tests.shapes import problem
+from tutorial_lib import plots, tables
+from tutorial_lib.accuracy import Accuracy
+from tutorial_lib.files import write_whole
+from tutorial_lib.results import FRONT_DOOR, Sweep, Swept, as_json
+from tutorial_lib.worker import WorkerFailure
+
+MACHINE = {"name": "A GPU", "slug": "gpu", "arch": "sm_90"}
+MS = {FRONT_DOOR: 1.0, "sdpa": 2.0, "sdpa_cudnn": 1.5, "sdpa_flash": 3.0, "flash_attn_4": 1.25}
+RIGHT = Accuracy(1e-3, 1e-3, 2e-3)
+
+
+class Fake:
+    """A worker on whose GPU everybody takes as long as ``MS`` says, and FlashAttention-3 is not installed.
+
+    fails: (method, contender or None) -> what a call ends with.
+    """
+
+    fails: ClassVar[dict] = {}
+    told: ClassVar[list] = []
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def call(self, method, *args, timeout):
+        Fake.told.append((method, *args))
+        name = args[0] if args and isinstance(args[0], str) else None
+        if failure := Fake.fails.get((method, name)):
+            raise failure
+        if method == "missing":
+            return None if args[0] in MS else "not installed"
+        return {"check": RIGHT, "sample": (MS.get(name, 0.0), 5.0)}.get(method)
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: MACHINE)
+    monkeypatch.setattr("steps.measuring.ahead.compile_ahead", lambda *args: None)
+    monkeypatch.setattr("steps.measuring.sweep.chosen_steps", lambda p, target, timed: [measuring._step_of("sdpa")])
+    monkeypatch.setattr("tutorial_lib.worker.Worker", Fake)
+    monkeypatch.setattr(Fake, "fails", {})
+    monkeypatch.setattr(Fake, "told", [])
+
+
+def swept(tmp_path, *more):
+    return sweep.main(["--iterations", "2", "--output-dir", str(tmp_path), *more])
+
+
+def test_problems_are_recorded_and_shown(faked, tmp_path, capsys, monkeypatch):
+    assert swept(tmp_path, "--count", "6") == 0
+    [record] = recorded_sweeps(tmp_path)
+    assert [row.the_problem() for row in record.rows] == [one.problem for one in problems(0, 6, "forward")]
+    for row in record.rows:
+        assert row.milliseconds == {name: [ms, ms] for name, ms in MS.items()} and row.host_us["sdpa"] == 5.0
+        assert row.correct and row.fell_back and row.best_peer == "flash_attn_4"
+        assert row.skipped == {"flash_attn_3": "not installed"} and row.versions["torch"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1.25 times as fast as flash_attn_4, 2.00 as SDPA; by sdpa" in said
+    assert "all 6 1.25 1.25 0 2.00 6 – 1.25" in said
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
+    assert sweep.main(["--output-dir", str(tmp_path)]) == 0
+    assert "There is no GPU here. Recorded:" in capsys.readouterr().out
+
+
+def test_a_later_call_goes_on_where_one_stopped(faked, tmp_path, monkeypatch, capsys):
+    """Ctrl-C in the third problem: two are recorded, and are not measured again; other passes stand beside them."""
+    opened = []
+
+    class Interrupted(Fake):
+        def call(self, method, *args, timeout):
+            opened.append(args[0]) if method == "open" else None
+            if len(opened) == 3:
+                raise KeyboardInterrupt
+            return super().call(method, *args, timeout=timeout)
+
+    monkeypatch.setattr("tutorial_lib.worker.Worker", Interrupted)
+    assert swept(tmp_path, "--count", "5") == 130
+    assert "what was finished is recorded" in capsys.readouterr().err
+    [record] = recorded_sweeps(tmp_path)
+    assert [row.the_problem() for row in record.rows] == opened[:2]
+    monkeypatch.setattr("tutorial_lib.worker.Worker", Fake)
+    assert swept(tmp_path, "--count", "5") == 0
+    assert [args[1] for args in Fake.told if args[0] == "open"][2:] == opened[2:3] + [
+        one.problem for one in problems(0, 5, "forward")[3:]
+    ]
+    assert swept(tmp_path, "--count", "2", "--pass", "training") == 0
+    assert swept(tmp_path, "--count", "3", "--seed", "1") == 0
+    [record] = recorded_sweeps(tmp_path)
+    assert [(row.pass_, row.seed) for row in record.rows] == (
+        [("forward", 0)] * 5 + [("training", 0)] * 2 + [("forward", 1)] * 3
+    )
+    before = (tmp_path / "gpu" / "sweep.json").read_bytes()
+    assert swept(tmp_path, "--count", "5") == 0 and (tmp_path / "gpu" / "sweep.json").read_bytes() == before
+
+
+def test_the_time_ends_it_before_a_problem(faked, tmp_path, monkeypatch, capsys):
+    """A clock on which each look takes a second: a problem takes one, and is looked at once before."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: next(clock))
+    assert swept(tmp_path, "--count", "40", "--seconds", "10") == 0
+    assert len(recorded_sweeps(tmp_path)[0].rows) == 5
+    assert "The time is over: 35 of 40 problems are left." in capsys.readouterr().out
+
+
+def time_one(timed="forward", rounds=2):
+    drawn = Drawn(problem(), "vision", "a model")
+    restoring = measuring.Restoring(1.0)
+    return measuring.time_problem(Fake(), restoring, drawn, timed, [], 7, rounds, random.Random(0)), restoring
+
+
+@pytest.mark.parametrize("method", ["prepare", "sample"])
+def test_a_peer_that_fails_is_skipped(faked, method):
+    Fake.fails = {(method, "sdpa_cudnn"): WorkerFailure("the process died")}
+    row, restoring = time_one()
+    assert row.timed and row.skipped["sdpa_cudnn"] == "the process died" and "sdpa_cudnn" not in row.milliseconds
+    assert len(row.milliseconds[FRONT_DOOR]) == 2 and "sdpa_cudnn" not in restoring.prepared
+    told, Fake.told = list(Fake.told), []
+    restoring.again(Fake())
+    assert Fake.told == [told[0], *(("prepare", name) for name in restoring.prepared)]
+
+
+@pytest.mark.parametrize("method", ["open", "check", "prepare", "sample"])
+def test_where_the_front_door_fails_nothing_is_timed(faked, method):
+    Fake.fails = {(method, FRONT_DOOR if method in ("prepare", "sample") else None): WorkerFailure("hung")}
+    row, _ = time_one()
+    assert row.failure == "hung" and not row.timed and row.milliseconds == {}
+
+
+def test_a_wrong_output_is_told(faked, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tests.commands.test_sweep.RIGHT", Accuracy(float("nan"), 1e-3, 2e-3))
+    assert swept(tmp_path, "--count", "2") == 0
+    [record] = recorded_sweeps(tmp_path)
+    assert not any(row.timed or row.correct for row in record.rows) and record.of("forward") == []
+    said = capsys.readouterr().out
+    assert (
+        said.count("the output holds NaN") == 4 and "2 problems from models that people run, of which 2 failed" in said
+    )
+
+
+def test_steps_are_read_by_todays_names(faked, tmp_path, monkeypatch):
+    from steps import get_step
+
+    monkeypatch.setattr("steps.measuring.sweep.chosen_steps", lambda *asked: [get_step("sdpa")])
+    assert swept(tmp_path, "--count", "1") == 0
+    path = tmp_path / "gpu" / "sweep.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('["sdpa"]', '["at_maxima"]'), encoding="utf-8")
+    assert recorded_sweeps(tmp_path)[0].rows[0].steps == ["pv_wait_after_max"]
+    assert swept(tmp_path, "--count", "2") == 0  # what it goes on with keeps the names of its day
+    assert [row["steps"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] == [["at_maxima"], ["sdpa"]]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 1}'])
+def test_a_file_that_holds_no_sweep_is_not_written_over(faked, tmp_path, content, capsys):
+    path = tmp_path / "gpu" / "sweep.json"
+    path.parent.mkdir()
+    path.write_text(content, encoding="utf-8")
+    assert swept(tmp_path) == 2 and path.read_text(encoding="utf-8") == content
+    said = capsys.readouterr().err
+    assert "must hold a sweep" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--pass", "sideways"], "argument --pass: must be one of forward, backward, training, got 'sideways'"),
+        (["--count", "0"], "argument --count: must be a whole number of at least 1"),
+        (["--seconds", "soon"], "argument --seconds: must be a whole number"),
+        (["--seed", "x"], "argument --seed"),
+    ],
+)
+def test_bad_arguments_are_one_line(faked, asked, told, tmp_path, capsys):
+    assert swept(tmp_path, *asked) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_and_a_record_it_is_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
+    assert sweep.main(["--output-dir", str(tmp_path)]) == 2
+    assert "nothing is recorded" in capsys.readouterr().err
+
+
+# --- the worker's side, as far as a CPU goes ---
+
+
+@pytest.mark.parametrize("timed", TIMED)
+@pytest.mark.parametrize("shape", [problem(kv_heads=2), problem(window=50), problem(seq_len_q=3, seq_len_kv=77)])
+def test_the_front_door_is_checked_and_called(timed, shape):
+    sweeper = measuring.Sweeper("cpu")
+    sweeper.open(shape, timed, 3)
+    checked = sweeper.check()
+    if timed != "forward" and shape.window:
+        assert checked is None
+    else:
+        assert checked.correct and checked.reference_error > 0
+    for name in (FRONT_DOOR, "sdpa"):
+        made = sweeper._call(sweeper._function(name))(1)
+        made = (made,) if timed == "forward" else made
+        q, k, v, *_ = sweeper.inputs[0]
+        assert [x.shape for x in made] == [x.shape for x in ((q,) if timed == "forward" else (q, k, v))]
+
+
+@pytest.mark.parametrize("timed", TIMED)
+def test_an_output_that_is_wrong_in_a_head_that_is_looked_at_is_found(timed, monkeypatch):
+    """Of 4 key/value heads two are compared, the first and the last: what is wrong between them is not found."""
+    shape = problem(kv_heads=2)
+    monkeypatch.setattr(measuring, "CHECKED_PAIRS", 2 * 2 * 128 * 128)
+    right = measuring.Sweeper._function
+
+    def broken(batch, head):
+        def function(self, name):
+            def attention(q, k, v):
+                wrong = q.new_ones((*q.shape[:2], 1, 1))
+                wrong[batch, head] = 1.5
+                return right(self, name)(q, k, v) * wrong
+
+            return attention
+
+        return function
+
+    sweeper = measuring.Sweeper("cpu")
+    sweeper.open(shape, timed, 3)
+    for (batch, head), found in {(0, 0): True, (0, 1): True, (1, 3): True, (0, 2): False, (1, 1): False}.items():
+        monkeypatch.setattr(measuring.Sweeper, "_function", broken(batch, head))
+        assert sweeper.check().correct is not found
+
+
+# --- tables ---
+
+
+def row(family, ours, others, steps=("exp2",), timed="forward", **more):
+    fields = {"problem": problem().as_dict(), "family": family, "model": "a model", "seed": 0, "versions": {}}
+    times = {FRONT_DOOR: [ours] * 3, **{name: [ms] * 3 for name, ms in others.items()}}
+    return Swept(pass_=timed, date="2026-11-30", steps=list(steps), milliseconds=times, **fields, **more)
+
+
+@pytest.fixture
+def made_up():
+    """A sweep of five rows, of which one failed."""
+    rows = [
+        row("vision", 1.0, {"sdpa": 4.0, "sdpa_cudnn": 2.0}),
+        row("vision", 2.0, {"sdpa": 1.0}, ["sdpa"]),
+        row("speech", 1.0, {"sdpa": 8.0, "flash_attn_4": 1.0}, host_us={FRONT_DOOR: 4000.0, "flash_attn_4": 1000.0}),
+        row("speech", 1.0, {"sdpa": 3.0}, timed="training"),
+        row("speech", 1.0, {"sdpa": 3.0}, failure="hung"),
+    ]
+    return Sweep(schema=2, date="2026-11-30", machine=MACHINE, rows=rows)
+
+
+def test_means_and_order_are_over_the_rows_of_a_pass(made_up):
+    shown = made_up.of("forward")
+    assert [r.ratio(r.best_peer).median for r in shown] == [0.5, 1.0, 2.0]
+    means = tables.Means.of(shown)
+    assert (means.count, means.best, means.least, means.behind) == (3, pytest.approx(1), 0.5, 1)
+    assert means.sdpa == pytest.approx((4 * 0.5 * 8) ** (1 / 3)) and means.fell_back == 1
+    assert means.by_steps == pytest.approx(2**0.5)
+    assert means.eager == pytest.approx((2 * 0.5 * 0.25) ** (1 / 3))
+    assert [cells[0] for cells in tables.family_rows(shown)] == ["speech", "vision", "all"]
+    assert tables.swept_rows(shown)[0][:3] == ["0.50 (0.50–0.50)", "sdpa", "0.50"]
+    assert tables.failed_rows(made_up) == [f"forward, {problem().describe()}: hung"]
+
+
+def test_a_figure_and_a_paragraph_tell_of_all_passes(made_up, tmp_path, monkeypatch):
+    from steps import report
+    from tests.results.made_up import run_of
+
+    axes = plots.sweep(made_up).axes
+    assert len(axes) == 2 and sum(len(line.get_xdata()) for line in axes[0].lines if len(line.get_xdata()) != 2) == 2
+    assert {text.get_text() for text in axes[0].get_legend().get_texts()} == {
+        *("against SDPA", "against SDPA, left to SDPA"),
+        *("against the best of the others", "against the best of the others, left to SDPA"),
+    }
+    told = tables.swept_in_words(made_up)
+    assert "In the geometric mean it is 1.00 times as fast as the fastest of them on each problem" in told
+    assert "(3 problems, the least 0.50, 1 left to SDPA); 3.00 times as fast" in told
+    failed = made_up.model_copy(update={"rows": made_up.rows[-1:]})
+    assert tables.swept_in_words(failed) == ""
+    page = report.readme_table([run_of({"sdpa": 1.0, "exp2": 2.0})], [failed, made_up])
+    assert page.endswith(f"{told} ![{report.FIGURE}](results/gpu/sweep.png)") and "No record holds" not in page
+    write_whole(tmp_path / "gpu" / "sweep.json", as_json(made_up))
+    monkeypatch.setattr(report, "read_all", lambda paths: [])
+    monkeypatch.setattr(report, "write_ladder", lambda runs, folder: [])
+    assert report.main([str(tmp_path)]) == 0 and (tmp_path / "gpu" / "sweep.png").exists()
