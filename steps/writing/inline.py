@@ -328,13 +328,19 @@ OPERATORS = (
     cst.Attribute,
     cst.Subscript,
 )
+MIRRORED = (
+    (cst.LessThan, cst.GreaterThan),
+    (cst.GreaterThan, cst.LessThan),
+    (cst.LessThanEqual, cst.GreaterThanEqual),
+    (cst.GreaterThanEqual, cst.LessThanEqual),
+)
 OPERANDS = ("left", "right", "expression", "comparator", "value")
 
 
 class Rename(Substitute):
     """Puts names and expressions in place of names, also where they are assigned.
 
-    An expression that stands for an operand gets parentheses: ``turn % n`` with ``turn + 1`` is ``(turn + 1) % n``.
+    An expression that stands for an operand gets parentheses: ``n % m`` with ``n + 1`` is ``(n + 1) % m``.
     """
 
     def on_leave(self, original, updated):
@@ -346,3 +352,14 @@ class Rename(Substitute):
 
     def leave_AnnAssign(self, original, updated):
         return updated
+
+    def leave_Comparison(self, original, updated):
+        """A number that came to stand on the left goes to the right: ``whole <= 0`` is for ``0 >= whole``."""
+        if isinstance(original.left, cst.Integer) or not isinstance(updated.left, cst.Integer):
+            return updated
+        [*others, last] = updated.comparisons
+        mirrored = next((other for kind, other in MIRRORED if isinstance(last.operator, kind)), None)
+        if others or mirrored is None:
+            return updated
+        comparison = last.with_changes(operator=mirrored(), comparator=updated.left)
+        return updated.with_changes(left=last.comparator, comparisons=[comparison])
