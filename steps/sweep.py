@@ -4,12 +4,12 @@
 FlashAttention-3 and 4 where they are installed. Its output is checked against float64. steps/measuring/models.toml
 holds the models, with sources; the same seed draws the same problems.
 
---pass says what a call is. "forward" is attention without gradients, and "backward" the gradients alone, by autograd.
-Both are times on the GPU: calls are queued behind a spin, so the host's time is left out, and recorded beside it. That
-is how a program runs whose GPU is the bottleneck, or one with CUDA graphs. "training" is both together, as who calls
-them eagerly waits: from the first call of a sample until the GPU has finished the last, the host's time included. A
-call to one of SDPA's backends enters ``sdpa_kernel``, which takes the host some microseconds. Tensors are contiguous
-``[batch, heads, length, head_dim]``.
+--pass says what a call is; several passes take turns. "forward" is attention without gradients, and "backward" the
+gradients alone, by autograd. Both are times on the GPU: calls are queued behind a spin, so the host's time is left out,
+and recorded beside it. That is how a program runs whose GPU is the bottleneck, or one with CUDA graphs. "training" is
+both together, as who calls them eagerly waits: from the first call of a sample until the GPU has finished the last, the
+host's time included. A call to one of SDPA's backends enters ``sdpa_kernel``, which takes the host some microseconds.
+Tensors are contiguous ``[batch, heads, length, head_dim]``.
 
 RESULTS/MACHINE/sweep.json is written after each problem, and holds all passes and seeds. What is in it is not measured
 again, so a later call goes on where an earlier one stopped. Without a GPU, what is recorded is shown. Exit status: 0
@@ -24,6 +24,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from steps.measuring.drawing import TIMED, problems
@@ -37,10 +38,10 @@ SILENCE = 120.0  # seconds that end a problem
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parser_of("steps.sweep", __doc__)
-    told = f"what a call is: {', '.join(TIMED)} (forward)"
-    parser.add_argument("--pass", dest="timed", default="forward", metavar="PASS", help=told)
+    told = f"what a call is: {', '.join(TIMED)}, or several of them, which take turns (forward)"
+    parser.add_argument("--pass", dest="timed", default="forward", metavar="PASS,...", help=told)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing (0)")
-    parser.add_argument("--count", type=whole_number, default=40, metavar="N", help="how many problems are drawn (40)")
+    parser.add_argument("--count", type=whole_number, default=40, metavar="N", help="problems of each pass (40)")
     parser.add_argument("--iterations", type=whole_number, default=5, metavar="N", help="rounds of a problem (5)")
     told = "end before a problem that would take longer than this from the start (no limit)"
     parser.add_argument("--seconds", type=whole_number, metavar="N", help=told)
@@ -51,7 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     from steps.core.recorded import recorded_sweeps
 
-    check_one_of("--pass", options.timed, list(TIMED))
+    options.timed = options.timed.split(",")
+    for timed in options.timed:
+        check_one_of("--pass", timed, list(TIMED))
     folder = options.output_dir
     return measure_or_show(folder, NAME, recorded_sweeps, lambda console: measure(options, console), show)
 
@@ -67,30 +70,36 @@ def measure(options: argparse.Namespace, console):
     from tutorial_lib.worker import Worker
 
     os.environ.setdefault(KEPT_ON_DISK, "1")
-    machine, timed = describe_machine("cuda"), options.timed
+    machine = describe_machine("cuda")
     path = options.output_dir / machine["slug"] / NAME
     record = read_or_begin(path, machine)
-    known = {row.the_problem() for row in record.rows if row.pass_ == timed}
-    drawn = [one for one in problems(options.seed, options.count, timed) if one.problem not in known]
+    drawn = left_to_do(record, options)
     with console.status("looking up and compiling the steps") as status:
-        chosen = {one.problem: chosen_steps(one.problem, machine["arch"], timed) for one in drawn}
-        kernels = to_compile(chosen, machine["arch"], timed)
-        compile_ahead(kernels, machine["arch"], COMPILER_SECONDS, status.update)
+        chosen = {(timed, one.problem): chosen_steps(one.problem, machine["arch"], timed) for timed, one in drawn}
+        compile_ahead(to_compile(chosen, machine["arch"]), machine["arch"], COMPILER_SECONDS, status.update)
         restoring, chance, longest = Restoring(SILENCE), random.Random(), 0.0
         with Worker(Sweeper, "cuda", on_start=restoring.again) as worker:
-            for number, one in enumerate(drawn, 1):
+            for number, (timed, one) in enumerate(drawn, 1):
                 now = time.monotonic()
                 if options.seconds is not None and now - began + longest > options.seconds:
                     console.print(f"The time is over: {len(drawn) - number + 1} of {len(drawn)} problems are left.")
                     break
-                status.update(f"{number} of {len(drawn)}: {one.model}, {one.problem.describe()}")
-                steps = chosen[one.problem]
+                status.update(f"{number} of {len(drawn)}: {timed}, {one.model}, {one.problem.describe()}")
+                steps = chosen[timed, one.problem]
                 row = time_problem(worker, restoring, one, timed, steps, options.seed, options.iterations, chance)
                 record = record.model_copy(update={"date": row.date, "rows": [*record.rows, row]})
                 write_whole(path, as_json(record))
                 longest = max(longest, time.monotonic() - now)
                 console.print(line(row), soft_wrap=True, markup=False)
     return record
+
+
+def left_to_do(record, options: argparse.Namespace) -> list[tuple]:
+    """(pass, problem) of what is drawn and not recorded; passes take turns, so that a limit of time cuts all alike."""
+    known = {(row.pass_, row.the_problem()) for row in record.rows}
+    of_each = [[(timed, one) for one in problems(options.seed, options.count, timed)] for timed in options.timed]
+    drawn = [each for turn in zip_longest(*of_each) for each in turn if each]
+    return [(timed, one) for timed, one in drawn if (timed, one.problem) not in known]
 
 
 def read_or_begin(path: Path, machine: dict):
@@ -113,7 +122,7 @@ def line(row) -> str:
     """A problem in one line: how many times as fast as the best of the others, and as SDPA, or what went wrong."""
     from tutorial_lib.results import BASELINE
 
-    what = f"{row.family}, {row.model}, {row.the_problem().describe()}"
+    what = f"{row.pass_}, {row.model}, {row.the_problem().describe()}"
     if not row.timed:
         return f"{what}: {row.failure}"
     best, by = row.best_peer, " and ".join(row.steps)

@@ -46,7 +46,7 @@ def consume(arrays, tiles, barriers, work, scale, padded, aside, warpgroup: gl.c
         await_tile(barriers.d_output_full, iteration, variant.stages)
         d_weights = variant.gradient.issue(values, d_output, tiles.row_sum, iteration, variant)
         variant.adding.later(arrays, tiles, iteration, work, warpgroup, variant)
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        scores = warpgroup_mma_wait(1 if variant.pieces is None else 2, deps=[scores])
         variant.turns.take(barriers, iteration, warpgroup, variant)
         weights = weigh(scores, number_of(tiles.lse, iteration, variant), first_key, i, scale, work, variant)
         rounded = weights.to(dtype)

@@ -46,7 +46,23 @@ def number_of(ring, iteration, variant: gl.constexpr):
 def issue_side(keys, rows, variant: gl.constexpr):
     """Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO."""
     none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
-    return warpgroup_mma(keys, rows.permute((1, 0)), none, use_acc=False, is_async=True)
+    if variant.pieces is None:
+        return warpgroup_mma(keys, rows.permute((1, 0)), none, use_acc=False, is_async=True)
+    else:
+        FIRST: gl.constexpr = variant.pieces[0]
+        first_rows = rows.slice(0, FIRST, 1).permute((1, 0))
+        first = warpgroup_mma(keys.slice(0, FIRST, 1), first_rows, none, use_acc=False, is_async=True)
+        return issue_second_piece(keys, rows, first, variant)
+
+
+@gluon.jit
+def issue_second_piece(keys, rows, first, variant: gl.constexpr):
+    """Add the product of the second piece of head_dim's columns to that of the first; behind it all are zeros."""
+    FIRST: gl.constexpr = variant.pieces[0]
+    SECOND: gl.constexpr = variant.pieces[1]
+    return warpgroup_mma(
+        keys.slice(FIRST, SECOND, 1), rows.slice(FIRST, SECOND, 1).permute((1, 0)), first, is_async=True
+    )
 
 
 @gluon.jit
@@ -122,7 +138,7 @@ def in_registers(keys, variant: gl.constexpr):
 def issue_from_registers(kept, keys, query, variant: gl.constexpr):
     """Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory."""
     KEPT: gl.constexpr = variant.kept
-    REST: gl.constexpr = variant.head_dim - KEPT
+    REST: gl.constexpr = variant.added_up - KEPT
     none = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
     scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
     if REST > 0:
@@ -186,7 +202,13 @@ def issue_from_row_sums(values, d_output, row_sum, iteration, variant: gl.conste
     """Begin the weights' gradient from minus the row sums: wgmma adds to what is in its registers."""
     start = gl.full([variant.keys, variant.tile.query], 0.0, gl.float32, variant.scores)
     start -= number_of(row_sum, iteration, variant)
-    return warpgroup_mma(values, d_output.permute((1, 0)), start, is_async=True)
+    if variant.pieces is None:
+        return warpgroup_mma(values, d_output.permute((1, 0)), start, is_async=True)
+    else:
+        FIRST: gl.constexpr = variant.pieces[0]
+        first_rows = d_output.slice(0, FIRST, 1).permute((1, 0))
+        first = warpgroup_mma(values.slice(0, FIRST, 1), first_rows, start, is_async=True)
+        return issue_second_piece(values, d_output, first, variant)
 
 
 @gluon.jit

@@ -34,8 +34,13 @@ def prepare_rows(
     # --- D ---
     o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
     do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]))
-    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]))
+    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
+    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
+    if variant.columns < D:
+        own = (column < variant.columns)[None, :]
+        o, do = gl.load(o_places, mask=own, other=0.0), gl.load(do_places, mask=own, other=0.0)
+    else:
+        o, do = gl.load(o_places), gl.load(do_places)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
 
@@ -131,4 +136,7 @@ def scaled(
         sums = gl.convert_layout(sums, variant.rows)
     rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
     target = rows + (far[:, None] * dq_strides[2] + column[None, :])
-    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=(row < seq_len_q)[:, None])
+    there = (row < seq_len_q)[:, None]
+    if variant.columns < D:
+        there &= (column < variant.columns)[None, :]
+    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=there)

@@ -88,6 +88,7 @@ class HopperGradients(GradientStep, FusedStep):
         "The kernel whose blocks own keys (steps/backward_hopper/rows.py has the small ones around it)"
     )
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
     def __post_init__(self):
         takes_apart = self.turns, self.helpers, self.sequence
@@ -124,7 +125,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def rule(self, problem: Problem) -> Rule | None:
         """The launch rule for warpgroups that compute together, or apart; None where there is none."""
-        return rule_for("hopper_together" if self.together else "hopper_apart", problem, DEFAULT_ARCH)
+        return rule_for("hopper_together" if self.together else "hopper_apart", self.in_tiles(problem), DEFAULT_ARCH)
 
     def kernel(self, problem: Problem):
         """The kernel whose blocks own keys."""
@@ -135,13 +136,13 @@ class HopperGradients(GradientStep, FusedStep):
         """Two numbers for each query, what is added up in float32, and what blocks count for each other."""
         rows = problem.batch * problem.heads * self.padded(problem)
         of_keys = math.prod(self.key_sums(problem))
-        return 4 * (rows * (2 + problem.head_dim) + of_keys + self.number_of_counts(problem))
+        return 4 * (rows * (2 + self.in_tiles(problem).head_dim) + of_keys + self.number_of_counts(problem))
 
     def key_sums(self, problem: Problem) -> tuple[int, ...]:
         """The shape of dK and dV in float32 where query heads add to them, with keys to the end of the last tile."""
         variant = self.variant(problem)
         keys = own_blocks(problem, variant)[0] * variant.tile.key
-        return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, problem.head_dim
+        return 2 if variant.sharing > 1 else 0, problem.batch, problem.kv_heads, keys, variant.head_dim
 
     def number_of_counts(self, problem: Problem) -> int:
         """Numbers in global memory that blocks count up: of a warpgroup's tiles of queries, or up to two of a head."""
@@ -162,7 +163,7 @@ class HopperGradients(GradientStep, FusedStep):
 
     def variant(self, problem: Problem, arch: str = DEFAULT_ARCH) -> Variant:
         """The constants that ``problem`` is compiled with, and the pieces."""
-        tile, head_dim = self.rule(problem).choice.tile, problem.head_dim
+        tile, head_dim = self.rule(problem).choice.tile, self.in_tiles(problem).head_dim
         blocks, wide = -(-problem.seq_len_kv // tile.key), head_dim == 256
         ragged, padded = problem.seq_len_kv % tile.key != 0, tiles_a_head(problem, tile) * tile.query
         masked = problem.causal or ragged
@@ -190,6 +191,7 @@ class HopperGradients(GradientStep, FusedStep):
         return Variant(
             tile=tile,
             head_dim=head_dim,
+            columns=problem.head_dim,
             group_size=group_size,
             causal=problem.causal,
             ragged=ragged,
@@ -230,7 +232,7 @@ class HopperGradients(GradientStep, FusedStep):
         iterations = tiles_visited(problem, tile) / (problem.batch * problem.heads * tiles_a_head(problem, tile))
         if iterations >= LEAST_ITERATIONS:
             return spare.SPARE
-        return lib.NOBODY if problem.head_dim == 256 else self.short_helpers
+        return lib.NOBODY if self.in_tiles(problem).head_dim == 256 else self.short_helpers
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)
@@ -288,7 +290,7 @@ class HopperGradients(GradientStep, FusedStep):
         counts, lines = self.number_of_counts(problem), problem.batch * problem.heads
         tiles = padded // variant.tile.query
 
-        shape, of_keys = (problem.batch, problem.heads, padded, problem.head_dim), self.key_sums(problem)
+        shape, of_keys = (problem.batch, problem.heads, padded, variant.head_dim), self.key_sums(problem)
 
         def scratch():
             """Numbers of each query, sums for dQ, those for dK and for dV where there are, and what blocks count."""
@@ -306,7 +308,7 @@ class HopperGradients(GradientStep, FusedStep):
             rows, first_line = (tiles, 1, cleared), lines - cleared
         strides = (o.stride()[:3], do.stride()[:3], lse.stride())
         sizes = (problem.seq_len_q, padded, problem.heads)
-        pieces = math.prod(of_keys) // (variant.tile.query * problem.head_dim)
+        pieces = math.prod(of_keys) // (variant.tile.query * variant.head_dim)
         passed = (o, do, lse, numbers, sums, *strides, *sizes, problem.batch, counts, pieces, cleared, variant)
         preparing = _launcher(prepare, rows, passed, counted, ROW_WARPS, device, 5, overtaken=variant.begin.early)
         blocks = own_blocks(problem, variant)
@@ -364,7 +366,7 @@ class HopperGradients(GradientStep, FusedStep):
         keys = (problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim)
         q, k = compiler.Placeholder(queries, problem.dtype), compiler.Placeholder(keys, problem.dtype)
         numbers = compiler.Placeholder((2 * problem.batch * problem.heads, padded), "float32")
-        sums = compiler.Placeholder((problem.batch, problem.heads, padded, problem.head_dim), "float32")
+        sums = compiler.Placeholder((problem.batch, problem.heads, padded, variant.head_dim), "float32")
         into = compiler.Placeholder(self.key_sums(problem)[1:], "float32") if variant.sharing > 1 else k
         more = (compiler.Placeholder((1,), "int32"),) if variant.counts else ()
         if variant.spare:
@@ -416,11 +418,11 @@ def arguments(q, k, v, do, numbers, sums, dk, dv, problem: Problem, padded: int,
     """What a launch passes to ``fmha_backward`` in front of the variant; the scale is in base 2."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    tile, head_dim = variant.tile, problem.head_dim
+    tile = variant.tile
 
-    def described(x, rows: int, columns: int = head_dim, layout=variant.shared):
+    def described(x, rows: int, columns: int = variant.head_dim, layout=variant.shared):
         # A stride along an axis of length 1 is never used, and may be anything but what TMA takes.
-        strides = [stride if n > 1 else head_dim for stride, n in zip(x.stride()[:3], x.shape)]
+        strides = [stride if n > 1 else problem.head_dim for stride, n in zip(x.stride()[:3], x.shape)]
         return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns], layout)
 
     if variant.adding.by_tma:

@@ -198,7 +198,10 @@ def scale_rows(aside, first_row, head, batch, work, scale, variant: gl.constexpr
     target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
     target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
     dtype: gl.constexpr = aside.d_query.dtype.element_ty
-    gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=(row < aside.seq_len_q)[:, None])
+    there = (row < aside.seq_len_q)[:, None]
+    if variant.columns < D:
+        there &= (column < variant.columns)[None, :]
+    gl.store(rows + target, (sums * scale * LN2).to(dtype), mask=there)
 
 
 SPARE = Helpers(prepare_ahead, scale_behind, await_rows, tell_added, (2, 1))

@@ -86,7 +86,7 @@ def under_way(d_key, d_value, arrays, tiles, barriers, iteration, work, scale, p
     scores = issue_side(keys, query, variant)
     await_tile(barriers.d_output_full, iteration, variant.stages)
     d_weights = issue_side(values, d_output, variant)
-    scores = warpgroup_mma_wait(1, deps=[scores])
+    scores = warpgroup_mma_wait(1 if variant.pieces is None else 2, deps=[scores])
     weights = weigh(scores, number_of(tiles.lse, iteration, variant), work.key_row, i, scale, work, variant)
     factor = gl.convert_layout(weights.to(dtype), variant.factor)
     d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)

@@ -14,6 +14,7 @@ from steps.backward_hopper.products import Exchange, Fence, Gradient, Keys
 from steps.core.tiles import Tile
 from steps.gluon.functions import compiled_as
 from steps.hopper.lib import Turns
+from steps.hopper.variant import pieces_of
 from tutorial_lib.problem import BYTES_PER_ELEMENT
 
 WARPS = 8  # that compute: two warpgroups
@@ -32,7 +33,8 @@ class Variant:
     """
 
     tile: Tile
-    head_dim: int
+    head_dim: int  # of tiles
+    columns: int  # of them, those that tensors have; zeros fill up the others
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
@@ -85,6 +87,16 @@ class Variant:
     def writers(self) -> int:
         """Warpgroups that write a tile of dS."""
         return 1 if self.roles_apart else self.warpgroups
+
+    @property
+    def pieces(self) -> tuple[int, int] | None:
+        """Columns of two pieces that scores and the weights' gradient are products of; None where all of a tile is."""
+        return pieces_of(self.columns)
+
+    @property
+    def added_up(self) -> int:
+        """Columns that products over head_dim add up."""
+        return sum(self.pieces or (self.head_dim,))
 
     @property
     def kept(self) -> int:

@@ -46,11 +46,11 @@ def allocate_columns(dtype: gl.constexpr, variant: gl.constexpr):
 @gluon.jit
 def weights_of(columns, warpgroup, dtype: gl.constexpr, variant: gl.constexpr):
     """A warpgroup's weights [query, key]: in columns of their own, or where its scores were."""
-    slot = columns.weights.index(warpgroup)
+    weights = columns.weights.index(warpgroup)
     if variant.weights_apart:
-        return slot
+        return weights
     else:
-        return slot.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
+        return weights.reinterpret(dtype, [variant.rows, variant.tile.key], variant.scores)
 
 
 @gluon.jit

@@ -102,7 +102,7 @@ class Variant:
     group_size: int
     causal: bool
     ragged: bool  # the last tile of keys is not full
-    warpgroups: int  # of a block's queries, of ROWS each
+    warpgroups: int  # that compute a softmax, of ROWS queries each
     stages: int
     roles: bool
     correction: bool

@@ -7,6 +7,7 @@ costs more than the launches: without gradients straight to the kernel, and with
 ``_EagerAttention``.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -26,6 +27,7 @@ from steps.core.problems import standard
 from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
 from steps.core.tensors import (
+    ALIGNED,
     has_long_strides,
     has_own_dispatch,
     is_plain,
@@ -80,18 +82,70 @@ def attention(
         return _in_graph(q, k, v, causal, scale, window)
     if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
         return _watched(q, k, v, causal, scale, window)
+    last, with_graph, kind = _launches.last, False, None
     try:
-        with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-        kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
+        if last is None or last.asked != (causal, scale, window) or not (last.is_like(q, k, v) and _aligned(q, k, v)):
+            with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
+            kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
         return _unusual(q, k, v, causal, scale, window)
     if with_graph:
         return _with_graph(q, k, v, causal, scale, window)
-    if (launch := _launches.find(kind)) is None:
+    if kind is None:  # as the last call
+        return last.launch(q, k, v, None)
+    ready = _launches.find(kind)
+    if ready is None:
         if not (is_plain(q) and is_plain(k) and is_plain(v)):
             return _unusual(q, k, v, causal, scale, window)
-        launch = _made_ready(kind, q, k, v, causal, scale, window)
-    return launch(q, k, v, None)
+        ready = _made_ready(kind, q, k, v, causal, scale, window)
+    return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
+
+
+class Ready(NamedTuple):
+    """What was made ready for a kind of call, and a short way to know another of its kind: ``_like``."""
+
+    launch: Launch
+    asked: tuple  # (causal, scale, window)
+    is_like: Callable[..., bool]
+
+
+def _known_at_once(ready: Ready, kind: tuple, q, k, v) -> Ready:
+    """What is ready for this kind of call, which the next one will be compared with before it is looked up."""
+    if ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
+        ready = ready._replace(is_like=_like(q, k, v))
+        _launches.keep(kind, ready)
+    _launches.last = ready
+    return ready
+
+
+def _like(q, k, v) -> Callable[..., bool]:
+    """``is_like(q, k, v)``: whether others have these tensors' type, dispatch keys, dtype, device, shape and strides.
+
+    And whether the same modes are on. It is PyTorch's own guard of compiled programs, one call into C++ where
+    ``kind_of`` takes many. What it does not know is never alike: a tensor that comes twice, and what is not
+    ``_aligned``. Where a version of PyTorch has no such guard, nothing is.
+    """
+    tensors = q, k, v
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        if _aligned(*tensors) and guards.check(*tensors):
+            return guards.check
+    except (ImportError, TypeError, RuntimeError):
+        pass
+    return never
+
+
+def never(*_) -> bool:
+    return False
+
+
+def _aligned(q, k, v) -> bool:
+    """Whether all have memory, which begins where TMA takes it."""
+    a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    return not (a | b | c) % ALIGNED and 0 not in (a, b, c)
 
 
 INSTEAD = {
@@ -154,7 +208,7 @@ def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
     q, k, v = plain(**tensors)
     Problem.of(q, k, v, causal, scale, window=window)
     kind = kind_of(q, k, v, causal, scale, None), window
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
+    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window)).launch(q, k, v, None)
 
 
 @torch.library.custom_op("fmha_tutorial::attention", mutates_args=())
@@ -174,7 +228,7 @@ def operator(
     except AttributeError:  # no tensors
         Problem.of(q, k, v, causal, scale, window=window)
         raise
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window))(q, k, v, None)
+    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window)).launch(q, k, v, None)
 
 
 @operator.register_fake
@@ -223,7 +277,8 @@ class Training(NamedTuple):
 class Passes(NamedTuple):
     """Both passes of a kind of call that runs eagerly.
 
-    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether ``backward`` gives the same bits every time.
+    forward: ``launch(q, k, v, None)`` returns (o, lse). repeats: whether ``backward`` was chosen to give the same bits
+    every time.
     """
 
     forward: Launch
@@ -250,8 +305,9 @@ class _EagerAttention(torch.autograd.Function):
             return None, None, None, None
         _, backward, causal, scale, repeats = ctx.passes
         tensors = (*ctx.saved_tensors, do.contiguous())
-        looked_on = torch.compiler.is_compiling() or torch.is_grad_enabled() or modes() or transformed()
-        if looked_on or repeats != _must_repeat() or (kind := kind_of_gradients(tensors, causal, scale)) is None:
+        looked_on = torch.compiler.is_compiling() or modes() or transformed() or forward_ad._current_level >= 0
+        past = not (looked_on or torch.is_grad_enabled()) and repeats == _must_repeat()
+        if not past or (kind := kind_of_gradients(tensors, causal, scale)) is None:
             return *gradients(*tensors, causal, scale), None
         launch = backward.launches.find(kind) or backward.ready(*tensors, causal, scale)
         return *launch(*tensors, None), None
@@ -262,19 +318,31 @@ def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
     repeats = _must_repeat()
     try:
         kind = kind_of(q, k, v, causal, scale, None), window, repeats
-        passes = _launches.find(kind)
+        ready = _launches.find(kind)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
-        passes = None
-    if passes is None:
+        ready = None
+    if ready is None:
         q, k, v = plain(q=q, k=k, v=v)
-        problem = Problem.of(q, k, v, causal, scale, window=window)  # tells what is wrong
-        if window is not None or not trains(q.shape[3], str(q.dtype), q.device, causal, repeats):
-            return _differentiable(q, k, v, causal, scale, window)
+        launch = _both_passes(q, k, v, causal, scale, window, repeats)
+        kind = kind_of(q, k, v, causal, scale, None), window, repeats
+        ready = Ready(launch, (causal, scale, window), _like(q, k, v))
+        _launches.keep(kind, ready)
+    return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
+
+
+def _both_passes(q, k, v, causal: bool, scale: float | None, window: int | None, repeats: bool) -> Launch:
+    """``launch(q, k, v, None)`` returns o, which autograd knows the backward pass of."""
+    problem, passes = Problem.of(q, k, v, causal, scale, window=window), None  # tells what is wrong
+    if window is None and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, repeats):
         forward, backward = training(problem, target_of(q.device), repeats)
-        ready = forward.ready(q, k, v, causal, scale, return_lse=True)
-        passes = Passes(ready, backward, causal, scale, repeats)
-        _launches.keep((kind_of(q, k, v, causal, scale, None), window, repeats), passes)
-    return _EagerAttention.apply(q, k, v, passes)
+        passes = Passes(forward.ready(q, k, v, causal, scale, return_lse=True), backward, causal, scale, repeats)
+
+    def launch(q, k, v, _):
+        if repeats != _must_repeat():  # since the call before
+            return _with_graph(q, k, v, causal, scale, window)
+        return _EagerAttention.apply(q, k, v, passes) if passes else _by_pytorch(q, k, v, causal, scale, window)
+
+    return launch
 
 
 def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
@@ -282,10 +350,14 @@ def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | No
     kernels = window is None and not (compiling and inside)  # which is traced through PyTorch's own alone
     if kernels and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
         return (_Transformed.apply if inside else attention_with_lse)(q, k, v, causal, scale)[0]
-    sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
     # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way right.
-    plainly = sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext()
-    with torch.autocast(q.device.type, enabled=False), plainly:
+    with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext():
+        return _by_pytorch(q, k, v, causal, scale, window)
+
+
+def _by_pytorch(q, k, v, causal: bool, scale: float | None, window: int | None):
+    sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
+    with torch.autocast(q.device.type, enabled=False):
         return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
 
 
@@ -479,8 +551,9 @@ def _recorded(direction: str) -> tuple:
     return tuple(recorded_runs(RESULTS, direction))
 
 
-def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None) -> Launch:
+def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None) -> Ready:
     step = chosen(Problem.of(q, k, v, causal, scale, window=window), target_of(q.device))
+    is_like = _like(q, k, v)
     far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
     if far:
         q, k, v = (x.contiguous() for x in (q, k, v))
@@ -493,9 +566,9 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window:
         return ready(q, k, v, out).contiguous()
 
     launch = contiguous if step.backend == "torch" else ready  # PyTorch's output may lie otherwise
-    launch = from_contiguous if far else launch
-    _launches.keep(kind, launch)
-    return launch
+    made = Ready(from_contiguous if far else launch, (causal, scale, window), is_like)
+    _launches.keep(kind, made)
+    return made
 
 
 def _wants_gradients(*tensors) -> bool:

@@ -16,6 +16,8 @@ from functools import cache
 from operator import methodcaller
 from typing import Any
 
+from steps.core.tensors import places_like
+
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
     **{"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"},
@@ -24,7 +26,7 @@ POINTER = "Q"
 SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_pdl", "launch_cooperative_grid")  # not for Triton
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a CUtensorMap
 PIECES_ALIGNED = 512  # bytes: as PyTorch aligns what it hands out
-KEPT = 256  # calls that a launcher remembers: by the addresses of its tensors, which an allocator hands out again
+KEPT = 128  # calls that a launcher remembers: by the addresses of its tensors, which an allocator hands out again
 ADDRESS = methodcaller("data_ptr")
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the GPU yet
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -150,8 +152,6 @@ class Memory:
 
     def __init__(self, pieces: Sequence[Any], device: Any):
         import torch
-
-        from steps.core.launch import places_like
 
         begins: dict[int, int] = {}
         size = 0

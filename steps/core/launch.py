@@ -69,10 +69,11 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
 class Launches:
     """Launches by kind of call, as many as ``KEPT``. Several threads may ask at once.
 
-    find: ``find(kind)`` is the launch for calls of this kind, or None.
+    find: ``find(kind)`` is the launch for calls of this kind, or None. last: what who asks found last, if it says so.
     """
 
     def __init__(self):
+        self.last = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -170,17 +171,6 @@ def empty_lse(q):
     import torch
 
     return torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-
-
-def places_like(x) -> Callable[[], torch.Tensor]:
-    """``place()`` is a new contiguous tensor of x's shape, dtype and device, for less of the host than ``torch.empty``.
-
-    x itself is not kept.
-    """
-    import torch
-
-    like = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
-    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
 
 def each_stream(make: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:

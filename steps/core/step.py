@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PIECE = 8  # elements that are copied at once, 16 bytes: rows must consist of whole ones where head_dim is padded
-PADDING = f"steps in cuTile, and the forward steps for Hopper, take any multiple of {PIECE} up to 256"
+PADDING = f"steps in cuTile, and those for Hopper, take any multiple of {PIECE} up to 256"
 DEFAULT_ARCH = "sm_90"  # compiled for where there is no GPU: the architecture that most of results/ was recorded on
 
 

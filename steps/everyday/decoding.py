@@ -257,10 +257,10 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     the fewest tiles one after another is chosen, and of equals the smallest.
     """
 
-    def tiles_in_turn(splits: int) -> int:
+    def tiles_one_after_another(splits: int) -> int:
         return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START)
 
-    return min(range(1, tiles + 1), key=lambda splits: (tiles_in_turn(splits), splits))
+    return min(range(1, tiles + 1), key=lambda splits: (tiles_one_after_another(splits), splits))
 
 
 def at_once(splits: int) -> int:

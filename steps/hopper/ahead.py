@@ -70,8 +70,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     release(barriers.key_empty, 0, STAGES)
     scores, row_max = first_maxima(scores, query_tile, 0, scale, warpgroup, variant)
     first = first_weights(scores, row_max, dtype, scale, variant)
-    # Computed anew, and not `= query_tile, head, batch`: Triton takes variables that begin as one value for one
-    # variable.
+    # Computed anew, not `= query_tile, head, batch`: Triton takes variables that begin as one value for one.
     sent_tile, sent_head, sent_batch = query_tile_until(n, last, work, variant)
     while n < last:
         n = variant.schedule.hear(n, last, query_iteration, work, variant)

@@ -203,8 +203,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         if j < end:
             fetch_both(arrays, tiles, barriers, query_tile, j, j)
 
-    # A loop with one iteration, as in the kernels whose blocks stay: without it ptxas keeps more in registers under a
-    # mask.
+    # A loop of one iteration, as where blocks stay: without it ptxas keeps more in registers under a mask.
     n = gl.program_id(0)
     last = n + 1
     iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled

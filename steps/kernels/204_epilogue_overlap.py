@@ -178,8 +178,7 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, 
     first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
     row, whole, end: of ``tiles_of_warpgroup``.
 
-    Returns (accumulator [query, head_dim], sums, iteration of the last tile, its weights, whose PV product is not
-    begun).
+    Returns (accumulator [query, head_dim], sums, last iteration, its weights, whose PV product is not begun).
     """
     weights, row_max, row_sum = first
     for j in range(1, end):

@@ -248,8 +248,7 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, 
     first: (weights, maxima, sums) of the first tile; the PV product with these weights is not begun.
     row, whole, end: of ``tiles_of_warpgroup``.
 
-    Returns (accumulator [query, head_dim], sums, iteration of the last tile, its weights, whose PV product is not
-    begun).
+    Returns (accumulator [query, head_dim], sums, last iteration, its weights, whose PV product is not begun).
     """
     weights, row_max, row_sum = first
     for j in range(1, end):
@@ -306,8 +305,7 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     release(barriers.key_empty, 0, STAGES)
     scores, row_max = first_maxima(scores, query_tile, scale, warpgroup)
     first = first_weights(scores, row_max, dtype, scale)
-    # Computed anew, and not `= query_tile, head, batch`: Triton takes variables that begin as one value for one
-    # variable.
+    # Computed anew, not `= query_tile, head, batch`: Triton takes variables that begin as one value for one.
     sent_tile, sent_head, sent_batch = query_tile_until(n, last, work)
     while n < last:
         n = n + 1

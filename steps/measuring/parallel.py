@@ -22,7 +22,7 @@ from steps.core.launch import untold
 from steps.core.step import Step, target_of
 from steps.measuring.bench import REPETITIONS, Bench
 from steps.measuring.together import LOCAL_RANK
-from steps.parallel.ranks import Failed, Passing, Ranks, places_like
+from steps.parallel.ranks import Failed, Passing, Ranks, buffers_like
 from tutorial_lib import accuracy, timing
 from tutorial_lib.clock import Stopwatch
 from tutorial_lib.hardware import gpu_turn
@@ -61,29 +61,29 @@ class Remembering:
     def __init__(self, group=None):
         super().__init__(group)
         self.calls: list[Callable] = []
-        self._places: dict[tuple, tuple] = {}
+        self._buffers: dict[tuple, tuple] = {}
 
     def start_passing(self, tensors, into):
-        places = self._kept("passing", tensors), self._kept("coming", tensors, partial(self.places, count=1))
-        self.calls.append(lambda: self.pass_on(*places).wait())
+        buffers = self._kept("passing", tensors), self._kept("coming", tensors, partial(self.buffers, count=1))
+        self.calls.append(lambda: self.pass_on(*buffers).wait())
         return super().start_passing(tensors, into)
 
     def all_gather(self, x):
-        [place] = self._kept("gathered", (x,))
-        self.calls.append(lambda: super(Remembering, self).all_gather(place))
+        [buffer] = self._kept("gathered", (x,))
+        self.calls.append(lambda: super(Remembering, self).all_gather(buffer))
         return super().all_gather(x)
 
     def exchange(self, pieces):
-        [place] = self._kept("exchanged", (pieces,))
-        self.calls.append(lambda: super(Remembering, self).exchange(place))
+        [buffer] = self._kept("exchanged", (pieces,))
+        self.calls.append(lambda: super(Remembering, self).exchange(buffer))
         return super().exchange(pieces)
 
-    def _kept(self, what: str, tensors, make: Callable = lambda tensors: [places_like(tensors)]) -> tuple:
+    def _kept(self, what: str, tensors, make: Callable = lambda tensors: [buffers_like(tensors)]) -> tuple:
         """Tensors of these shapes, the same for every call that sends such."""
         key = what, tuple((x.shape, x.dtype) for x in tensors)
-        if key not in self._places:
-            [self._places[key]] = make(tensors)
-        return self._places[key]
+        if key not in self._buffers:
+            [self._buffers[key]] = make(tensors)
+        return self._buffers[key]
 
 
 @cache

@@ -68,18 +68,18 @@ class FlashAttn4:
                 torch.autograd.grad(o, tensors, torch.empty_like(o))
 
 
-def to_compile(chosen: dict[Problem, list], target: str, timed: str) -> list[tuple]:
-    """(what compiles, problem), as ``compile_ahead`` has it: the steps that are chosen, and flash-attn-4.
+def to_compile(chosen: dict[tuple[str, Problem], list], target: str) -> list[tuple]:
+    """(what compiles, problem), as ``compile_ahead`` has it: flash-attn-4, and the steps that are chosen.
 
-    Of that, problems alone whose kernels may differ.
+    chosen: by pass and problem. Of flash-attn-4 those alone whose kernels may differ.
     """
-    found = [(step, problem) for problem, steps in chosen.items() for step in steps if step.backend != "torch"]
+    found = [(step, problem) for (_, problem), steps in chosen.items() for step in steps if step.backend != "torch"]
     different = {}
-    for problem in chosen:
+    for timed, problem in chosen:
         if _step_of("flash_attn_4").unsupported(problem, target) is None:
-            kind = problem.group_size, problem.head_dim, problem.causal, problem.dtype, problem.window is None
-            different.setdefault(kind, problem)
-    return [*((FlashAttn4(timed), problem) for problem in different.values()), *found]
+            shape = problem.group_size, problem.head_dim, problem.dtype, problem.causal, problem.window is None
+            different.setdefault((timed == "forward", *shape), (FlashAttn4(timed), problem))
+    return [*different.values(), *found]
 
 
 class Sweeper:

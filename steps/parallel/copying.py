@@ -4,7 +4,7 @@ NCCL copies with blocks of a kernel, which hold some of the SMs as long as they 
 that moves bytes beside the SMs [CUDA C++ Programming Guide, "Peer-to-Peer Memory Access"]. It can write where the next
 rank reads, as the ranks of one host map each other's memory: PyTorch calls such tensors symmetric.
 
-Who sends must know that the place is free, and who receives that it is filled. For both there is a number in memory
+Who sends must know that the slot is empty, and who receives that it is full. For both there is a number in memory
 that only grows. The front end of a GPU writes it and waits for it in the order of a stream [CUDA Driver API:
 cuStreamWriteValue32, cuStreamWaitValue32].
 """
@@ -32,8 +32,8 @@ CAN_FLUSH = 98  # CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES: where this must b
 
 
 @dataclass(eq=False)
-class Place:
-    """Where a rank receives tensors, and the same place of the rank after it.
+class Slot:
+    """Where a rank receives tensors, and the same slot of the rank after it.
 
     used: how often it was filled. reader: the stream whose kernels read it last.
     """
@@ -41,7 +41,7 @@ class Place:
     mine: Tensors
     theirs: Tensors
     filled: int  # address of this rank's number, which the rank before writes
-    free: int  # address of this rank's number, which the rank after writes
+    empty: int  # address of this rank's number, which the rank after writes
     their_filled: int
     their_empty: int  # of the rank before
     kept: object  # what all of this is in, the other ranks' too
@@ -60,26 +60,26 @@ class CopyEngines(Ranks):
 
     def __init__(self, group=None):
         super().__init__(group)
-        self._made: dict[tuple, list[Place]] = {}
+        self._made: dict[tuple, list[Slot]] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def places(self, tensors, count, dtype=None):
-        """The same places for every call with such tensors: whoever uses them again has read what was there.
+    def buffers(self, tensors, count, dtype=None):
+        """The same buffers for every call with such tensors: whoever uses them again has read what was there.
 
         They are kept as long as this object: two for each kind of tensors that was ever sent.
         """
         import torch
 
         if self.count == 1 or not tensors[0].is_cuda:
-            return super().places(tensors, count, dtype)
+            return super().buffers(tensors, count, dtype)
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("copy engines send nothing in a CUDA graph: their numbers grow from call to call")
         key = tensors[0].device, tuple((x.shape, dtype or x.dtype) for x in tensors)
         if not self._made:
             self._check_reach()
         made = self._made.setdefault(key, [])
-        made += [self._place(tensors, dtype) for _ in range(count - len(made))]
-        return [place.mine for place in made[:count]]
+        made += [self._slot(tensors, dtype) for _ in range(count - len(made))]
+        return [slot.mine for slot in made[:count]]
 
     def _check_reach(self) -> None:
         """Raises RuntimeError on all ranks unless their GPUs are NVIDIA's, of one host, and reach each other."""
@@ -92,8 +92,8 @@ class CopyEngines(Ranks):
         if len({host for host, *_ in said}) > 1 or not all(nvidia and reach for _, nvidia, reach in said):
             raise RuntimeError("copy engines send among NVIDIA GPUs of one host that reach each other's memory alone")
 
-    def _place(self, tensors: Tensors, dtype) -> Place:
-        """A new place; all ranks make it together."""
+    def _slot(self, tensors: Tensors, dtype) -> Slot:
+        """A new slot; all ranks make it together."""
         lengths = [x.numel() * (dtype or x.dtype).itemsize for x in tensors]
         starts = [2 * NUMBER_BYTES]
         for length in lengths:
@@ -105,14 +105,14 @@ class CopyEngines(Ranks):
             cut = [memory[rank][start : start + length] for start, length in zip(starts, lengths)]
             return tuple(part.view(dtype or x.dtype).view(x.shape) for part, x in zip(cut, tensors))
 
-        filled, free = 0, NUMBER_BYTES
-        return Place(
+        filled, empty = 0, NUMBER_BYTES
+        return Slot(
             views(self.own),
             views(after),
             memory[self.own].data_ptr() + filled,
-            memory[self.own].data_ptr() + free,
+            memory[self.own].data_ptr() + empty,
             memory[after].data_ptr() + filled,
-            memory[before].data_ptr() + free,
+            memory[before].data_ptr() + empty,
             kept,
         )
 
@@ -136,43 +136,43 @@ class CopyEngines(Ranks):
 
         if self.count == 1 or not tensors[0].is_cuda:
             return super().pass_on(tensors, into)
-        place = next((p for made in self._made.values() for p in made if p.mine is into), None)
-        if place is None:
-            raise ValueError("copy engines send into what places() has returned")
+        slot = next((p for made in self._made.values() for p in made if p.mine is into), None)
+        if slot is None:
+            raise ValueError("copy engines send into what buffers() has returned")
         device = tensors[0].device
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         stream = self._streams[device]
-        for earlier in (torch.cuda.current_stream(device), place.reader or stream):
-            stream.wait_stream(earlier)  # the tensors are written, and what was in this place is read
+        for earlier in (torch.cuda.current_stream(device), slot.reader or stream):
+            stream.wait_stream(earlier)  # the tensors are written, and what was in this slot is read
         self.sent += sum(map(size_of, tensors))
-        place.used += 1
+        slot.used += 1
         with torch.cuda.stream(stream):
-            write(stream, place.their_empty, place.used)
-            await_number(stream, place.free, place.used)
-            for there, x in zip(place.theirs, tensors):
+            write(stream, slot.their_empty, slot.used)
+            await_number(stream, slot.empty, slot.used)
+            for there, x in zip(slot.theirs, tensors):
                 there.copy_(x, non_blocking=True)
                 x.record_stream(stream)
-            write(stream, place.their_filled, place.used)
-        return Copying(self, place, stream.record_event())
+            write(stream, slot.their_filled, slot.used)
+        return Copying(self, slot, stream.record_event())
 
     def give_way(self, x) -> None:
         """Nothing to wait for: a copy engine begins whatever the SMs do."""
 
 
 class Copying(Passing):
-    """Tensors on their way to a place of this rank, and this rank's own to the next."""
+    """Tensors on their way to a slot of this rank, and this rank's own to the next."""
 
-    def __init__(self, ranks: CopyEngines, place: Place, sent: torch.cuda.Event):
-        super().__init__(ranks, (), place.mine)
-        self._place, self._number, self._sent = place, place.used, sent
+    def __init__(self, ranks: CopyEngines, slot: Slot, sent: torch.cuda.Event):
+        super().__init__(ranks, (), slot.mine)
+        self._slot, self._number, self._sent = slot, slot.used, sent
 
     def wait(self):
         import torch
 
-        here = self._place.reader = torch.cuda.current_stream(self._place.mine[0].device)
+        here = self._slot.reader = torch.cuda.current_stream(self._slot.mine[0].device)
         here.wait_event(self._sent)
-        await_number(here, self._place.filled, self._number)
+        await_number(here, self._slot.filled, self._number)
         return super().wait()
 
 

@@ -44,12 +44,12 @@ class Ranks:
 
     # --- round the ring ---
 
-    def places(self, tensors: Tensors, count: int, dtype: torch.dtype | None = None) -> list[Tensors]:
-        """So many places to receive such tensors in, or those of another dtype: ``into`` of ``start_passing``."""
-        return [places_like(tensors, dtype) for _ in range(count)]
+    def buffers(self, tensors: Tensors, count: int, dtype: torch.dtype | None = None) -> list[Tensors]:
+        """So many buffers to receive such tensors in, or those of another dtype: ``into`` of ``start_passing``."""
+        return [buffers_like(tensors, dtype) for _ in range(count)]
 
     def start_passing(self, tensors: Tensors, into: Tensors) -> Passing:
-        """Begin to send tensors to the next rank, and to receive those of the rank before ``into`` their places.
+        """Begin to send tensors to the next rank, and to receive those of the rank before ``into`` their buffers.
 
         All are contiguous. Between GPUs this goes on in a stream of NCCL's own, behind what the current stream has been
         given so far. Nobody may write to either before ``wait()``.
@@ -172,7 +172,7 @@ class Passing:
         return self._into
 
 
-def places_like(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> Tensors:
+def buffers_like(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> Tensors:
     """New tensors of the same shapes, and of another dtype where one is given."""
     import torch
 

@@ -25,7 +25,7 @@ class Ring:
     def __call__(self, q, k, v, causal, ranks, parts):
         """(o, lse) of this rank's queries; shapes as in ``ParallelStep``."""
         here = k.contiguous(), v.contiguous()
-        buffers = ranks.places(here, 2)  # one is read while the other is filled
+        buffers = ranks.buffers(here, 2)  # one is read while the other is filled
         for iteration in range(ranks.count):
             coming = None
             if iteration + 1 < ranks.count:
@@ -58,12 +58,12 @@ class RingGradients:
     ahead: bool
 
     def __call__(self, q, k, v, o, lse, do, causal, ranks, parts):
-        """(dq, dk, dv) of this rank's tokens, in float32. dk and dv may lie in places that the next call uses again."""
+        """(dq, dk, dv) of this rank's tokens, in float32. dk and dv lie in buffers that the next call may use."""
         import torch
 
         own = k.contiguous(), v.contiguous()
-        buffers = ranks.places(own, 2)
-        sums_buffers = ranks.places(own, 2, torch.float32)
+        buffers = ranks.buffers(own, 2)
+        sums_buffers = ranks.buffers(own, 2, torch.float32)
         dq, *sums = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own))
         sums_coming = None
         coming = ranks.start_passing(own, buffers[0]) if ranks.count > 1 else None

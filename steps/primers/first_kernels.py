@@ -26,11 +26,11 @@ def scores(Q, K, S):
     """S = Q times K transposed, for 16 queries and 16 keys of head_dim 16, with one warp."""
     row = gl.arange(0, 16, gl.SliceLayout(1, COPY))
     column = gl.arange(0, 16, gl.SliceLayout(0, COPY))
-    place = row[:, None] * 16 + column[None, :]
+    offset = row[:, None] * 16 + column[None, :]
     queries = gl.allocate_shared_memory(gl.float16, [16, 16], PLAIN)
     keys = gl.allocate_shared_memory(gl.float16, [16, 16], PLAIN)
-    async_copy.async_load(queries, Q + place)
-    async_copy.async_load(keys, K + place)
+    async_copy.async_load(queries, Q + offset)
+    async_copy.async_load(keys, K + offset)
     async_copy.commit_group()
     async_copy.wait_group(0)
     gl.barrier()
@@ -38,4 +38,4 @@ def scores(Q, K, S):
     q = queries.load(LEFT)
     k = keys.permute((1, 0)).load(RIGHT)
     s = mma_v2(q, k, gl.full([16, 16], 0.0, gl.float32, MMA))
-    gl.store(S + place, gl.convert_layout(s, COPY))
+    gl.store(S + offset, gl.convert_layout(s, COPY))

@@ -80,6 +80,17 @@ def test_ptxas_adds_no_wait_for_products(step, shape):
     assert asked and len(re.findall(r"\bWARPGROUP.DEPBAR", str(compiled.sass))) == asked + added
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_and_their_gradients_are_no_products_of_zeros(causal):
+    """Of 128 columns 96 are the tensors': of wgmma's steps of 16 each of the two products takes six, not eight."""
+    step, whole = get_step("deferred_reduce_add"), standard(4096, 128, causal)
+    products = {
+        head_dim: step.compile(replace(whole, head_dim=head_dim)).figures.hot["compute"][1]["tensor core"]
+        for head_dim in (96, 128)
+    }
+    assert products == {96: 28, 128: 32}
+
+
 IN_BFLOAT16 = distinct(
     [step for step in HOPPER if not step.inside],
     [standard(head_dim=d, causal=causal, dtype="bfloat16") for d in (64, 128, 256) for causal in (True, False)],

@@ -28,6 +28,8 @@ SHAPES = [
     problem(batch=1, heads=6, seq_len_q=100, seq_len_kv=600, head_dim=64),  # keys that no query sees
     problem(batch=3, heads=2, seq_len_q=100, seq_len_kv=150, head_dim=256),
     problem(batch=1, heads=6, seq_len_q=1, seq_len_kv=70, head_dim=32, causal=False),
+    problem(batch=1, heads=6, seq_len_q=130, seq_len_kv=300, head_dim=80, causal=False, dtype="bfloat16"),
+    problem(batch=1, heads=6, seq_len_q=100, seq_len_kv=100, head_dim=160),
 ]
 
 

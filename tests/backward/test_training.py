@@ -1,5 +1,8 @@
 """The front door with gradients: autograd, torch.compile, checkpointing, and a training that goes as with SDPA."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -228,6 +231,16 @@ def test_a_graph_may_be_kept_and_is_else_gone(pair):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(o, inputs, do)
+
+
+def test_nothing_keeps_the_tensors_alive(pair):
+    inputs = leaves(SHORT)
+    gone = [weakref.ref(x) for x in inputs]
+    for _ in range(2):
+        steps.attention(*inputs).sum().backward()
+    del inputs
+    gc.collect()
+    assert [x() for x in gone] == [None] * 3
 
 
 @LADDER

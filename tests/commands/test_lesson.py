@@ -232,7 +232,7 @@ def test_a_wrong_variation_is_found_without_a_gpu():
 def test_an_edited_kernel_is_shown_and_judged():
     lesson = Lesson("producer")
     page = lesson.edited(("used = iteration // STAGES & 1 ^ 1", "used = iteration // STAGES & 1"), length=300)
-    assert page.parts[0].text == "- used = turn // STAGES & 1 ^ 1\n+ used = turn // STAGES & 1"
+    assert page.parts[0].text == "- used = iteration // STAGES & 1 ^ 1\n+ used = iteration // STAGES & 1"
     told = words(page)
     assert "produce 2 waits for barriers.key_empty[0] with parity 0" in told and "at kernel:" in told
     assert "consume 0 waits for barriers.key_full[0]" in told and "written_" not in told  # and not for a parameter

@@ -127,6 +127,24 @@ def time_one(timed="forward", rounds=2):
     return measuring.time_problem(Fake(), restoring, drawn, timed, [], 7, rounds, random.Random(0)), restoring
 
 
+def test_passes_take_turns(faked, tmp_path):
+    assert swept(tmp_path, "--pass", "forward,training", "--count", "2") == 0
+    [record] = recorded_sweeps(tmp_path)
+    assert [row.pass_ for row in record.rows] == ["forward", "training"] * 2
+
+
+def test_what_compiles_ahead_is_asked_for_once(monkeypatch):
+    """flash-attn-4's kernels do not depend on lengths; those of both passes with gradients are the same."""
+    monkeypatch.setattr("steps.reference.peers._installed", lambda module: True)
+    shapes = [problem(), problem(batch=7, seq_len_q=500, seq_len_kv=500), problem(kv_heads=2)]
+    step = measuring._step_of("sdpa")
+    chosen = {(timed, shape): [step] for timed in TIMED for shape in shapes}
+    found = measuring.to_compile(chosen, "sm_90")
+    assert [(what.timed, shape) for what, shape in found] == [
+        (timed, shape) for timed in ("forward", "backward") for shape in (shapes[0], shapes[2])
+    ]
+
+
 @pytest.mark.parametrize("method", ["prepare", "sample"])
 def test_a_peer_that_fails_is_skipped(faked, method):
     Fake.fails = {(method, "sdpa_cudnn"): WorkerFailure("the process died")}
@@ -182,6 +200,7 @@ def test_a_file_that_holds_no_sweep_is_not_written_over(faked, tmp_path, content
     ("asked", "told"),
     [
         (["--pass", "sideways"], "argument --pass: must be one of forward, backward, training, got 'sideways'"),
+        (["--pass", "forward,"], "argument --pass: must be one of forward, backward, training, got ''"),
         (["--count", "0"], "argument --count: must be a whole number of at least 1"),
         (["--seconds", "soon"], "argument --seconds: must be a whole number"),
         (["--seed", "x"], "argument --seed"),

@@ -3,6 +3,7 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -45,11 +46,9 @@ def test_a_call_of_the_same_kind_is_made_ready_once(made_ready):
     assert made_ready == ["naive"]
 
 
-@pytest.mark.parametrize("name", ["naive", "static_scheduler", "gluon_larger_tile", "epilogue_overlap"])
-def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
-    """Everything that may differ, in every order: each answer is that of a step which has seen nothing before."""
-    q, k, v = inputs()
-    tensors = {
+def of_many_kinds(q, k, v):
+    """Tensors (q, k, v) that are other than these in one way each."""
+    return {
         "as they are": (q, k, v),
         "other contents": tuple(x.flip(2) for x in (q, k, v)),
         "other strides": tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)),
@@ -62,6 +61,12 @@ def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
         "fewer heads of keys": (q, k[:, :1], v[:, :1]),
         "elsewhere in memory": tuple(torch.cat([x.flatten()[:3], x.flatten()])[3:].view(x.shape) for x in (q, k, v)),
     }
+
+
+@pytest.mark.parametrize("name", ["naive", "static_scheduler", "gluon_larger_tile", "epilogue_overlap"])
+def test_a_call_of_another_kind_is_never_answered_with_what_was_ready(name):
+    """Everything that may differ, in every order: each answer is that of a step which has seen nothing before."""
+    tensors = of_many_kinds(*inputs())
     step = fresh(name)
     for (_, given), causal, scale in product(tensors.items(), (False, True), (None, 0.3, -0.3, 0.0)):
         expected = fresh(name).attention(*given, causal, scale)
@@ -177,6 +182,60 @@ def test_the_front_door_chooses_once_a_kind(uses, name):
             torch.testing.assert_close(o, sdpa(q, k, v, causal, 0.2), atol=2e-3, rtol=1e-2)
             assert o.is_contiguous()
     assert [p.causal for p in asked] == [True, False]
+
+
+def test_a_call_as_the_last_is_known_at_once_and_no_other_is_taken_for_it(uses, monkeypatch):
+    uses("static_scheduler")
+    step, given = fresh("static_scheduler"), inputs()
+    expected = step.attention(*given)
+    negated = torch._neg_view(-given[0]), *given[1:]
+    for other in (*of_many_kinds(*given).values(), negated):
+        for _ in range(2):
+            assert torch.equal(steps.attention(*given), expected)
+        assert torch.equal(steps.attention(*other), step.attention(*other))
+        for asked in ({"causal": True}, {"scale": 0.3}):
+            assert torch.equal(steps.attention(*given), expected)
+            assert torch.equal(steps.attention(*given, **asked), step.attention(*given, **asked))
+    steps.attention(*given)
+    monkeypatch.setattr(front, "kind_of", lambda *_: pytest.fail("looked up"))
+    assert torch.equal(steps.attention(*(x.clone() for x in given)), expected)
+    with pytest.raises(pytest.fail.Exception, match="looked up"):
+        steps.attention(*of_many_kinds(*given)["elsewhere in memory"])  # less aligned: the same in all else
+    with pytest.raises(ValueError, match=r"k must be a torch\.Tensor"):
+        steps.attention(given[0], None, given[2])
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, partial(torch.autocast, "cpu")])
+def test_a_call_as_the_last_is_known_at_once_in_every_mode(mode, uses, monkeypatch):
+    uses("static_scheduler")
+    given = inputs()
+    expected = steps.attention(*given)
+    with mode():
+        for _ in range(2):
+            steps.attention(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(front, "kind_of", lambda *_: pytest.fail("looked up"))
+            assert torch.equal(steps.attention(*given), expected)
+    assert torch.equal(steps.attention(*given), expected)
+
+
+def test_what_comes_twice_is_looked_up(uses):
+    uses("static_scheduler")
+    q, _, _ = inputs()
+    for _ in range(3):
+        assert torch.equal(steps.attention(q, q, q), fresh("static_scheduler").attention(q, q, q))
+
+
+def test_gradients_are_seen_where_the_last_call_wanted_none(uses):
+    uses("sdpa")
+    given = inputs()
+    for _ in range(2):
+        assert not steps.attention(*given).requires_grad
+    given[1].requires_grad_()
+    assert steps.attention(*given).requires_grad
+    with torch.no_grad():
+        assert not steps.attention(*given).requires_grad
+    assert steps.attention(*given).requires_grad
 
 
 def test_the_best_recorded_step_is_chosen_and_else_pytorchs():

@@ -8,6 +8,7 @@ import torch
 import steps
 from steps import get_step
 from steps.core import attention as front
+from steps.core import launch
 from steps.core.ladder import kernels_of
 from tests.shapes import problem
 from tutorial_lib import reference
@@ -35,6 +36,7 @@ def test_a_step_gives_the_log_sum_exp(step, shape):
 
 @pytest.fixture(params=["decoupled_warpgroups", "delta_accumulator", "fast_deterministic"])
 def pair(monkeypatch, request):
+    monkeypatch.setattr(front, "_launches", launch.Launches())
     monkeypatch.setattr(front, "_trains", lambda *_: True)
     backward = dataclasses.replace(get_step(request.param))  # without launches that were made ready before
     chosen = front.Training(get_step("pv_wait_after_max"), backward)
@@ -70,4 +72,39 @@ def test_a_training_step_is_captured_in_a_graph(pair):
     graph.replay()
     torch.cuda.synchronize()
     for mine, its in zip(captured, gradients(inputs, do), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)
+
+
+def test_a_training_call_goes_past_the_operators_and_each_backward_call_has_memory_of_its_own(pair, monkeypatch):
+    """Several calls wait on the GPU at once; their scratch memory is handed out again when the host is done with it."""
+    given = [[x.requires_grad_() for x in FORWARD.inputs(SHAPES[0], seed, "cuda")] for seed in range(6)]
+    do = torch.randn_like(given[0][0])
+    expected = [gradients(inputs, do) for inputs in given]
+    for name in ("attention_with_lse", "gradients"):
+        monkeypatch.setattr(front, name, lambda *_: pytest.fail("by an operator"))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)
+    found = [gradients(inputs, do) for inputs in given]
+    for mine, its in zip(found, expected, strict=True):
+        for x, y in zip(mine, its, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-3)
+
+
+def test_a_training_call_runs_in_the_stream_of_its_caller(pair):
+    """On a stream of its own, behind work of that stream that fills the inputs late."""
+    inputs = [x.requires_grad_() for x in FORWARD.inputs(SHAPES[0], 0, "cuda")]
+    do = torch.randn_like(inputs[0])
+    expected = gradients(inputs, do)
+    late = [torch.full_like(x, float("nan")).requires_grad_() for x in inputs]
+    gradients(late, do)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        with torch.no_grad():
+            for x, given in zip(late, inputs):
+                x.copy_(given)
+        found = gradients(late, do)
+    stream.synchronize()
+    for mine, its in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-2, atol=1e-3)

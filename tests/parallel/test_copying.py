@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from steps.parallel import copying, ring
-from steps.parallel.copying import CopyEngines, Place
+from steps.parallel.copying import CopyEngines, Slot
 from steps.parallel.shares import IN_ORDER
 
 CALLS = 4
@@ -73,8 +73,8 @@ class Stream:
         self.asked.append((ready, run))
 
     def record_event(self):
-        place = len(self.asked)
-        return lambda: self.done >= place
+        number = len(self.asked)
+        return lambda: self.done >= number
 
     def wait_event(self, event):
         self.ask(ready=event)
@@ -111,8 +111,8 @@ def machine(monkeypatch):
     """Ranks on fake GPUs: a function that makes so many, each with two streams that its kernels are in."""
     numbers: dict[object, int] = {}
 
-    def place(self, tensors, dtype):
-        """As the real one, of fake tensors, whose number is that of the place; see the test of the real one."""
+    def slot(self, tensors, dtype):
+        """As the real one, of fake tensors, whose number is that of the slot; see the test of the real one."""
         which = sum(map(len, self._made.values()))
         while (self.own, which) in self._pools and self._pools[self.own, which][1]:
             which += 1
@@ -121,10 +121,10 @@ def machine(monkeypatch):
         self._pools[self.own, which][1] = True  # made here
         after, before = (self.own + 1) % self.count, (self.own - 1) % self.count
         mine, theirs = self._pools[self.own, which][0], self._pools[after, which][0]
-        words = [(self.own, which, "filled"), (self.own, which, "free")]
-        return Place(mine, theirs, *words, (after, which, "filled"), (before, which, "free"), None)
+        words = [(self.own, which, "filled"), (self.own, which, "empty")]
+        return Slot(mine, theirs, *words, (after, which, "filled"), (before, which, "empty"), None)
 
-    monkeypatch.setattr(FakeEngines, "_place", place, raising=False)
+    monkeypatch.setattr(FakeEngines, "_slot", slot, raising=False)
     monkeypatch.setattr(copying, "write", lambda stream, at, n: stream.ask(run=lambda: numbers.__setitem__(at, n)))
     monkeypatch.setattr(
         copying, "await_number", lambda stream, at, n: stream.ask(ready=lambda: numbers.get(at, 0) >= n)
@@ -228,7 +228,7 @@ def leave_out(monkeypatch, what: str) -> None:
 
 
 # In the backward pass the sums come back only when all have read what was sent, so the other two say nothing new.
-LEFT_OUT = [(forward, what) for what in ("free", "filled", "wait_stream", "wait_event")]
+LEFT_OUT = [(forward, what) for what in ("empty", "filled", "wait_stream", "wait_event")]
 LEFT_OUT += [(backward, what) for what in ("filled", "wait_stream")]
 
 
@@ -251,8 +251,8 @@ def test_it_would_be_seen_if_somebody_did_not_wait(machine, monkeypatch, way, le
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_a_place_is_the_next_ranks_place_and_its_numbers(monkeypatch, count):
-    """Of the real places, in memory of the CPU: who writes where."""
+def test_a_slot_is_the_next_ranks_slot_and_its_numbers(monkeypatch, count):
+    """Of the real slots, in memory of the CPU: who writes where."""
     memory = {}
 
     def shared(self, size, device, ranks):
@@ -262,14 +262,14 @@ def test_a_place_is_the_next_ranks_place_and_its_numbers(monkeypatch, count):
 
     monkeypatch.setattr(FakeEngines, "_shared", shared, raising=False)
     tensors = torch.empty(1, 2, 3, 5, dtype=torch.float16), torch.empty(1, 2, 3, 7, dtype=torch.float16)
-    places = [FakeEngines(own, count, {})._place(tensors, torch.float32) for own in range(count)]
-    for own, place in enumerate(places):
-        after, before = places[(own + 1) % count], places[own - 1]
-        assert [x.data_ptr() for x in place.theirs] == [x.data_ptr() for x in after.mine]
-        assert place.their_filled == after.filled and place.their_empty == before.free
-        assert [x.shape for x in place.mine] == [x.shape for x in tensors]
-        assert {x.dtype for x in place.mine} == {torch.float32}
-        spans = [(at, at + 4) for at in (place.filled, place.free)]
-        spans += [(x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in place.mine]
+    slots = [FakeEngines(own, count, {})._slot(tensors, torch.float32) for own in range(count)]
+    for own, slot in enumerate(slots):
+        after, before = slots[(own + 1) % count], slots[own - 1]
+        assert [x.data_ptr() for x in slot.theirs] == [x.data_ptr() for x in after.mine]
+        assert slot.their_filled == after.filled and slot.their_empty == before.empty
+        assert [x.shape for x in slot.mine] == [x.shape for x in tensors]
+        assert {x.dtype for x in slot.mine} == {torch.float32}
+        spans = [(at, at + 4) for at in (slot.filled, slot.empty)]
+        spans += [(x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in slot.mine]
         assert all(one[1] <= two[0] for one, two in zip(sorted(spans), sorted(spans)[1:]))
-    assert len({place.filled for place in places}) == count
+    assert len({slot.filled for slot in slots}) == count

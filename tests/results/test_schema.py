@@ -450,6 +450,8 @@ def test_every_record_is_read_by_todays_names():
     opinions = [
         name for r in records.recorded_opinions(RESULTS) for p in r.timed for names in p.rounds for name in names
     ]
+    swept = {name for r in records.recorded_sweeps(RESULTS) for row in r.rows for name in row.steps}
+    assert swept <= ladder
     agreeing = [one.step for r in records.recorded_agreements(RESULTS) for one in r.steps]
     [survey] = RESULTS.glob("compiled/*/survey.json")
     surveyed = [label.split(" ")[-1] for label in records.read_survey(survey).steps]
