@@ -160,8 +160,9 @@ def prepare_rows(
     # --- D ---
     o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
     do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]))
-    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]))
+    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
+    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
+    o, do = gl.load(o_places), gl.load(do_places)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
 
@@ -291,8 +292,9 @@ def prepare_rows_2(
     # --- D ---
     o_rows = Out + batch.to(gl.int64) * o_strides[0] + head.to(gl.int64) * o_strides[1]
     do_rows = DO + batch.to(gl.int64) * do_strides[0] + head.to(gl.int64) * do_strides[1]
-    o = gl.load(o_rows + (far[:, None] * o_strides[2] + column[None, :]))
-    do = gl.load(do_rows + (far[:, None] * do_strides[2] + column[None, :]))
+    o_places = o_rows + (far[:, None] * o_strides[2] + column[None, :])
+    do_places = do_rows + (far[:, None] * do_strides[2] + column[None, :])
+    o, do = gl.load(o_places), gl.load(do_places)
     row_sum = gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
     gl.store(Numbers + (batches * heads + line) * padded + row, gl.where(there, row_sum, 0.0))
 
@@ -516,7 +518,8 @@ def scale_rows(aside, first_row, head, batch, work, scale):
     target = row.to(gl.int64)[:, None] * strides[2] + column[None, :]
     target = gl.max_contiguous(gl.multiple_of(target, [1, 2]), [1, 2])
     dtype: gl.constexpr = aside.d_query.dtype.element_ty
-    gl.store(rows + target, (sums * scale * 0.6931471805599453).to(dtype), mask=(row < aside.seq_len_q)[:, None])
+    there = (row < aside.seq_len_q)[:, None]
+    gl.store(rows + target, (sums * scale * 0.6931471805599453).to(dtype), mask=there)
 
 
 @gluon.jit
@@ -608,7 +611,8 @@ def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     sums = gl.convert_layout(sums, ROWS)
     rows = DQ + batch * dq_strides[0] + head * dq_strides[1]
     target = rows + (far[:, None] * dq_strides[2] + column[None, :])
-    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=(row < seq_len_q)[:, None])
+    there = (row < seq_len_q)[:, None]
+    gl.store(target, (sums * scale).to(DQ.dtype.element_ty), mask=there)
 
 
 D = 64  # head_dim
