@@ -342,6 +342,35 @@ def test_the_table_of_shared_memory_is_what_triton_allocates(step):
     assert 0 <= step.compile(step.default_problem).shared_bytes - told < 1024
 
 
+def test_the_table_of_barriers_tells_of_counts_in_global_memory_and_of_other_kernels():
+    text = program_file(get_step("deferred_reduce_add")).read_text(encoding="utf-8")
+    for row in (
+        r"counts +consume 0, consume 1 +scale_behind 4",
+        r"counts +prepare_ahead 3 +produce 2",
+        r"kernel before +prepare_ahead 3, produce 2, scale_behind 4",
+        r"next kernel +produce 2",
+    ):
+        assert re.search(f"^{row}$", text, re.MULTILINE), row
+
+
+@pytest.mark.parametrize("name", ["mma", "wgmma"])
+def test_what_a_program_would_have_otherwise_is_what_the_other_program_has(name):
+    step = get_step(name)
+    text = program_file(step).read_text(encoding="utf-8")
+    told = re.search(r"^  --head-dim 64: (.*(?:\n    .*)*)", text, re.MULTILINE)[1]
+    other = module_in(standalone(step, replace(step.default_problem, head_dim=64)))
+    numbers = re.findall(r"([A-Z_]+) (\d+)(?:;|$)", told)
+    assert ("HEAD_DIM", "64") in numbers
+    for constant, number in numbers:
+        assert getattr(getattr(other, constant), "value", getattr(other, constant)) == int(number)
+    own = module_in(text)
+    same = {n for n, v in vars(own).items() if n.isupper() and repr(v) == repr(getattr(other, n, None))}
+    assert not same & set(re.findall(r"\w+", told))
+    boxes = re.findall(r"boxes of Q \[(\d+), (\d+)\]", " ".join(told.split()))
+    assert len(boxes) == (name == "wgmma")
+    assert all(f"describe(q, {rows}, {columns}, " in inspect.getsource(other) for rows, columns in boxes)
+
+
 def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
     path = tmp_path / "fmha.py"
     status, out, err = call("mma", "--head-dim", "64", "--no-causal", "--output", str(path))
