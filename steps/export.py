@@ -25,6 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("float16", "bfloat16"))
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="causal mask")
     parser.add_argument("--window", type=whole_number, metavar="N", help="sliding window")
+    parser.add_argument("--lse", action="store_const", const=True, help="return each query's log-sum-exp, too")
     parser.add_argument("--arch", help="architecture (the step's own, such as sm_90)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the program here")
     return parser
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         asked |= {"window": options.window, "seq_len_q": options.seq_len}
         asked["seq_len_kv"] = options.seq_len_kv or options.seq_len
         problem = replace(step.default_problem, **{name: value for name, value in asked.items() if value is not None})
-        text = standalone(step, problem, options.arch)
+        text = standalone(step, problem, options.arch, bool(options.lse))
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if not options.output:

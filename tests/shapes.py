@@ -60,7 +60,7 @@ def few_at_once(monkeypatch):
 
     And query heads have blocks of their own, however few turns these take (``cta_per_query_head``).
     """
-    for name, value in {"SECTION": 4, "AT_ONCE": 4, "TURNS": 0}.items():
+    for name, value in {"SECTION": 4, "AT_ONCE": 4, "LEAST_ITERATIONS": 0}.items():
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", value)
     always_apart(monkeypatch)
 
@@ -68,10 +68,10 @@ def few_at_once(monkeypatch):
 def zeros_alone(monkeypatch):
     """Likewise, and spare warps keep pace nowhere: one of them clears sums (``tma_zero_fill``)."""
     few_at_once(monkeypatch)
-    monkeypatch.setattr("steps.backward_hopper.skeleton.TURNS", 1000)
+    monkeypatch.setattr("steps.backward_hopper.skeleton.LEAST_ITERATIONS", 1000)
 
 
 def always_apart(monkeypatch):
     """With grouped heads, query heads have blocks of their own in step cta_per_query_head."""
-    for name in ("TURNS_APART", "TURNS_APART_CAUSAL", "TURNS_FEW"):
+    for name in ("ITERATIONS_APART", "ITERATIONS_APART_CAUSAL", "ITERATIONS_FEW"):
         monkeypatch.setattr(f"steps.backward_hopper.skeleton.{name}", 0)

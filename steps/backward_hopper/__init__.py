@@ -7,4 +7,4 @@ head_dim 256. ``rows`` has the small kernels around. ``skeleton`` says which ste
 """
 
 # Modules of pieces that kernels are made of. A piece that a kernel uses once is written out where it is used.
-PIECES = ("lib", "products")
+PIECES = ("adding", "lib", "products", "rows", "spare")

@@ -177,21 +177,21 @@ class Barriers(NamedTuple):
 def rooms(dtype: gl.constexpr, variant: gl.constexpr):
     """Shared memory: tiles, and the slots of rings."""
     STAGES: gl.constexpr = variant.stages
-    ROWS: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
-    KEYS: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
-    NUMBERS: gl.constexpr = [STAGES, 1, variant.tile.query]
-    SCORES: gl.constexpr = [2, variant.tile.key, variant.tile.query]
+    QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, variant.tile.query, variant.head_dim]
+    KEY_SHAPE: gl.constexpr = [1, 1, variant.tile.key, variant.head_dim]
+    NUMBER_SHAPE: gl.constexpr = [STAGES, 1, variant.tile.query]
+    SCORE_SHAPE: gl.constexpr = [2, variant.tile.key, variant.tile.query]
     D_QUERY: gl.constexpr = [1, 1, variant.query_rows, variant.query_columns]
-    SUMS: gl.constexpr = [variant.warpgroups, 1, 1, variant.query_rows, variant.query_columns]
+    SUM_SHAPE: gl.constexpr = [variant.warpgroups, 1, 1, variant.query_rows, variant.query_columns]
     return Tiles(
-        gl.allocate_shared_memory(dtype, KEYS, variant.shared),
-        gl.allocate_shared_memory(dtype, KEYS, variant.shared),
-        gl.allocate_shared_memory(dtype, ROWS, variant.shared),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers),
-        gl.allocate_shared_memory(dtype, ROWS, variant.shared),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, variant.shared_numbers),
-        gl.allocate_shared_memory(dtype, SCORES, variant.shared_scores),
-        gl.allocate_shared_memory(gl.float32, SUMS, variant.shared_sums) if variant.adding.by_tma else None,
+        gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared),
+        gl.allocate_shared_memory(dtype, KEY_SHAPE, variant.shared),
+        gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared),
+        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers),
+        gl.allocate_shared_memory(dtype, QUERY_SHAPE, variant.shared),
+        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, variant.shared_numbers),
+        gl.allocate_shared_memory(dtype, SCORE_SHAPE, variant.shared_scores),
+        gl.allocate_shared_memory(gl.float32, SUM_SHAPE, variant.shared_sums) if variant.adding.by_tma else None,
         gl.allocate_shared_memory(gl.float32, D_QUERY, variant.shared_sums) if variant.helpers.zeros else None,
     )
 
@@ -288,16 +288,16 @@ def own_work(seq_len_q, seq_len_kv, heads, batches, variant: gl.constexpr):
     TILE_KEY: gl.constexpr = variant.tile.key
     TILE_QUERY: gl.constexpr = variant.tile.query
     j, head, batch = variant.tile_of_block(variant)
-    tiles = gl.cdiv(seq_len_q, TILE_QUERY)
+    query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
     first = 0
     cut = 0
     if variant.causal:
-        first = gl.minimum(tiles, j * TILE_KEY // TILE_QUERY)
-        cut = gl.minimum(tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
+        first = gl.minimum(query_tiles, j * TILE_KEY // TILE_QUERY)
+        cut = gl.minimum(query_tiles, gl.cdiv((j + 1) * TILE_KEY - 1, TILE_QUERY))
     if variant.ragged and (j + 1) * TILE_KEY > seq_len_kv:
-        cut = tiles
+        cut = query_tiles
     return Work(
-        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, tiles - first, cut
+        j * TILE_KEY, head, head // variant.sharing, batch, heads, batches, seq_len_kv, first, query_tiles - first, cut
     )
 
 

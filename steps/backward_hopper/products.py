@@ -278,7 +278,10 @@ def tell_stored(barriers, iteration):
 
 @gluon.jit
 def await_all_warpgroups(barriers, n: gl.constexpr, variant: gl.constexpr):
-    """Wait until all warpgroups are here, for the n-th time."""
+    """Wait until all warpgroups are here.
+
+    n: how often they have met before.
+    """
     if variant.warpgroups == 1:
         gl.barrier()
     else:

@@ -53,9 +53,10 @@ def prepare_rows(
 def clear_rows(Sums, first_row, line, padded, by_spare: gl.constexpr, variant: gl.constexpr):
     """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
     LINE: gl.constexpr = variant.line_of_two if by_spare else variant.line
-    SUMS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
-    offset = gl.arange(0, SUMS, LINE)
-    gl.store(Sums + (line * padded + first_row) * variant.head_dim + offset, gl.full([SUMS], 0.0, gl.float32, LINE))
+    ELEMENTS: gl.constexpr = (variant.rows_prepared if by_spare else variant.tile.query) * variant.head_dim
+    offset = gl.arange(0, ELEMENTS, LINE)
+    zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
+    gl.store(Sums + (line.to(gl.int64) * padded + first_row) * variant.head_dim + offset, zeros)
 
 
 @gluon.jit
@@ -91,7 +92,7 @@ def prepare(
         batches, seq_len_q, padded, False, variant,
     )  # fmt: skip
     if line < clearing:
-        clear_rows(Sums, i * ROWS, line.to(gl.int64), padded, False, variant)
+        clear_rows(Sums, i * ROWS, line, padded, False, variant)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):

@@ -91,7 +91,7 @@ def prepare_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.con
                 aside.strides[2], piece * ROWS, line % work.heads, line // work.heads, work.heads, work.batches,
                 aside.seq_len_q, aside.padded, True, variant,
             )  # fmt: skip
-            clear_rows(aside.sums, piece * ROWS, line.to(gl.int64), aside.padded, True, variant)
+            clear_rows(aside.sums, piece * ROWS, line, aside.padded, True, variant)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
 
@@ -124,9 +124,9 @@ def clear_ahead(arrays, tiles, barriers, work, scale, padded, aside, n: gl.const
 @gluon.jit
 def await_made(aside, pieces, work, variant: gl.constexpr):
     """Wait until so many pieces are there of what spare warps make for this block's head."""
-    line = own_line(work)
-    if line >= lines_ahead(variant):  # what those before need a kernel has made
-        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
+    own = own_line(work)
+    if own >= lines_ahead(variant):  # what those before need a kernel has made
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -38,7 +38,8 @@ class Launch:
     """What a program is made of. hosts: templates; kernels: name in the templates -> (entry, constants).
 
     values: what stands for ``HOST.name``, and what conditions ask for; layouts: likewise, written by the names that the
-    kernel has for them. left_out: what the tutorial's step does besides. tables: makes what tells of the kernel.
+    kernel has for them. left_out: what the tutorial's step does besides. tables: makes what tells of the kernel. boxes:
+    tensor -> rows and columns that TMA brings at a time.
     """
 
     hosts: tuple[str, ...]
@@ -47,6 +48,7 @@ class Launch:
     layouts: dict[str, object] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     tables: Callable[[], list[str]] = list
+    boxes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 REWRITTEN = (
@@ -63,6 +65,17 @@ PAIRED = (
 def launch_of(step: Step, problem: Problem, arch: str) -> Launch:
     """What a program of this step is made of."""
     raise Unsupported(f"step {step.label} is launched in a way that is not exported")
+
+
+def with_lse(step: Step, launch: Launch) -> Launch:
+    """A launch whose kernel writes the log-sum-exp, too. Raises Unsupported for a step whose launch hands none back."""
+    entry, bound = launch.kernels["kernel"]
+    if step.direction != "forward" or "LSE" not in bound:
+        why = "only forward kernels for Hopper and Blackwell are"
+        raise Unsupported(f"step {step.label} cannot be exported with the log-sum-exp: {why}")
+    bound = {name: value for name, value in bound.items() if name != "LSE"}
+    bound["variant"] = replace(bound["variant"], lse=True)
+    return replace(launch, kernels={**launch.kernels, "kernel": (entry, bound)})
 
 
 def of_order(order: Order, problem: Problem, tile: Tile) -> dict:
@@ -130,7 +143,10 @@ def _of_tma(step: TmaStep, problem: Problem, arch: str) -> Launch:
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_key", "shared_value")}
     kernels = {"kernel": step.entry(problem, arch)}
-    return Launch(hosts("tma", values), kernels, values, layouts, left_out, partial(forward_tables, step, problem))
+    boxes = {"Q": (variant.rows, variant.head_dim), "K and V": (variant.tile.key, variant.head_dim)}
+    boxes["O"] = (variant.rows, variant.output_columns)
+    show = partial(forward_tables, step, problem)
+    return Launch(hosts("tma", values), kernels, values, layouts, left_out, show, boxes)
 
 
 @launch_of.register
@@ -210,7 +226,12 @@ def _of_hopper_gradients(step: HopperGradients, problem: Problem, arch: str) -> 
     }
     layouts = {name: getattr(variant, name) for name in ("shared", "shared_numbers", "shared_sums")}
     show = partial(backward_tables, step, problem)
-    return Launch(("checks", "backward_hopper"), kernels, values, layouts, [REWRITTEN], show)
+    boxes = {
+        "Q and dO": (variant.tile.query, variant.head_dim),
+        "K, V, dK and dV": (variant.tile.key, variant.head_dim),
+    }
+    boxes |= {"dQ": (variant.query_rows, variant.query_columns)} if variant.adding.by_tma else {}
+    return Launch(("checks", "backward_hopper"), kernels, values, layouts, [REWRITTEN], show, boxes)
 
 
 def hosts(name: str, values: dict) -> tuple[str, ...]:

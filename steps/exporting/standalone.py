@@ -14,7 +14,8 @@ from pathlib import Path
 from steps.core.fused import FusedStep
 from steps.core.ladder import get_step
 from steps.core.step import Step, Unsupported
-from steps.exporting.launches import Launch, Raw, launch_of
+from steps.exporting.launches import Launch, Raw, launch_of, with_lse
+from steps.exporting.others import for_other_problems
 from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.written import flat_text, module_in
@@ -23,8 +24,6 @@ from tutorial_lib.problem import Problem
 
 HOSTS = Path(__file__).parent / "hosts"
 VALUE = re.compile(r"\bHOST\.(\w+)")
-# What the kernels have of the project's own, and what Triton 3.9 has for it.
-STAND_INS = {"async_reduce_shared_to_global": "tma.async_atomic_add"}
 NAMES = {  # of the host code's constants, and what kernels call them
     "head_dim": ("D", "HEAD_DIM", "head_dim"),
     "rows": ("TILE_Q", "TILE_QUERY", "queries of a tile"),
@@ -59,8 +58,10 @@ GPUS = {
 }
 
 
-def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
+def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool = False) -> str:
     """The program of ``step`` for ``problem`` on ``arch`` (None: what the step is made for).
+
+    lse: whether attention returns each query's log-sum-exp, too, which a backward pass needs.
 
     Raises Unsupported for a step that has no kernel for one device, or needs more than Triton and cuTile offer.
     """
@@ -73,21 +74,23 @@ def standalone(step: Step, problem: Problem, arch: str | None = None) -> str:
     if problem.lengths is not None:
         raise Unsupported(f"step {step.label} cannot be exported: its own problem has packed sequences")
     launch = launch_of(step.configured(problem, arch), problem, arch)
+    launch = with_lse(step, launch) if lse else launch
     texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     merged, names = joined({name: without_docstring(text) for name, text in texts.items()})
     for said, instead in WORDS.items():
         merged = merged.replace(said, instead)
-    values = {**common(step, problem, arch), **launch.values, **names}
+    values = {**common(step, problem, arch), **launch.values, **names, "lse": lse}
     values |= {name: _constant(merged, layout) for name, layout in launch.layouts.items()}
     host = host_code((*launch.hosts, "main"), values, merged)
     whole, _ = joined({"kernel": merged, "host": host})
     if found := re.search(r"^(?:from|import) (?:steps|tutorial_lib)\b.*", whole, re.MULTILINE):
         raise Unsupported(f"step {step.label} cannot be exported: it needs `{found[0]}`")
-    return formatted(f'"""{header(step, problem, arch, launch)}"""\n\n{whole}')
+    others = for_other_problems(step, problem, arch, launch_of, {*_defined(merged)})
+    return formatted(f'"""{header(step, problem, arch, launch, others, lse)}"""\n\n{whole}')
 
 
-def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
-    """What the program says of itself."""
+def header(step: Step, problem: Problem, arch: str, launch: Launch, others: str, lse: bool) -> str:
+    """What the program says of itself. others: what it says of other problems. lse: whether it returns that."""
     what = {"forward": "Attention", "backward": "Gradients of attention", "paged": "Attention to keys in pages"}
     language = {"cutile": "cuTile", "triton": "Triton"}.get(step.backend, "Gluon")
     mask = [f"a sliding window of {problem.window}"] if problem.window else ["a causal mask"] if problem.causal else []
@@ -112,12 +115,14 @@ def header(step: Step, problem: Problem, arch: str, launch: Launch) -> str:
     options += [f"--dtype {problem.dtype}", "--causal" if problem.causal else "--no-causal"]
     options += [f"--window {problem.window}"] if problem.window else []
     options += [f"--arch {arch}"] if arch != step.made_for else []
+    options += ["--lse"] if lse else []
     return "\n\n".join(
         [
             textwrap.fill(f"{what[step.direction]} in {language}, with its launch, for {gpu(arch)}.", LINE_LENGTH - 3),
-            f"    {FUNCTIONS[step.direction]}",
+            f"    {FUNCTIONS[step.direction]}{', lse' * lse}",
             *(textwrap.fill(paragraph, LINE_LENGTH) for paragraph in paragraphs),
             *launch.tables(),
+            *filter(None, [others]),
             f"Made from step {step.label} ({step.title}) of the FMHA tutorial by\n"
             f"python -m steps.export {step.name} {' '.join(options)}\n",
         ]
@@ -213,11 +218,8 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
     Where two texts have different things under the same name, the later one's is called otherwise. Imports are in
     front, and constants of all but the host code.
     """
-    imports, constants, others, known, lasts = {}, [], [], {}, {}
+    imports, constants, records, others, known, lasts = {}, [], [], [], {}, {}
     for name, text in texts.items():
-        for own, stand_in in STAND_INS.items():
-            if own in (defined := _defined(text)):
-                text = text.replace(defined[own], "").replace(f"{own}(", f"{stand_in}(")
         while clash := next((one for one, code in _defined(text).items() if known.get(one, code) != code), None):
             text = _renamed(text, clash, fresh(clash, {*known, *_defined(text)}))  # and so who uses it is another, too
         lines, before = text.splitlines(), None
@@ -235,6 +237,8 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
             known |= {one: code} if one else {}
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If):
                 others.append(code)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("namedtuple("):
+                records.append(f"\n{code}")
             elif name != "host":
                 constants.append(code)
             elif before is not None and not isinstance(before, ast.FunctionDef):
@@ -242,7 +246,7 @@ def joined(texts: dict[str, str]) -> tuple[str, dict[str, Raw]]:
             else:
                 others.append(code)
             before = node
-    body = "\n\n\n".join(filter(None, ["\n".join(constants), *others]))
+    body = "\n\n\n".join(filter(None, ["\n".join(constants + records), *others]))
     imports = {name: line for name, line in imports.items() if re.search(rf"\b{name}\b", body)}
     space = "\n\n" if constants else "\n\n\n"
     return f"{import_lines(imports)}{space}{body}\n", lasts

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from steps.backward_hopper.skeleton import HopperGradients
+from steps.backward_hopper.skeleton import HopperGradients, rates
 from steps.backward_hopper.skeleton import arguments as of_backward
 from steps.gluon.tensors import shapes
 from steps.hopper.launching import TmaStep, arguments
@@ -21,16 +21,24 @@ from tutorial_lib.problem import Problem
 
 TILES = 4  # of queries
 TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
+COUNTED = (
+    " Counts are in global memory, one for each head: who waits for one polls it until all have added to it (release, "
+    "acquire). The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one begin."
+)
+BEFORE, NEXT = "kernel before", "next kernel"
 
 
 @dataclass
 class Row:
-    """A ring of barriers. arrive: who does; wait: who does, and for which parity first."""
+    """A ring of barriers. arrive: who does; wait: who does, and for which parity first.
+
+    Of numbers in global memory, which blocks count with, and of other kernels, there is neither a parity nor a size.
+    """
 
     slots: int = 0
     count: int = 0
     arrive: dict[str, None] = field(default_factory=dict)
-    wait: dict[str, int] = field(default_factory=dict)
+    wait: dict[str, int | None] = field(default_factory=dict)
 
 
 class Notes:
@@ -39,6 +47,16 @@ class Notes:
     def __init__(self):
         self.rows: dict[object, Row] = {}
         self.names: dict[object, str] = {}
+        self.counts: dict[tuple[str, int], Row] = {}  # by the kernel's name for them, and the offset
+        self.kernels = {BEFORE: Row(), NEXT: Row()}
+
+    def count(self, pointer) -> Row:
+        """The row of a number in global memory that blocks count with, by the name that a record has for it."""
+        from tutorial_lib.simulator.block import frames
+
+        records = [value for frame in frames() for value in frame.f_locals.values() if hasattr(value, "_fields")]
+        names = [field for record in records for field in record._fields if _flat(record, field) is pointer.flat]
+        return self.counts.setdefault((names[0], int(pointer.offset)), Row())
 
     def row(self, barrier) -> Row:
         """The row of a barrier, whose block's buffers are called what the current role calls them now."""
@@ -55,10 +73,15 @@ class Notes:
         return row
 
 
+def _flat(record: tuple, field: str) -> object:
+    """The tensor that a field of a record points into, if it is a pointer."""
+    return getattr(getattr(record, field), "flat", None)
+
+
 @contextmanager
 def noted() -> Iterator[Notes]:
     """Inside, what kernels do on the simulator is noted."""
-    from tutorial_lib.simulator import state
+    from tutorial_lib.simulator import language, overtaken, state
     from tutorial_lib.simulator.hopper import MBarrier
 
     notes, arrive, fill, passed = Notes(), MBarrier.arrive, MBarrier.fill, MBarrier.passed
@@ -76,11 +99,33 @@ def noted() -> Iterator[Notes]:
         notes.row(self).wait.setdefault(state.role().name, parity)
         return passed(self, parity)
 
+    def noting_add(pointer, value, mask=None, sem=None, scope=None):
+        if sem == "release":
+            notes.count(pointer).arrive[state.role().name] = None
+        return operations["atomic_add"](pointer, value, mask, sem, scope)
+
+    def noting_poll(found, pointer, wanted):
+        notes.count(pointer).wait[state.role().name] = None
+        return sequences[language.AWAIT](found, pointer, wanted)
+
+    def noting_wait(found):
+        notes.kernels[BEFORE].wait[state.role().name] = None
+        return sequences[overtaken.AWAIT](found)
+
+    def noting_let(found):
+        notes.kernels[NEXT].arrive[state.role().name] = None
+        return sequences[overtaken.LET](found)
+
+    operations, sequences = dict(language.OPERATIONS), dict(language.SEQUENCES)
     MBarrier.arrive, MBarrier.fill, MBarrier.passed = noting_arrive, noting_fill, noting_passed
+    language.OPERATIONS["atomic_add"] = noting_add
+    language.SEQUENCES |= {language.AWAIT: noting_poll, overtaken.AWAIT: noting_wait, overtaken.LET: noting_let}
     try:
         yield notes
     finally:
         MBarrier.arrive, MBarrier.fill, MBarrier.passed = arrive, fill, passed
+        language.OPERATIONS |= operations
+        language.SEQUENCES |= sequences
 
 
 def forward_tables(step: TmaStep, problem: Problem) -> list[str]:
@@ -93,42 +138,49 @@ def forward_tables(step: TmaStep, problem: Problem) -> list[str]:
 
 
 def backward_tables(step: HopperGradients, problem: Problem) -> list[str]:
-    """Likewise, of the kernel whose blocks own keys: the first of them, which waits for no other."""
+    """Likewise, of the kernel whose blocks own keys.
+
+    Where spare warps work for other heads, there are as many heads as it takes that every kind of them has some: the
+    first of them is two ahead.
+    """
     import torch
 
     variant = step.variant(problem)
-    small, (q, k, v, do) = few_tiles(problem, TILES * variant.tile.query, variant.tile.key)
-    sums = torch.zeros(q.shape, dtype=torch.float32)
-    numbers, counts = sums.new_zeros(2 * small.heads, q.shape[2]), torch.zeros(2 * q.shape[2], dtype=torch.int32)
+    batch = 3 if variant.ahead else 1
+    variant = replace(variant, ahead=min(variant.ahead, 1))
+    small, (q, k, v, do) = few_tiles(problem, TILES * variant.tile.query, variant.tile.key, batch)
+    sums, lines = torch.zeros(q.shape, dtype=torch.float32), small.batch * small.heads
+    numbers, counts = sums.new_zeros(2 * lines, q.shape[2]), torch.zeros(2 * lines * q.shape[2], dtype=torch.int32)
     into = (sums.new_zeros(k.shape),) * 2 if variant.sharing > 1 else (k, v)
     passed = (*of_backward(q, k, v, do, numbers, sums, *into, small, q.shape[2], variant), variant)
     passed = (*passed, counts) if variant.counts else passed
     if variant.spare:
         strides = (q.stride()[:3], q.stride()[:3], sums.stride()[:3], q.stride()[:3])
-        passed = (*passed, sums, q, numbers, q, do, sums, strides, (0, 0))
-    return tables(step.kernel(problem), passed, variant.warps, step.made_for)
+        passed = (*passed, sums, q, numbers, q, do, sums, strides, rates(small, variant))
+    return tables(step.kernel(problem), passed, variant.warps, step.made_for, blocks=(1, small.kv_heads, batch))
 
 
-def few_tiles(problem: Problem, queries: int, keys: int | None = None) -> tuple[Problem, list]:
+def few_tiles(problem: Problem, queries: int, keys: int | None = None, batch: int = 1) -> tuple[Problem, list]:
     """A problem like another with so few queries and keys, of the heads that share keys, and q, k, v and o for it."""
     import torch
 
-    heads = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
+    heads = {"batch": batch, "heads": problem.group_size, "kv_heads": 1}
     small = replace(problem, **heads, seq_len_q=queries, seq_len_kv=keys or queries)
     return small, [torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes(small)]
 
 
-def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1) -> list[str]:
-    """What the tables' block is seen to do."""
+def tables(kernel, passed: tuple, warps: int, arch: str, ctas: int = 1, blocks: tuple = (1, 1, 1)) -> list[str]:
+    """What the tables' blocks are seen to do."""
     from tutorial_lib.simulator.machine import MACHINES
     from tutorial_lib.simulator.run import launch
 
     with noted() as notes:
-        launch(kernel, (1, 1, 1), passed, warps, machine=MACHINES[arch], ctas=ctas)
+        launch(kernel, blocks, passed, warps, machine=MACHINES[arch], ctas=ctas)
     products = " tcgen05 arrives when a product is complete." * any(
         "tcgen05" in row.arrive for row in notes.rows.values()
     )
-    return [TOLD + products, aligned(barrier_rows(notes)), memory(notes)]
+    told = textwrap.fill(TOLD + products + COUNTED * bool(notes.counts), LINE_LENGTH)
+    return [told, aligned(barrier_rows(notes)), memory(notes)]
 
 
 def barrier_rows(notes: Notes) -> list[tuple]:
@@ -139,9 +191,15 @@ def barrier_rows(notes: Notes) -> list[tuple]:
         known.arrive |= row.arrive
         known.wait |= row.wait
     found = [("barrier", "slots", "arrivals", "who arrives", "who waits, for which parity first")]
-    for name, row in sorted(rows.items()):
-        wait = ", ".join(f"{role}: {parity}" for role, parity in sorted(row.wait.items()))
-        found.append((name, row.slots, row.count, ", ".join(sorted(row.arrive, key=str.lower)), wait))
+    counted: dict[tuple, Row] = {}  # those that the same roles add to are one row
+    for (name, _), row in notes.counts.items():
+        counted.setdefault((name, *sorted(row.arrive)), row).wait |= row.wait
+    others = [(name, row) for (name, *_), row in counted.items()]
+    others += [(name, row) for name, row in notes.kernels.items() if row.arrive or row.wait]
+    for name, row in (*sorted(rows.items()), *others):
+        wait = ", ".join(role + f": {parity}" * (parity is not None) for role, parity in sorted(row.wait.items()))
+        sizes = (row.slots or "", row.count or "")
+        found.append((name, *sizes, ", ".join(sorted(row.arrive, key=str.lower)), wait))
     return found
 
 

@@ -172,7 +172,7 @@ def rings(variant: gl.constexpr):
 
 @gluon.jit
 def all_see_barriers(variant: gl.constexpr):
-    """TMA sees the barriers, and so does the other block of a pair."""
+    """All that use barriers see them."""
     fence_async_shared()
     if variant.neighbours > 1:
         meet()
@@ -292,7 +292,10 @@ class Hold(Pieces):
 
 @gluon.jit
 def drop_meetings():
-    """The warps of a group do not meet where nothing needs it (``tutorial_lib.meetings``)."""
+    """The warps of a group do not meet where nothing needs it.
+
+    See ``tutorial_lib.meetings``.
+    """
     gl.inline_asm_elementwise(NO_MEETINGS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 

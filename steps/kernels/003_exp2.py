@@ -6,6 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
+For other problems `python -m steps.export exp2` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements
+  --seq-len-kv 4001: other statements
+
 Made from step 3 exp2 (exp2, flush to zero) of the FMHA tutorial by
 python -m steps.export exp2 --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -23,6 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 GROUP_SIZE = 1
 TILE_QUERY = 64
 HEAD_DIM = 128
+LEAST = -3.4028234663852886e38
 TILE_KEY = 128
 INVERSE_LN2 = 1 / math.log(2)
 
@@ -31,11 +38,6 @@ def load_key_then_permute(K, batch, head, j):
     """The j-th tile of keys, loaded as it lies in memory and then transposed: [head_dim, key]."""
     k = ct.load(K, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
     return ct.permute(ct.reshape(k, (TILE_KEY, HEAD_DIM)), (1, 0))
-
-
-def divide_exactly(accumulator, row_sum):
-    """Output rows [query, head_dim], divided as IEEE 754 rounds."""
-    return accumulator / row_sum
 
 
 def softmax_exp2(scores, row_max, scale):
@@ -58,7 +60,7 @@ def fmha(Q, K, V, Out, scale):
     q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
     q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
     # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
-    row_max = ct.full((TILE_QUERY, 1), -math.inf, ct.float32)
+    row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
     row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
     accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
     # Which keys a tile of queries sees: tiles [0, unmasked) whole, tiles [unmasked, end) in part.
@@ -88,7 +90,7 @@ def fmha(Q, K, V, Out, scale):
         v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
         accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
     # Normalise and store; rows past the end are dropped.
-    o = ct.astype(divide_exactly(accumulator, row_sum), Out.dtype)
+    o = ct.astype(accumulator / row_sum, Out.dtype)
     ct.store(Out, (batch, head, i, 0), ct.reshape(o, (1, 1, TILE_QUERY, HEAD_DIM)))
 
 

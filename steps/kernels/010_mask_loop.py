@@ -6,6 +6,13 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
+For other problems `python -m steps.export mask_loop` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; other statements in absorb, attend, load_key_transposed, product, tiles_to_visit and
+    elsewhere
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in absorb, attend, load_key_transposed, product, tiles_to_visit and elsewhere
+  --seq-len-kv 4001: other statements
+
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by
 python -m steps.export mask_loop --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -29,6 +36,7 @@ MASK_LOOP_LATENCY_KEY = 4
 MASK_LOOP_LATENCY_VALUE = 8
 NARROW_KEY = 64
 HEAD_DIM = 128
+LEAST = -3.4028234663852886e38
 INVERSE_LN2 = 1 / math.log(2)
 
 
@@ -102,7 +110,7 @@ def attend(i, head, batch, Q, K, V, Out, scale):
     q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
     q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
     # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
-    row_max = ct.full((TILE_QUERY, 1), -math.inf, ct.float32)
+    row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
     row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
     accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
     unmasked, end = tiles_to_visit(i, seq_len_kv, TILE_KEY)

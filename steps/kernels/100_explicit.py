@@ -6,6 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
+For other problems `python -m steps.export explicit` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; other statements in copy_panels, fmha
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in fmha, hide, tiles_to_visit
+  --seq-len-kv 4001: other statements in copy_panels, copy_rows, fmha, hide
+
 Made from step 100 explicit (Gluon, explicit SMEM) of the FMHA tutorial by
 python -m steps.export explicit --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -14,7 +20,6 @@ import itertools
 import math
 import statistics
 import sys
-from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -29,6 +34,7 @@ COLUMNS = gl.constexpr(64)
 TILE_QUERY = gl.constexpr(64)
 STAGES = gl.constexpr(1)
 TILE_KEY = gl.constexpr(64)
+LEAST = gl.constexpr(-3.4028234663852886e38)
 GROUP_SIZE = gl.constexpr(1)
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 4], instr_shape=[16, 8]))
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0]))
@@ -126,7 +132,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     copy_panels(values, 0, V, row_stride, gl.minimum(0, end - 1), seq_len_kv)
     async_copy.commit_group()
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
     accumulators = ()  # not yet normalised
     for _ in gl.static_range(PANELS):
@@ -174,12 +180,11 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         o = accumulators[c] * (1.0 / row_sum)[:, None]
         # Write o [query, columns] to rows [first, limit); through shared memory, so that a lane writes 16 bytes.
         pointer = Out + c * COLUMNS * o_strides[3]
-        o_2 = o
-        o_2 = gl.convert_layout(o_2.to(pointer.dtype.element_ty), COPY)
-        row = first_query + gl.arange(0, o_2.shape[0], gl.SliceLayout(1, COPY))
-        column = gl.arange(0, o_2.shape[1], gl.SliceLayout(0, COPY))
+        o = gl.convert_layout(o.to(pointer.dtype.element_ty), COPY)
+        row = first_query + gl.arange(0, o.shape[0], gl.SliceLayout(1, COPY))
+        column = gl.arange(0, o.shape[1], gl.SliceLayout(0, COPY))
         target = pointer + row.to(gl.int64)[:, None] * o_strides[2] + column[None, :] * o_strides[3]
-        gl.store(target, o_2, mask=(row < seq_len_q)[:, None])
+        gl.store(target, o, mask=(row < seq_len_q)[:, None])
 
 
 D = 128  # head_dim
@@ -212,14 +217,6 @@ def check(q, k, v):
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
 
-@contextmanager
-def older_ptxas():
-    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
-    with triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
-        yield
-
-
 def copyable(x):
     """x, or a copy of it where its rows cannot be copied 16 bytes at a time."""
     even = all(stride % 16 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
@@ -240,7 +237,8 @@ def attention(q, k, v, scale=None):
     grid = (-(-q.shape[2] // TILE_Q), q.shape[1], q.shape[0])  # tiles of queries, heads, batch
     strides = [tuple(x.stride()) for x in (q, k, v, o)]
     arguments = (q, k, v, o, *strides, scale / math.log(2), q.shape[2], k.shape[2])  # the scale is in base 2
-    with torch.cuda.device(q.device), older_ptxas():
+    with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[grid](*arguments, num_warps=4, enable_fp_fusion=True)
     return o
 

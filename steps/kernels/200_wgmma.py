@@ -18,6 +18,13 @@ value_full  2      1         all warps, TMA  all warps: 0
 
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
 
+For other problems `python -m steps.export wgmma` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS; boxes of Q [128, 64]; boxes of K and V [128, 64]; boxes of
+    O [128, 64]
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in attend, tiles_to_visit and elsewhere
+  --seq-len-kv 4001: other statements
+
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -26,9 +33,8 @@ import itertools
 import math
 import statistics
 import sys
-from contextlib import contextmanager
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import triton
@@ -52,52 +58,26 @@ WARPGROUPS = gl.constexpr(1)
 ROWS = gl.constexpr(128)
 HEAD_DIM = gl.constexpr(128)
 TILE_KEY = gl.constexpr(128)
-OUTER = gl.constexpr([1, 1])
+LEAST = gl.constexpr(-3.4028234663852886e38)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
-OUTPUT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
+OUTPUT = ACCUMULATOR
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
 
+# Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
+Arrays = namedtuple("Arrays", "query key value")
 
-class Arrays(NamedTuple):
-    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+# mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
+Barriers = namedtuple("Barriers", "query_full key_full value_full")
 
-    query: object
-    key: object
-    value: object
+# What is to be computed.
+Work = namedtuple("Work", "heads tiles_a_head")
 
+# A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
+QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 
-class Barriers(NamedTuple):
-    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
-
-    query_full: object
-    key_full: object
-    value_full: object
-
-
-class Work(NamedTuple):
-    """What is to be computed."""
-
-    heads: object
-    tiles_a_head: object
-
-
-class QueryTile(NamedTuple):
-    """A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
-
-    row: object
-    kv_head: object
-    batch: object
-    seq_len_kv: object
-
-
-class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
-
-    query: object
-    key: object
-    value: object
-    output: object
+# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+Tiles = namedtuple("Tiles", "query key value output")
 
 
 @gluon.jit
@@ -117,21 +97,6 @@ def exp2(x):
 
 
 @gluon.jit
-def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
-    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
-
-
-@gluon.jit
-def softmax(scores, row_max, scale):
-    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
-
-
-@gluon.jit
 def barrier_ring(length: gl.constexpr):
     """As many mbarriers, each complete after so many arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [length, 1], mbarrier.MBarrierLayout())
@@ -147,23 +112,10 @@ def await_tile(full, iteration, stages: gl.constexpr):
 
 
 @gluon.jit
-def position(number, work):
-    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
-    head = number // work.tiles_a_head
-    return head % work.heads, head // work.heads, number % work.tiles_a_head
-
-
-@gluon.jit
 def fetch(array, ring, full, head, batch, row, stage):
     """Ask TMA for rows [row, row + tile.key) of keys or values, into a slot of their ring."""
     mbarrier.expect(full.index(stage), TILE_KEY * HEAD_DIM * ring.dtype.primitive_bitwidth // 8)
     tma.async_load(array, [batch, head, row, 0], full.index(stage), ring.index(stage))
-
-
-@gluon.jit
-def by_row(x):
-    """One number a row, from the layout of the scores to that of the output."""
-    return gl.convert_layout(x, gl.SliceLayout(1, OUTPUT))[:, None]
 
 
 @gluon.jit
@@ -181,7 +133,7 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
     Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
     whole, end = tiles_to_visit(query_tile.row, query_tile.seq_len_kv)
@@ -196,12 +148,16 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
             scores = warpgroup_mma(query, key.permute((1, 0)), none, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores])
             if masked:
-                scores = hide(scores, query_tile.row, j * TILE_KEY)
+                # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                query_2 = query_tile.row + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+                key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
 
             # --- online softmax ---
-            weights, correction, row_max = softmax(scores, row_max, scale)
+            new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+            weights, correction, row_max = exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
             row_sum = row_sum * correction + gl.sum(weights, 1)
-            accumulator = accumulator * by_row(correction)
+            accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
             weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
             # --- output: PV product ---
@@ -221,8 +177,8 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
@@ -233,7 +189,9 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     work = Work(heads, tiles_a_head)
 
     # --- the first copies are under way before anything is computed ---
-    head, batch, i = position(gl.program_id(0), work)
+    number = gl.program_id(0)
+    head = number // work.tiles_a_head
+    head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
     query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
     _, end = tiles_to_visit(query_tile.row, seq_len_kv)
     # Ask TMA for a tile of queries, a copy for each warpgroup; the barrier completes when all of it is there.
@@ -250,14 +208,16 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     last = n + 1
     iteration = 0  # tiles of keys so far: tells the slot in the ring, and how often it was filled
     while n < last:
-        head, batch, i = position(n, work)
+        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        head = n // work.tiles_a_head
+        head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
         query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, seq_len_kv)
         await_tile(barriers.query_full, 0, 1)
         query = tiles.query.index(0).reshape([ROWS, HEAD_DIM])
         accumulator, row_sum, iteration = attend(query, arrays, tiles, barriers, query_tile, iteration, scale)
 
         # --- normalise and store; TMA drops rows past the end ---
-        o = (accumulator * by_row(1.0 / row_sum)).to(Q.dtype)
+        o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(Q.dtype)
         # Hand the output to TMA, which drops rows past the end.
         slot = tiles.output.index(0)
         # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
@@ -300,14 +260,6 @@ def check(q, k, v):
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
 
-@contextmanager
-def older_ptxas():
-    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
-    with triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
-        yield
-
-
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
     even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
@@ -339,7 +291,8 @@ def attention(q, k, v, scale=None):
         describe(o, 128, 128, SHARED.value),
         *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
     )
-    with torch.cuda.device(q.device), older_ptxas():
+    with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=8, enable_fp_fusion=True)
     return o
 

@@ -21,6 +21,13 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; together 163,920.
 
+For other problems `python -m steps.export producer` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; other layouts OUTPUT, WEIGHTS; boxes of Q [64, 64]; boxes of K and V [128, 64]; boxes of O
+    [64, 64]
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in attend, tiles_to_visit and elsewhere
+  --seq-len-kv 4001: other statements
+
 Made from step 201 producer (Producer and consumers) of the FMHA tutorial by
 python -m steps.export producer --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -29,9 +36,8 @@ import itertools
 import math
 import statistics
 import sys
-from contextlib import contextmanager
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import triton
@@ -55,57 +61,28 @@ STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
 GROUP_SIZE = gl.constexpr(1)
+LEAST = gl.constexpr(-3.4028234663852886e38)
 WORKERS = gl.constexpr([4, 1])
 BUDGETS = gl.constexpr([168, 24])
-OUTER = gl.constexpr([1, 1])
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-OUTPUT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+OUTPUT = ACCUMULATOR
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
 
+# Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
+Arrays = namedtuple("Arrays", "query key value output")
 
-class Arrays(NamedTuple):
-    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+# What is to be computed.
+Work = namedtuple("Work", "heads tiles_a_head seq_len_kv")
 
-    query: object
-    key: object
-    value: object
-    output: object
+# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+Tiles = namedtuple("Tiles", "query key value output")
 
+# mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
+Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty")
 
-class Work(NamedTuple):
-    """What is to be computed."""
-
-    heads: object
-    tiles_a_head: object
-    seq_len_kv: object
-
-
-class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
-
-    query: object
-    key: object
-    value: object
-    output: object
-
-
-class Barriers(NamedTuple):
-    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
-
-    query_full: object
-    query_empty: object
-    key_full: object
-    key_empty: object
-    value_full: object
-    value_empty: object
-
-
-class QueryTile(NamedTuple):
-    """A tile of queries. row: of its first query. seq_len_kv: how many keys there are."""
-
-    row: object
-    seq_len_kv: object
+# A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
+QueryTile = namedtuple("QueryTile", "row seq_len_kv")
 
 
 @gluon.jit
@@ -122,21 +99,6 @@ def tiles_to_visit(first_query, seq_len_kv):
 def exp2(x):
     """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
-    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
-
-
-@gluon.jit
-def softmax(scores, row_max, scale):
-    """One step of the online softmax in base 2: weights [query, key], correction [query], new maximum [query]."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    return exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
 
 
 @gluon.jit
@@ -161,24 +123,11 @@ def release(empty, iteration, stages: gl.constexpr):
 
 
 @gluon.jit
-def position(number, work):
-    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
-    head = number // work.tiles_a_head
-    return head % work.heads, head // work.heads, number % work.tiles_a_head
-
-
-@gluon.jit
 def one_tile():
     """As ``own_tiles``, where every block computes the tile of its number, and ends."""
     first = gl.program_id(0)
     last = first + 1
     return first, last
-
-
-@gluon.jit
-def next_in_list(n):
-    """Where in the order the next tile of queries stands."""
-    return n + 1
 
 
 @gluon.jit
@@ -189,19 +138,13 @@ def fetch(array, ring, full, head, batch, row, stage):
 
 
 @gluon.jit
-def by_row(x):
-    """One number a row, from the layout of the scores to that of the output."""
-    return gl.convert_layout(x, gl.SliceLayout(1, OUTPUT))[:, None]
-
-
-@gluon.jit
 def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.constexpr):
     """Attention of a warpgroup's queries to the keys that they see, a tile after the other.
 
     Returns (accumulator [query, head_dim], row_sum [query], iteration).
     """
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
     first_query = query_tile.row + warpgroup * ROWS
@@ -218,12 +161,16 @@ def attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup: gl.c
             scores = warpgroup_mma_wait(0, deps=[scores])
             release(barriers.key_empty, iteration, STAGES)
             if masked:
-                scores = hide(scores, first_query, j * TILE_KEY)
+                # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                query_2 = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+                key_2 = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                scores = gl.where(key_2[None, :] <= query_2[:, None], scores, float("-inf"))
 
             # --- online softmax ---
-            weights, correction, row_max = softmax(scores, row_max, scale)
+            new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+            weights, correction, row_max = exp2(scores * scale - new_max[:, None]), exp2(row_max - new_max), new_max
             row_sum = row_sum * correction + gl.sum(weights, 1)
-            accumulator = accumulator * by_row(correction)
+            accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
             weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
 
             # --- output: PV product ---
@@ -245,19 +192,21 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     query_iteration = 0
     n, last = one_tile()
     while n < last:
-        head, batch, i = position(n, work)
+        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        head = n // work.tiles_a_head
+        head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
         query_tile = QueryTile(i * TILE_QUERY, work.seq_len_kv)
         # A warpgroup's queries [query, head_dim] of tile ``query_iteration`` of the queries.
         index = query_iteration % QUERY_STAGES * WARPGROUPS + warpgroup
         query = tiles.query.index(index).reshape([ROWS, HEAD_DIM])
         await_tile(barriers.query_full, query_iteration, QUERY_STAGES)
         accumulator, row_sum, iteration = attend(query, tiles, barriers, query_tile, iteration, scale, warpgroup)
-        n = next_in_list(n)
+        n = n + 1
 
         # --- normalise and store; TMA drops rows past the end ---
-        o = (accumulator * by_row(1.0 / row_sum)).to(tiles.query.dtype)
+        o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(tiles.query.dtype)
         row = query_tile.row + warpgroup * ROWS
-        # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
+        # Hand the output to TMA, which drops rows past the end.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
@@ -276,7 +225,9 @@ def produce(arrays, tiles, barriers, work):
     query_iteration = 0
     n, last = one_tile()
     while n < last:
-        head, batch, i = position(n, work)
+        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        head = n // work.tiles_a_head
+        head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
         empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
@@ -289,6 +240,7 @@ def produce(arrays, tiles, barriers, work):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         kv_head = head // GROUP_SIZE
+        # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):
             key = j * TILE_KEY
             # Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
@@ -299,7 +251,7 @@ def produce(arrays, tiles, barriers, work):
             mbarrier.wait(barriers.value_empty.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
             iteration += 1
-        n = next_in_list(n)
+        n = n + 1
         query_iteration += 1
 
 
@@ -307,8 +259,8 @@ def produce(arrays, tiles, barriers, work):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
@@ -322,6 +274,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         barrier_ring(STAGES, WARPGROUPS),
     )
     work = Work(heads, tiles_a_head, seq_len_kv)
+    # All that use barriers see them.
     fence_async_shared()
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
@@ -366,14 +319,6 @@ def check(q, k, v):
     expect(k.shape[2] % TILE_K == 0, "k", f"a multiple of {TILE_K} keys", k.shape[2])
 
 
-@contextmanager
-def older_ptxas():
-    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
-    with triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
-        yield
-
-
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
     even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
@@ -405,7 +350,8 @@ def attention(q, k, v, scale=None):
         describe(o, 64, 128, SHARED.value),
         *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
     )
-    with torch.cuda.device(q.device), older_ptxas():
+    with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
     return o
 

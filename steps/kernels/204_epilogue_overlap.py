@@ -21,6 +21,13 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 96; together 229,472.
 
+For other problems `python -m steps.export epilogue_overlap` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; OUTPUT_COLUMNS 64; other layouts OUTPUT, WEIGHTS; boxes of Q [64, 64]; boxes of K and V
+    [128, 64]; boxes of O [64, 64]
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in hide, tiles_to_visit and elsewhere
+  --seq-len-kv 4001: other statements in hide
+
 Made from step 204 epilogue_overlap (Epilogue overlap) of the FMHA tutorial by
 python -m steps.export epilogue_overlap --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -30,10 +37,9 @@ import itertools
 import math
 import statistics
 import sys
-from contextlib import contextmanager
+from collections import namedtuple
 from functools import lru_cache, partial
 from itertools import accumulate, chain
-from typing import NamedTuple
 
 import torch
 import triton
@@ -57,60 +63,29 @@ STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
 GROUP_SIZE = gl.constexpr(1)
+LEAST = gl.constexpr(-3.4028234663852886e38)
 OUTPUT_COLUMNS = gl.constexpr(128)
 WORKERS = gl.constexpr([4, 1])
 BUDGETS = gl.constexpr([240, 24])
-OUTER = gl.constexpr([1, 1])
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-OUTPUT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+OUTPUT = ACCUMULATOR
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
 
+# Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
+Arrays = namedtuple("Arrays", "query key value output")
 
-class Arrays(NamedTuple):
-    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+# What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
+Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
 
-    query: object
-    key: object
-    value: object
-    output: object
+# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+Tiles = namedtuple("Tiles", "query key value output")
 
+# mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it.
+Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty")
 
-class Work(NamedTuple):
-    """What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]]."""
-
-    order: object
-    starts: object
-    heads: object
-    tiles_a_head: object
-    seq_len_kv: object
-
-
-class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
-
-    query: object
-    key: object
-    value: object
-    output: object
-
-
-class Barriers(NamedTuple):
-    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
-
-    query_full: object
-    query_empty: object
-    key_full: object
-    key_empty: object
-    value_full: object
-    value_empty: object
-
-
-class QueryTile(NamedTuple):
-    """A tile of queries. row: of its first query. seq_len_kv: how many keys there are."""
-
-    row: object
-    seq_len_kv: object
+# A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
+QueryTile = namedtuple("QueryTile", "row seq_len_kv")
 
 
 @gluon.jit
@@ -159,31 +134,12 @@ def release(empty, iteration, stages: gl.constexpr):
 
 
 @gluon.jit
-def position(number, work):
-    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
-    head = number // work.tiles_a_head
-    return head % work.heads, head // work.heads, number % work.tiles_a_head
-
-
-@gluon.jit
 def own_tiles(work):
     """The part [first, last) of the order that was dealt to this block."""
     first = gl.program_id(0)
     last = gl.load(work.starts + first + 1)
     first = gl.load(work.starts + first)
     return first, last
-
-
-@gluon.jit
-def listed(work, n):
-    """The number of the n-th tile of queries in the order, from the list."""
-    return gl.load(work.order + n)
-
-
-@gluon.jit
-def next_in_list(n):
-    """Where in the order the next tile of queries stands."""
-    return n + 1
 
 
 @gluon.jit
@@ -216,38 +172,6 @@ def issue_output(weights, values, iteration, accumulator):
 
 
 @gluon.jit
-def by_row(x):
-    """One number a row, from the layout of the scores to that of the output."""
-    return gl.convert_layout(x, gl.SliceLayout(1, OUTPUT))[:, None]
-
-
-@gluon.jit
-def hide_where_needed(scores, j, whole, first_query):
-    """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over."""
-    if j >= whole:
-        scores = hide(scores, first_query, j * TILE_KEY)
-    return scores
-
-
-@gluon.jit
-def in_one_chain(scores):
-    """The largest score of every row [query]: a lane compares its scores of a row one after the other."""
-    return gl.max(scores, 1)
-
-
-@gluon.jit
-def raise_maxima(scores, row_max, scale):
-    """The new maximum [query] in base 2."""
-    return gl.maximum(row_max, in_one_chain(scores) * scale)
-
-
-@gluon.jit
-def weigh(scores, row_max, scale):
-    """Weights [query, key]: 2^(score - maximum)."""
-    return exp2(scores * scale - row_max[:, None])
-
-
-@gluon.jit
 def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, iteration, scale):
     """Attention of a warpgroup's queries to all tiles of keys but the first, with two products begun together.
 
@@ -267,17 +191,18 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, 
         release(barriers.key_empty, iteration + 1, STAGES)
 
         # --- online softmax, while the output is computed ---
-        scores = hide_where_needed(scores, j, whole, row)
+        if j >= whole:
+            scores = hide(scores, row, j * TILE_KEY)
         # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
-        new_max = raise_maxima(scores, row_max, scale)
+        new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
         correction = exp2(row_max - new_max)
-        weights = weigh(scores, new_max, scale)
+        weights = exp2(scores * scale - new_max[:, None])
         row_sum = row_sum * correction + gl.sum(weights, 1)
         # ptxas may move this wait: nothing holds it here.
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         row_max = new_max
         release(barriers.value_empty, iteration, STAGES)
-        accumulator = accumulator * by_row(correction)
+        accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
         iteration += 1
     return accumulator, row_sum, iteration, weights
@@ -291,9 +216,7 @@ def attend_overlapped(scores, query, tiles, barriers, query_tile, iteration, sca
 
     Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
     """
-    # Maxima [query] before the first tile of keys.
-    ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
     accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
     # (row, whole, end, block_end): a warpgroup's first query, its tiles of keys, and where those of its block end.
     row = query_tile.row + warpgroup * ROWS
@@ -303,10 +226,12 @@ def attend_overlapped(scores, query, tiles, barriers, query_tile, iteration, sca
     # --- the first tile ---
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_empty, iteration, STAGES)
-    scores = hide_where_needed(scores, 0, whole, row)
-    row_max = raise_maxima(scores, row_max, scale)
+    # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
+    if whole <= 0:
+        scores = hide(scores, row, 0)
+    row_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
     # (weights, maxima, sums) of the first tile of keys.
-    weights_2 = weigh(scores, row_max, scale)
+    weights_2 = exp2(scores * scale - row_max[:, None])
     row_sum_2 = gl.sum(weights_2, 1)
     first = gl.convert_layout(weights_2.to(tiles.key.dtype), WEIGHTS), row_max, row_sum_2
 
@@ -330,15 +255,18 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     await_tile(barriers.key_full, 0, STAGES)
     scores = issue_scores(query_of(tiles.query, 0, warpgroup), tiles.key, 0)
     while n < last:
-        # Which queries, and keys, belong to the n-th tile of the order.
-        head, batch, i = position(listed(work, n), work)
+        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        number = gl.load(work.order + n)
+        head = number // work.tiles_a_head
+        head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
         query_tile = QueryTile(i * TILE_QUERY, work.seq_len_kv)
         query = query_of(tiles.query, query_iteration, warpgroup)
         accumulator, row_sum, iteration, last_iteration = attend_overlapped(
             scores, query, tiles, barriers, query_tile, iteration, scale, warpgroup
         )
         # Which tile of queries comes behind this one.
-        n = next_in_list(n)
+        n = n + 1
+        # This warpgroup needs the slot of its queries no more.
         release(barriers.query_empty, query_iteration, QUERY_STAGES)
         # The first product for the next queries is issued behind the last for these, and runs while these are
         # stored. Behind the last queries of all it is issued in vain: a branch around it would wait for it.
@@ -352,9 +280,9 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         iteration += 1
 
         # Normalise and store a warpgroup's output; TMA drops rows past the end. output: its buffer in shared memory.
-        o = (accumulator * by_row(1.0 / row_sum)).to(output.dtype)
+        o = (accumulator * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]).to(output.dtype)
         row = query_tile.row + warpgroup * ROWS
-        # Hand columns of the output [query, column] to TMA, by way of their buffer in shared memory once that is free.
+        # Hand the output to TMA, which drops rows past the end.
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
         fence_async_shared()
@@ -371,7 +299,10 @@ def produce(arrays, tiles, barriers, work):
     query_iteration = 0
     n, last = own_tiles(work)
     while n < last:
-        head, batch, i = position(listed(work, n), work)
+        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        number = gl.load(work.order + n)
+        head = number // work.tiles_a_head
+        head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
         empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
@@ -384,6 +315,7 @@ def produce(arrays, tiles, barriers, work):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         kv_head = head // GROUP_SIZE
+        # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):
             key = j * TILE_KEY
             # Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
@@ -394,7 +326,7 @@ def produce(arrays, tiles, barriers, work):
             mbarrier.wait(barriers.value_empty.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
             iteration += 1
-        n = next_in_list(n)
+        n = n + 1
         query_iteration += 1
 
 
@@ -402,14 +334,12 @@ def produce(arrays, tiles, barriers, work):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
-    # The output leaves from shared memory of its own, while the next queries arrive.
-    OUTPUTS: gl.constexpr = [WARPGROUPS] + OUTER + [ROWS, OUTPUT_COLUMNS]
-    outputs = gl.allocate_shared_memory(queries.dtype, OUTPUTS, SHARED)
+    outputs = gl.allocate_shared_memory(queries.dtype, [WARPGROUPS, 1, 1, ROWS, OUTPUT_COLUMNS], SHARED)
     tiles = Tiles(queries, keys, values, outputs)
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
@@ -420,6 +350,7 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         barrier_ring(STAGES, WARPGROUPS),
     )
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    # All that use barriers see them.
     fence_async_shared()
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
@@ -489,14 +420,6 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
 
 
-@contextmanager
-def older_ptxas():
-    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
-    with triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
-        yield
-
-
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
     even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
@@ -529,7 +452,8 @@ def attention(q, k, v, scale=None):
         describe(o, 64, 128, SHARED.value),
         *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
     )
-    with torch.cuda.device(q.device), older_ptxas():
+    with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
     return o
 

@@ -22,6 +22,15 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 104; together 229,480.
 
+For other problems `python -m steps.export next_softmax_first` writes other programs. This one would have, with
+  --head-dim 64: WORKERS [4, 4, 1]; BUDGETS [160, 160, 24]; WARPGROUPS 3; HEAD_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS
+    64; other layouts OUTPUT, WEIGHTS; boxes of Q [64, 64]; boxes of K and V [128, 64]; boxes of O [64, 64]; other
+    statements in consume, first_maxima, fmha, query_tile_until, send and elsewhere
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in consume, first_maxima, hide, query_tile_until, send, tiles_of_warpgroup,
+    tiles_to_visit and elsewhere
+  --seq-len-kv 4001: other statements in hide
+
 Made from step 208 next_softmax_first (The next tile's softmax first) of the FMHA tutorial by
 python -m steps.export next_softmax_first --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -31,10 +40,9 @@ import itertools
 import math
 import statistics
 import sys
-from contextlib import contextmanager
+from collections import namedtuple
 from functools import lru_cache, partial
 from itertools import accumulate, chain
-from typing import NamedTuple
 
 import torch
 import triton
@@ -58,61 +66,30 @@ STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(128)
 GROUP_SIZE = gl.constexpr(1)
+LEAST = gl.constexpr(-3.4028234663852886e38)
 OUTPUT_COLUMNS = gl.constexpr(128)
 WORKERS = gl.constexpr([4, 1])
 BUDGETS = gl.constexpr([240, 24])
-OUTER = gl.constexpr([1, 1])
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4))
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-OUTPUT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+OUTPUT = ACCUMULATOR
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2))
 
+# Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
+Arrays = namedtuple("Arrays", "query key value output")
 
-class Arrays(NamedTuple):
-    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+# What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
+Work = namedtuple("Work", "order starts heads tiles_a_head seq_len_kv")
 
-    query: object
-    key: object
-    value: object
-    output: object
+# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+Tiles = namedtuple("Tiles", "query key value output")
 
+# mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it. nobody: where
+# nobody arrives (``hold_by_nobody``).
+Barriers = namedtuple("Barriers", "query_full query_empty key_full key_empty value_full value_empty nobody")
 
-class Work(NamedTuple):
-    """What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]]."""
-
-    order: object
-    starts: object
-    heads: object
-    tiles_a_head: object
-    seq_len_kv: object
-
-
-class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
-
-    query: object
-    key: object
-    value: object
-    output: object
-
-
-class Barriers(NamedTuple):
-    """mbarriers, two for every slot: full when TMA has filled it, empty when all warpgroups have read it."""
-
-    query_full: object
-    query_empty: object
-    key_full: object
-    key_empty: object
-    value_full: object
-    value_empty: object
-    nobody: object  # where nobody arrives (``hold_by_nobody``)
-
-
-class QueryTile(NamedTuple):
-    """A tile of queries. row: of its first query. seq_len_kv: how many keys there are."""
-
-    row: object
-    seq_len_kv: object
+# A tile of queries. row: of its first query. seq_len_kv: how many keys there are.
+QueryTile = namedtuple("QueryTile", "row seq_len_kv")
 
 
 @gluon.jit
@@ -147,6 +124,17 @@ def sum_own(weights):
 
 
 @gluon.jit
+def query_tile_until(n, last, work):
+    """(query_tile, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
+    n = gl.minimum(n, last - 1)
+    # (head, batch) and index of a tile of queries in its head, from the tile's number.
+    number = gl.load(work.order + n)
+    head = number // work.tiles_a_head
+    head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
+    return QueryTile(i * TILE_QUERY, work.seq_len_kv), head, batch
+
+
+@gluon.jit
 def send(arrays, tiles, query_tile, head, batch, warpgroup: gl.constexpr):
     """Ask TMA to store a warpgroup's output, which the warps have written to its buffer in shared memory."""
     fence_async_shared()
@@ -176,46 +164,12 @@ def release(empty, iteration, stages: gl.constexpr):
 
 
 @gluon.jit
-def hold_by_nobody(barriers):
-    """Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives."""
-    mbarrier.wait(barriers.nobody.index(0), 1)
-
-
-@gluon.jit
-def position(number, work):
-    """(head, batch) and index of a tile of queries in its head, from the tile's number."""
-    head = number // work.tiles_a_head
-    return head % work.heads, head // work.heads, number % work.tiles_a_head
-
-
-@gluon.jit
 def own_tiles(work):
     """The part [first, last) of the order that was dealt to this block."""
     first = gl.program_id(0)
     last = gl.load(work.starts + first + 1)
     first = gl.load(work.starts + first)
     return first, last
-
-
-@gluon.jit
-def listed(work, n):
-    """The number of the n-th tile of queries in the order, from the list."""
-    return gl.load(work.order + n)
-
-
-@gluon.jit
-def query_tile_until(n, last, work):
-    """(query_tile, head, batch) of the n-th tile of queries in the order; behind the last of them, of the last."""
-    n = gl.minimum(n, last - 1)
-    # Which queries, and keys, belong to the n-th tile of the order.
-    head, batch, i = position(listed(work, n), work)
-    return QueryTile(i * TILE_QUERY, work.seq_len_kv), head, batch
-
-
-@gluon.jit
-def next_in_list(n):
-    """Where in the order the next tile of queries stands."""
-    return n + 1
 
 
 @gluon.jit
@@ -244,6 +198,14 @@ def tiles_of_warpgroup(query_tile, warpgroup: gl.constexpr):
 
 
 @gluon.jit
+def first_weights(scores, row_max, dtype: gl.constexpr, scale):
+    """(weights, maxima, sums) of the first tile of keys."""
+    weights = exp2(scores * scale - row_max[:, None])
+    row_sum = sum_own(weights)
+    return gl.convert_layout(weights.to(dtype), WEIGHTS), row_max, row_sum
+
+
+@gluon.jit
 def issue_scores(query, keys, iteration):
     """Begin the QK product [query, key]. K and Q lie in shared memory."""
     none = gl.full([ROWS, TILE_KEY], 0.0, gl.float32, ACCUMULATOR)
@@ -259,27 +221,6 @@ def issue_output(weights, values, iteration, accumulator):
 
 
 @gluon.jit
-def by_row(x):
-    """One number a row, from the layout of the scores to that of the output."""
-    return gl.convert_layout(x, gl.SliceLayout(1, OUTPUT))[:, None]
-
-
-@gluon.jit
-def hide_where_needed(scores, j, whole, first_query):
-    """Scores of tile j with the mask where it needs one: a branch that whole tiles jump over."""
-    if j >= whole:
-        scores = hide(scores, first_query, j * TILE_KEY)
-    return scores
-
-
-@gluon.jit
-def no_maxima():
-    """Maxima [query] before the first tile of keys."""
-    ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
-    return gl.full([ROWS], float("-inf"), gl.float32, ROW)
-
-
-@gluon.jit
 def in_four_chains(scores):
     """The largest score of every row [query]: by four chains of comparisons a lane and row."""
     PAIRS: gl.constexpr = scores.shape[1] // 8  # of 8 columns a lane has 2
@@ -290,31 +231,14 @@ def in_four_chains(scores):
 
 
 @gluon.jit
-def raise_maxima(scores, row_max, scale):
-    """The new maximum [query] in base 2."""
-    return gl.maximum(row_max, in_four_chains(scores) * scale)
-
-
-@gluon.jit
 def first_maxima(scores, query_tile, scale, warpgroup: gl.constexpr):
     """(scores behind the mask, maxima) of the first tile of keys."""
     row, whole, end, _ = tiles_of_warpgroup(query_tile, warpgroup)
-    scores = hide_where_needed(scores, 0, whole, row)
-    return scores, raise_maxima(scores, no_maxima(), scale)
-
-
-@gluon.jit
-def weigh(scores, row_max, scale):
-    """Weights [query, key]: 2^(score - maximum)."""
-    return exp2(scores * scale - row_max[:, None])
-
-
-@gluon.jit
-def first_weights(scores, row_max, dtype: gl.constexpr, scale):
-    """(weights, maxima, sums) of the first tile of keys."""
-    weights = weigh(scores, row_max, scale)
-    row_sum = sum_own(weights)
-    return gl.convert_layout(weights.to(dtype), WEIGHTS), row_max, row_sum
+    # Scores of tile j with the mask where it needs one: a branch that whole tiles jump over.
+    if whole <= 0:
+        scores = hide(scores, row, 0)
+    no_maxima = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+    return scores, gl.maximum(no_maxima, in_four_chains(scores) * scale)
 
 
 @gluon.jit
@@ -345,19 +269,21 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, row, whole, end, 
         release(barriers.key_empty, iteration + 1, STAGES)
 
         # --- online softmax, while the output is computed ---
-        scores = hide_where_needed(scores, j, whole, row)
+        if j >= whole:
+            scores = hide(scores, row, j * TILE_KEY)
         # The softmax of a tile, and the output rescaled, once the PV product of tile ``iteration`` has ended.
-        new_max = raise_maxima(scores, row_max, scale)
+        new_max = gl.maximum(row_max, in_four_chains(scores) * scale)
         correction = exp2(row_max - new_max)
-        hold_by_nobody(barriers)
+        # Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
+        mbarrier.wait(barriers.nobody.index(0), 1)
         accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-        weights = weigh(scores, new_max, scale)
+        weights = exp2(scores * scale - new_max[:, None])
         # What each lane holds of the sums so far, and of one more tile.
         own = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout))
         row_sum = row_sum * own[:, None] + sum_own(weights)
         row_max = new_max
         release(barriers.value_empty, iteration, STAGES)
-        accumulator = accumulator * by_row(correction)
+        accumulator = accumulator * gl.convert_layout(correction, gl.SliceLayout(1, OUTPUT))[:, None]
         weights = gl.convert_layout(weights.to(tiles.key.dtype), WEIGHTS)
         iteration += 1
     return accumulator, row_sum, iteration, weights
@@ -382,14 +308,14 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
     # Computed anew, not `= query_tile, head, batch`: Triton takes variables that begin as one value for one.
     sent_tile, sent_head, sent_batch = query_tile_until(n, last, work)
     while n < last:
-        n = next_in_list(n)
+        n = n + 1
         more = n < last
         next_tile, next_head, next_batch = query_tile_until(n, last, work)
         # (the first quarter of head_dim of Q, in registers; the second, and the upper half, in shared memory)
-        query_2 = query_of(tiles.query, query_iteration, warpgroup)
+        query = query_of(tiles.query, query_iteration, warpgroup)
         QUARTER: gl.constexpr = HEAD_DIM // 4
-        held = query_2.slice(0, QUARTER, 1).load(gl.DotOperandLayout(0, ACCUMULATOR, 2))
-        query = held, query_2.slice(QUARTER, QUARTER, 1), query_2.slice(2 * QUARTER, 2 * QUARTER, 1)
+        held = query.slice(0, QUARTER, 1).load(gl.DotOperandLayout(0, ACCUMULATOR, 2))
+        query = held, query.slice(QUARTER, QUARTER, 1), query.slice(2 * QUARTER, 2 * QUARTER, 1)
         row, whole, end, _ = tiles_of_warpgroup(query_tile, warpgroup)
         accumulator = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, OUTPUT)
         accumulator, row_sum, iteration, weights = attend_to_rest(
@@ -410,13 +336,14 @@ def consume(arrays, tiles, barriers, work, scale, warpgroup: gl.constexpr):
         if query_iteration > 0:
             send(arrays, tiles, sent_tile, sent_head, sent_batch, warpgroup)
         row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, ACCUMULATOR))
-        inverse = by_row(1.0 / row_sum)
+        inverse = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, OUTPUT))[:, None]
 
         # --- the next softmax; between its maxima and its exponentials the output is complete ---
         scores = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1, pred=more)
         scores, row_max = first_maxima(scores, next_tile, scale, warpgroup)
-        hold_by_nobody(barriers)
+        # Keep what follows behind what is in front: a wait for an mbarrier where nobody arrives.
+        mbarrier.wait(barriers.nobody.index(0), 1)
         accumulator, row_max = warpgroup_mma_wait(0, deps=[accumulator, row_max])
         o = (accumulator * inverse).to(dtype)
         first = first_weights(scores, row_max, dtype, scale)
@@ -438,7 +365,10 @@ def produce(arrays, tiles, barriers, work):
     query_iteration = 0
     n, last = own_tiles(work)
     while n < last:
-        head, batch, i = position(listed(work, n), work)
+        # (head, batch) and index of a tile of queries in its head, from the tile's number.
+        number = gl.load(work.order + n)
+        head = number // work.tiles_a_head
+        head, batch, i = head % work.heads, head // work.heads, number % work.tiles_a_head
         row = i * TILE_QUERY
         _, end = tiles_to_visit(row, work.seq_len_kv)
         empty = barriers.query_empty.index(query_iteration % QUERY_STAGES)
@@ -451,6 +381,7 @@ def produce(arrays, tiles, barriers, work):
             at = [batch, head, (row + warpgroup * ROWS), 0]
             tma.async_load(arrays.query, at, full, tiles.query.index(query_stage * WARPGROUPS + warpgroup))
         kv_head = head // GROUP_SIZE
+        # Ask TMA for so many tiles of keys and values as ``end`` says.
         for j in range(end):
             key = j * TILE_KEY
             # Ask TMA for tile ``iteration`` of the keys and of the values, each as soon as its slot is empty.
@@ -461,7 +392,7 @@ def produce(arrays, tiles, barriers, work):
             mbarrier.wait(barriers.value_empty.index(stage), used)
             fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, key, stage)
             iteration += 1
-        n = next_in_list(n)
+        n = n + 1
         query_iteration += 1
 
 
@@ -469,14 +400,12 @@ def produce(arrays, tiles, barriers, work):
 def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
     arrays = Arrays(Q, K, V, Out)
     # Slots in shared memory for tiles of queries, keys, values and the output.
-    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS] + OUTER + [ROWS, HEAD_DIM]
-    KEYS: gl.constexpr = [STAGES] + OUTER + [TILE_KEY, HEAD_DIM]
+    QUERIES: gl.constexpr = [QUERY_STAGES * WARPGROUPS, 1, 1, ROWS, HEAD_DIM]
+    KEYS: gl.constexpr = [STAGES, 1, 1, TILE_KEY, HEAD_DIM]
     queries = gl.allocate_shared_memory(Q.dtype, QUERIES, SHARED)
     keys = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
     values = gl.allocate_shared_memory(Q.dtype, KEYS, SHARED)
-    # The output leaves from shared memory of its own, while the next queries arrive.
-    OUTPUTS: gl.constexpr = [WARPGROUPS] + OUTER + [ROWS, OUTPUT_COLUMNS]
-    outputs = gl.allocate_shared_memory(queries.dtype, OUTPUTS, SHARED)
+    outputs = gl.allocate_shared_memory(queries.dtype, [WARPGROUPS, 1, 1, ROWS, OUTPUT_COLUMNS], SHARED)
     tiles = Tiles(queries, keys, values, outputs)
     barriers = Barriers(
         barrier_ring(QUERY_STAGES, 1),
@@ -488,7 +417,9 @@ def fmha(Q, K, V, Out, order, starts, scale, seq_len_kv, heads, tiles_a_head):
         barrier_ring(1, 1),
     )
     work = Work(order, starts, heads, tiles_a_head, seq_len_kv)
+    # All that use barriers see them.
     fence_async_shared()
+    # The warps of a group do not meet where nothing needs it.
     gl.inline_asm_elementwise(
         "// no meetings that nothing needs (16ca12b9)\n mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -573,14 +504,6 @@ def deal(lines, seq_len_q, seq_len_kv, blocks, device):
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([*chain(*dealt)], starts))
 
 
-@contextmanager
-def older_ptxas():
-    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
-    with triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
-        yield
-
-
 def describable(x):
     """x, or a copy of it where TMA cannot describe it: rows of 16-byte pieces, each stride a multiple of 16 bytes."""
     even = all(stride > 0 and stride % 8 == 0 for stride, length in zip(x.stride()[:3], x.shape) if length > 1)
@@ -613,7 +536,8 @@ def attention(q, k, v, scale=None):
         describe(o, 64, 128, SHARED.value),
         *(order, starts, scale / math.log(2), k.shape[2], q.shape[1], tiles),  # the kernel's scale is in base 2
     )
-    with torch.cuda.device(q.device), older_ptxas():
+    with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         fmha[(blocks, 1, 1)](*arguments, num_warps=4, enable_fp_fusion=True)
     return o
 

@@ -6,6 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
+For other problems `python -m steps.export two_blocks` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements
+  --seq-len-kv 4001: other statements
+
 Made from step 405 two_blocks (Autotuned: two blocks an SM) of the FMHA tutorial by
 python -m steps.export two_blocks --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -34,27 +40,21 @@ def load_rows(X, batch, head, i):
     return ct.reshape(x, (TILE_QUERY, HEAD_DIM))
 
 
-def seen_or_infinite(lse):
-    """Log-sum-exps with infinity in place of minus infinity, which stands where no key is seen."""
-    return ct.where(lse > -math.inf, lse, math.inf)
-
-
-def store_numbers(X, batch, head, i, x):
-    """Store a number for each row of the i-th tile; what lies past the end is dropped."""
-    ct.store(X, (batch, head, i), ct.reshape(x, (1, 1, *x.shape)))
-
-
 def prepare(Out, DO, LSE, RowSum, Prepared):
     # D of the block's tile of queries.
     i_2, head_2, batch_2 = ct.bid(0), ct.bid(1), ct.bid(2)
     o = load_rows(Out, batch_2, head_2, i_2)
     do = load_rows(DO, batch_2, head_2, i_2)
-    store_numbers(RowSum, batch_2, head_2, i_2, ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1))
+    # Store a number for each row of the i-th tile; what lies past the end is dropped.
+    x = ct.sum(ct.astype(o, ct.float32) * ct.astype(do, ct.float32), axis=1)
+    ct.store(RowSum, (batch_2, head_2, i_2), ct.reshape(x, (1, 1, *x.shape)))
     i, head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
     lse = ct.reshape(
         ct.load(LSE, (batch, head, i), (1, 1, TILE_QUERY), padding_mode=ct.PaddingMode.ZERO), (TILE_QUERY,)
     )
-    store_numbers(Prepared, batch, head, i, seen_or_infinite(lse) * INVERSE_LN2)
+    # Store a number for each row of the i-th tile; what lies past the end is dropped.
+    x = ct.where(lse > -math.inf, lse, math.inf) * INVERSE_LN2
+    ct.store(Prepared, (batch, head, i), ct.reshape(x, (1, 1, *x.shape)))
 
 
 def weigh_prepared(scores, lse, scale):
@@ -71,11 +71,6 @@ def load_rows_2(X, batch, head, i, rows):
 def load_numbers(X, batch, head, i):
     """One number for each row of the i-th tile [rows]; past the end it is padding."""
     return ct.reshape(ct.load(X, (batch, head, i), (1, 1, TILE_QUERY), padding_mode=ct.PaddingMode.ZERO), (TILE_QUERY,))
-
-
-def store_rows(X, batch, head, i, x):
-    """Store the i-th tile of rows; what lies past the end is dropped."""
-    ct.store(X, (batch, head, i, 0), ct.reshape(ct.astype(x, X.dtype), (1, 1, *x.shape)))
 
 
 def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, seq_len_kv, masked, scale):
@@ -106,7 +101,9 @@ def iteration_of_keys(Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_valu
 
 def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
     # dK and dV of one tile of keys, from all queries that see them, and where it adds to dQ its share of that.
-    j, kv_head, batch = ct.bid(0), ct.bid(1), ct.bid(2)
+    j = ct.bid(0)
+    kv_head = ct.bid(1)
+    batch = ct.bid(2)
     k = load_rows_2(K, batch, kv_head, j, TILE_KEY)
     v = load_rows_2(V, batch, kv_head, j, TILE_KEY)
     d_key = ct.zeros((TILE_KEY, HEAD_DIM), ct.float32)
@@ -123,8 +120,11 @@ def fmha_backward(Q, K, V, DO, LSE, RowSum, DK, DV, scale):
             d_key, d_value = iteration_of_keys(
                 Q, DO, LSE, RowSum, batch, head, i, j, k, v, d_key, d_value, K.shape[2], False, scale
             )
-    store_rows(DK, batch, kv_head, j, d_key * scale)
-    store_rows(DV, batch, kv_head, j, d_value)
+    # Store the i-th tile of rows; what lies past the end is dropped.
+    x = d_key * scale
+    ct.store(DK, (batch, kv_head, j, 0), ct.reshape(ct.astype(x, DK.dtype), (1, 1, *x.shape)))
+    # Store the i-th tile of rows; what lies past the end is dropped.
+    ct.store(DV, (batch, kv_head, j, 0), ct.reshape(ct.astype(d_value, DV.dtype), (1, 1, *d_value.shape)))
 
 
 def load_rows_3(X, batch, head, i, rows):

@@ -9,7 +9,9 @@ order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 
 Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
 descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
 
-Roles are called by their functions, with a number. TMA arrives when its bytes are there.
+Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are in global memory,
+one for each head: who waits for one polls it until all have added to it (release, acquire). The kernel before is
+awaited by griddepcontrol.wait, and launch_dependents lets the next one begin.
 
 barrier         slots  arrivals  who arrives           who waits, for which parity first
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
@@ -19,9 +21,21 @@ done            2      2         consume 0, consume 1  consume 0: 0, consume 1: 
 keys_full       1      1         produce 2, TMA        consume 0: 0, consume 1: 0
 query_empty     2      2         consume 0, consume 1  produce 2: 1
 query_full      2      1         produce 2, TMA        consume 0: 0, consume 1: 0
+counts                           consume 0, consume 1  scale_behind 4
+counts                           prepare_ahead 3       produce 2
+kernel before                                          prepare_ahead 3, produce 2, scale_behind 4
+next kernel                      produce 2
 
 Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_output 32,768, row_sum 1,024, d_scores
 65,536, d_query 32,768, barriers 104; together 198,760.
+
+For other problems `python -m steps.export deferred_reduce_add` writes other programs. This one would have, with
+  --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; other layouts SUMS, FACTOR, ROWS_OF_ONE,
+    ROWS_OF_TWO, KEY_FACTOR, SCORES; boxes of Q and dO [64, 128]; boxes of K, V, dK and dV [128, 128]; other statements
+    in consume, issue_own_d_query and elsewhere
+  --dtype bfloat16: other statements in consume and elsewhere, and other checks
+  --causal: AHEAD 264; other statements in consume, iterations_before and elsewhere
+  --seq-len-kv 4001: other statements in consume and elsewhere
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal
@@ -31,9 +45,8 @@ import itertools
 import math
 import statistics
 import sys
-from contextlib import contextmanager
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import triton
@@ -62,7 +75,7 @@ QUERY_COLUMNS = gl.constexpr(64)
 WARPGROUPS = gl.constexpr(2)
 WRITERS = gl.constexpr(2)
 SHARING = gl.constexpr(1)
-KEYS_2 = gl.constexpr(64)
+KEYS = gl.constexpr(64)
 GROUP_SIZE = gl.constexpr(1)
 ROWS_PREPARED = gl.constexpr(16)
 ROWS_SCALED = gl.constexpr(8)
@@ -78,7 +91,7 @@ SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwi
 SHARED_NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32))
 SHARED_SCORES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 SHARED_SUMS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4))
-SUMS_2 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 ROWS_OF_ONE = gl.constexpr(
     gl.BlockedLayout(size_per_thread=[1, 4], threads_per_warp=[2, 16], warps_per_cta=[1, 1], order=[1, 0])
 )
@@ -86,7 +99,7 @@ ROWS_OF_TWO = gl.constexpr(
     gl.BlockedLayout(size_per_thread=[1, 16], threads_per_warp=[8, 4], warps_per_cta=[2, 1], order=[1, 0])
 )
 LINE_OF_TWO = gl.constexpr(gl.BlockedLayout(size_per_thread=[4], threads_per_warp=[32], warps_per_cta=[2], order=[0]))
-SCORES_2 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 SHARED_FOURS = gl.constexpr(
     gl.SharedLinearLayout(offset_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 20], [2, 8], [4, 16], [8, 0],
     [16, 0], [32, 0], [0, 32]]),
@@ -100,28 +113,39 @@ QUERY_FOURS = gl.constexpr(
         shape=[64, 64],
     )
 )
-QUERY_SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS_2, k_width=2))
-KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES_2, k_width=2))
+QUERY_SUMS = SUMS
+FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2))
+KEY_FACTOR = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
+
+# Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them. sums: dQ
+# in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value: where query
+# heads have blocks of their own, pointers to the like for dK and dV.
+Arrays = namedtuple("Arrays", "query key value d_output numbers sums d_key d_value")
+
+# What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ. counts: what
+# blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows to prepare and
+# to scale in an iteration, times 2^16.
+Aside = namedtuple("Aside", "counts output d_output lse numbers sums d_query strides rates seq_len_q padded")
+
+# Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
+# d_query: every warpgroup's dQ of one tile, where TMA adds it.
+Tiles = namedtuple("Tiles", "key value query lse d_output row_sum d_scores d_query")
+
+# mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it. d_scores_full: between warpgroups, when
+# all that write dS have. done: when all warpgroups have read K and V for the last time, and when all have written dK
+# and dV.
+Barriers = namedtuple("Barriers", "keys_full query_full query_empty d_output_full d_output_empty d_scores_full done")
+
+# What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together. head:
+# the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
+Work = namedtuple("Work", "key_row head kv_head batch heads batches a_head")
 
 
 @gluon.jit
 def prepare_rows(
-    Out,
-    DO,
-    LSE,
-    Numbers,
-    o_strides,
-    do_strides,
-    lse_strides,
-    first_row,
-    head,
-    batch,
-    heads,
-    batches,
-    seq_len_q,
+    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
     padded,
-):
+):  # fmt: skip
     """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
     row = first_row + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
@@ -146,156 +170,37 @@ def prepare_rows(
     gl.store(Numbers + line * padded + row, gl.where(there & (lse > NONE), lse * 1.4426950408889634, float("inf")))
 
 
-@gluon.jit
-def first_head_first():
-    """The head of a block of a small kernel, among those of all batches that it is for. A GPU starts block 0 first."""
-    return gl.program_id(1) + gl.num_programs(1) * gl.program_id(2)
-
-
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "batches", "counts", "pieces", "clearing"])
 def prepare(
-    Out,
-    DO,
-    LSE,
-    Numbers,
-    Sums,
-    o_strides,
-    do_strides,
-    lse_strides,
-    seq_len_q,
-    padded,
-    heads,
-    batches,
-    counts,
-    pieces,
-    clearing,
-    Counts=None,
-):
+    Out, DO, LSE, Numbers, Sums, o_strides, do_strides, lse_strides, seq_len_q, padded, heads, batches, counts, pieces,
+    clearing, Counts=None,
+):  # fmt: skip
     """All that is made ready for a tile of queries; and zeros, shared out among the tiles."""
+    # Let the next kernel begin, as soon as blocks of it find room.
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
     i = gl.program_id(0)
-    line = gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
+    line = gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
     prepare_rows(
-        Out,
-        DO,
-        LSE,
-        Numbers,
-        o_strides,
-        do_strides,
-        lse_strides,
-        i * TILE_QUERY,
-        line % heads,
-        line // heads,
-        heads,
-        batches,
-        seq_len_q,
-        padded,
-    )
+        Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, i * TILE_QUERY, line % heads, line // heads, heads,
+        batches, seq_len_q, padded,
+    )  # fmt: skip
     if line < clearing:
         # Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time.
-        line_2 = line.to(gl.int64)
-        SUMS: gl.constexpr = TILE_QUERY * HEAD_DIM
-        offset = gl.arange(0, SUMS, LINE)
-        gl.store(
-            Sums + (line_2 * padded + (i * TILE_QUERY)) * HEAD_DIM + offset, gl.full([SUMS], 0.0, gl.float32, LINE)
-        )
+        ELEMENTS: gl.constexpr = TILE_QUERY * HEAD_DIM
+        offset = gl.arange(0, ELEMENTS, LINE)
+        zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE)
+        gl.store(Sums + (line.to(gl.int64) * padded + (i * TILE_QUERY)) * HEAD_DIM + offset, zeros)
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     if Counts is not None:
         for n in range(line * gl.num_programs(0) + i, counts, programs):
             gl.store(Counts + n, 0)
 
 
-class Arrays(NamedTuple):
-    """Arrays in global memory, as TMA knows them. numbers: log-sum-exps in base 2 [head, query], and D below them.
-
-    sums: dQ in float32, rows padded to whole tiles: a pointer, or for TMA to add to, and to clear. d_key, d_value:
-    where query heads have blocks of their own, pointers to the like for dK and dV.
-    """
-
-    query: object
-    key: object
-    value: object
-    d_output: object
-    numbers: object
-    sums: object
-    d_key: object
-    d_value: object
-
-
-class Aside(NamedTuple):
-    """What blocks read and write beside tiles, as pointers, with the strides of o, dO, the log-sum-exp and dQ.
-
-    counts: what blocks count for each other: who has added to a tile of dQ, or how far a head is. rates: pieces of rows
-    to prepare and to scale in an iteration, times 2^16.
-    """
-
-    counts: object
-    output: object
-    d_output: object
-    lse: object
-    numbers: object
-    sums: object
-    d_query: object
-    strides: object
-    rates: object
-    seq_len_q: object
-    padded: object
-
-
-class Tiles(NamedTuple):
-    """Tiles in shared memory. key, value: the block's own; query, lse, d_output, row_sum: rings; d_scores: two slots.
-
-    d_query: every warpgroup's dQ of one tile, where TMA adds it.
-    """
-
-    key: object
-    value: object
-    query: object
-    lse: object
-    d_output: object
-    row_sum: object
-    d_scores: object
-    d_query: object
-
-
-class Barriers(NamedTuple):
-    """mbarriers. full: TMA has filled a slot. empty: all warpgroups have read it.
-
-    d_scores_full: between warpgroups, when all that write dS have. done: when all warpgroups have read K and V for the
-    last time, and when all have written dK and dV.
-    """
-
-    keys_full: object
-    query_full: object
-    query_empty: object
-    d_output_full: object
-    d_output_empty: object
-    d_scores_full: object
-    done: object
-
-
-class Work(NamedTuple):
-    """What a block computes: its tile of keys, and an iteration for each tile of queries, those of a head together.
-
-    head: the kv head; where query heads have blocks of their own, the query head. a_head: tiles from there.
-    """
-
-    key_row: object
-    head: object
-    kv_head: object
-    batch: object
-    heads: object
-    batches: object
-    a_head: object
-
-
 @gluon.jit
-def in_fours(d_query):
-    """A lane has four columns side by side."""
-    # A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves.
-    x = d_query
+def fours_together(x):
+    """A tile with other columns side by side: of 16, a lane has two, and two that lie 8 further. No number moves."""
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
     x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS])
@@ -303,55 +208,25 @@ def in_fours(d_query):
 
 
 @gluon.jit
-def add_to_query(d_query, tiles, warpgroup: gl.constexpr):
-    """Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums."""
-    # Store a warpgroup's dQ when TMA has read the last one. TMA adds it when the next scores are under way.
-    tma.store_wait(0)
-    # Store a warpgroup's dQ where TMA reads it. A fence must follow.
+def store_for_tma(d_query, tiles, warpgroup: gl.constexpr):
+    """Store a warpgroup's dQ where TMA reads it. A fence must follow."""
     slot = tiles.d_query.index(warpgroup)
-    shape: gl.constexpr = [QUERY_ROWS, QUERY_COLUMNS]
-    slot.reinterpret(gl.float32, shape, SHARED_FOURS).store(in_fours(d_query))
-
-
-@gluon.jit
-def await_kernels_before():
-    """Wait until all kernels before this one have ended, as this one may begin early."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def position(work, iteration):
-    """(head, index of the tile of queries) of an iteration."""
-    head = work.head
-    return head, iteration
-
-
-@gluon.jit
-def corner(iteration, work, warpgroup: gl.constexpr):
-    """Where a warpgroup's dQ of an iteration's tile of queries begins: [batch, head, row, column]."""
-    head, i = position(work, iteration)
-    first_row = i * TILE_QUERY + (warpgroup * QUERY_ROWS)
-    return [work.batch, head, first_row, 0]
+    slot.reinterpret(gl.float32, [QUERY_ROWS, QUERY_COLUMNS], SHARED_FOURS).store(fours_together(d_query))
 
 
 @gluon.jit
 def let_tma_add(arrays, tiles, iteration, work, warpgroup: gl.constexpr):
     """Ask TMA to add a warpgroup's dQ of an iteration, which the warpgroup has stored."""
     fence_async_shared()
-    tma.async_atomic_add(arrays.sums, corner(iteration, work, warpgroup), tiles.d_query.index(warpgroup))
+    first_row = iteration * TILE_QUERY + (warpgroup * QUERY_ROWS)
+    corner = [work.batch, work.head, first_row, 0]
+    tma.async_atomic_add(arrays.sums, corner, tiles.d_query.index(warpgroup))
 
 
 @gluon.jit
-def add_stored(arrays, tiles, iterations, work, warpgroup: gl.constexpr):
-    """Ask TMA to add what was stored at the end of the iteration before."""
-    if iterations > 1:
-        let_tma_add(arrays, tiles, iterations - 2, work, warpgroup)
-
-
-@gluon.jit
-def add_last(arrays, tiles, iterations, work, warpgroup: gl.constexpr):
-    """Ask TMA to add dQ of the last iteration."""
-    let_tma_add(arrays, tiles, iterations - 1, work, warpgroup)
+def await_kernels_before():
+    """Wait until all kernels before this one have ended, as this one may begin early."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -384,7 +259,7 @@ def keys_of(tile):
 def number_of(ring, iteration):
     """A number for each query, along the columns of scores [1, query]."""
     numbers = ring.index(iteration % STAGES).reshape([TILE_QUERY])
-    return numbers.load(gl.SliceLayout(0, SCORES_2))[None, :]
+    return numbers.load(gl.SliceLayout(0, SCORES))[None, :]
 
 
 @gluon.jit
@@ -399,29 +274,10 @@ def issue_own_d_query(tiles, iteration, warpgroup: gl.constexpr):
 
 
 @gluon.jit
-def await_all_warpgroups(barriers, n: gl.constexpr):
-    """Wait until all warpgroups are here, for the n-th time."""
-    mbarrier.arrive(barriers.done.index(n), count=1)
-    mbarrier.wait(barriers.done.index(n), 0)
-
-
-@gluon.jit
 def prepare_rows_2(
-    Out,
-    DO,
-    LSE,
-    Numbers,
-    o_strides,
-    do_strides,
-    lse_strides,
-    first_row,
-    head,
-    batch,
-    heads,
-    batches,
-    seq_len_q,
+    Out, DO, LSE, Numbers, o_strides, do_strides, lse_strides, first_row, head, batch, heads, batches, seq_len_q,
     padded,
-):
+):  # fmt: skip
     """For a few rows of a head: the log-sum-exp in base 2 and D, the sum of dO O over head_dim."""
     row = first_row + gl.arange(0, ROWS_PREPARED, gl.SliceLayout(1, ROWS_OF_TWO))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS_OF_TWO))
@@ -447,17 +303,109 @@ def prepare_rows_2(
 
 
 @gluon.jit
-def clear_rows(Sums, first_row, line, padded):
-    """Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time."""
-    SUMS: gl.constexpr = ROWS_PREPARED * HEAD_DIM
-    offset = gl.arange(0, SUMS, LINE_OF_TWO)
-    gl.store(Sums + (line * padded + first_row) * HEAD_DIM + offset, gl.full([SUMS], 0.0, gl.float32, LINE_OF_TWO))
-
-
-@gluon.jit
 def exp2(x):
     """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr):
+    """A warpgroup: dK and dV of its keys, and its share of what the block adds to dQ."""
+    dtype: gl.constexpr = tiles.key.dtype
+    keys = keys_of(tiles.key).slice(warpgroup * KEYS, KEYS, 0)
+    values = keys_of(tiles.value).slice(warpgroup * KEYS, KEYS, 0)
+    d_key = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
+    d_value = gl.full([KEYS, HEAD_DIM], 0.0, gl.float32, SUMS)
+    iterations = GROUP_SIZE * work.a_head
+    mbarrier.wait(barriers.keys_full.index(0), 0)
+    kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
+    for iteration in range(iterations):
+        query, d_output = rows_of(tiles.query, iteration), rows_of(tiles.d_output, iteration)
+
+        # --- the weights again, and dV ---
+        mbarrier.wait(barriers.query_full.index(iteration % STAGES), iteration // STAGES & 1)
+        # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
+        none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
+        scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
+        # Wait until TMA has filled the slot of tile ``iteration`` of a ring.
+        mbarrier.wait(barriers.d_output_full.index(iteration % STAGES), iteration // STAGES & 1)
+        # Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO.
+        none = gl.full([KEYS, TILE_QUERY], 0.0, gl.float32, SCORES)
+        d_weights = warpgroup_mma(values, d_output.permute((1, 0)), none, use_acc=False, is_async=True)
+        # Ask TMA to add what was stored at the end of the iteration before.
+        if iteration > 1:
+            let_tma_add(arrays, tiles, iteration - 2, work, warpgroup)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        weights = exp2(scores * scale - number_of(tiles.lse, iteration))
+        rounded = weights.to(dtype)
+        factor = gl.convert_layout(rounded, FACTOR)
+        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
+
+        # --- dS ---
+        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+        weights = rounded.to(gl.float32)
+        # dS: the row sums are taken off now.
+        d_weights -= number_of(tiles.row_sum, iteration)
+        d_scores = (weights * d_weights).to(dtype)
+        before = iteration + 1  # of the two slots of dS, that of the iteration before
+        # Both warpgroups said so of dO in the iteration before.
+        told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % STAGES), told)
+        tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS, KEYS, 0).store(d_scores)
+
+        # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
+        mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
+        d_query = issue_own_d_query(tiles, before, warpgroup)
+        d_key = warpgroup_mma(gl.convert_layout(d_scores, FACTOR), query, d_key, is_async=True)
+        # Tell both warpgroups that this one has stored its dS of an iteration. wgmma reads it, which takes a fence.
+        fence_async_shared()
+        mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
+        d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
+        # One word says both.
+        mbarrier.arrive(barriers.d_output_empty.index(iteration % STAGES), count=1)
+        if iteration > 0:
+            # Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums.
+            tma.store_wait(0)
+            store_for_tma(d_query, tiles, warpgroup)
+        d_key = warpgroup_mma_wait(0, deps=[d_key])
+        mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
+
+    # --- dQ of the last iteration ---
+    if iterations > 0:
+        # Ask TMA to add what was stored at the end of the iteration before.
+        if iterations > 1:
+            let_tma_add(arrays, tiles, iterations - 2, work, warpgroup)
+        mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
+        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, warpgroup)])
+        # Add a warpgroup's dQ [query, head_dim] of an iteration's tile of queries to the sums.
+        tma.store_wait(0)
+        store_for_tma(d_query, tiles, warpgroup)
+        # Ask TMA to add dQ of the last iteration.
+        let_tma_add(arrays, tiles, iterations - 1, work, warpgroup)
+
+    # --- dK and dV ---
+    # Wait until all warpgroups are here.
+    mbarrier.arrive(barriers.done.index(0), count=1)
+    mbarrier.wait(barriers.done.index(0), 0)
+    keys.store((d_key * (scale * 0.6931471805599453)).to(dtype))
+    values.store(d_value.to(dtype))
+    fence_async_shared()
+    # Wait until all warpgroups are here.
+    mbarrier.arrive(barriers.done.index(1), count=1)
+    mbarrier.wait(barriers.done.index(1), 0)
+    if warpgroup == 0:
+        tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
+        tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
+    TWO_BEHIND: gl.constexpr = warpgroup == 0
+    # Count this warpgroup of this block, when all that it has added to dQ is in global memory.
+    SO_FAR: gl.constexpr = (
+        "cp.async.bulk.wait_group 2; mov.b32 $0, 0;" if TWO_BEHIND else "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
+    )
+    gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.barrier()  # one thread counts for all
+    lines = gl.num_programs(1) * gl.num_programs(2)
+    gl.atomic_add(aside.counts + lines + own_line(work), 1, sem="release", scope="gpu")
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -470,15 +418,44 @@ def barrier_ring(length: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def await_tile(full, iteration):
-    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
-    mbarrier.wait(full.index(iteration % STAGES), iteration // STAGES & 1)
-
-
-@gluon.jit
 def lines_ahead():
     """The heads from a block's own to that whose rows it prepares, or clears."""
     return gl.maximum(2, AHEAD // gl.num_programs(0))
+
+
+@gluon.jit
+def produce(arrays, tiles, barriers, work, aside):
+    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
+    full = barriers.keys_full.index(0)
+    mbarrier.expect(full, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
+    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
+    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
+    # Let the next kernel begin, as soon as blocks of it find room.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+    await_kernels_before()  # now: no kernel of this call has written keys or values
+    # Wait until this block's head is prepared.
+    pieces = aside.padded // ROWS_PREPARED
+    own = own_line(work)
+    if own >= lines_ahead():  # what those before need a kernel has made
+        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + own, pieces], dtype=gl.int32, is_pure=False, pack=1)
+    for iteration in range(GROUP_SIZE * work.a_head):
+        line = work.batch * work.heads + work.head
+        stage = iteration % STAGES
+        used = iteration // STAGES & 1 ^ 1
+        mbarrier.wait(barriers.query_empty.index(stage), used)
+        full = barriers.query_full.index(stage)
+        fetch_rows(
+            arrays.query, arrays.numbers, tiles.query.index(stage), tiles.lse.index(stage), full, work.head, work.batch,
+            iteration, line,
+        )  # fmt: skip
+        mbarrier.wait(barriers.d_output_empty.index(stage), used)
+        full = barriers.d_output_full.index(stage)
+        fetch_rows(
+            arrays.d_output, arrays.numbers, tiles.d_output.index(stage), tiles.row_sum.index(stage), full, work.head,
+            work.batch, iteration, work.batches * work.heads + line,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -491,10 +468,9 @@ def iterations_before(j, tiles):
 @gluon.jit
 def own_share(pieces, rate, work):
     """(first, end) of so many pieces of a head's work: this block's share, by the iterations that it takes."""
-    tiles = work.a_head
     j = work.key_row // TILE_KEY
-    first = iterations_before(j, tiles) * rate >> 16
-    end = iterations_before(j + 1, tiles) * rate >> 16
+    first = iterations_before(j, work.a_head) * rate >> 16
+    end = iterations_before(j + 1, work.a_head) * rate >> 16
     return gl.minimum(first, pieces).to(gl.int32), gl.minimum(end, pieces).to(gl.int32)
 
 
@@ -508,177 +484,19 @@ def prepare_ahead(work, aside):
         first, end = own_share(aside.padded // ROWS_PREPARED, aside.rates[0], work)
         for piece in range(first, end):
             prepare_rows_2(
-                aside.output,
-                aside.d_output,
-                aside.lse,
-                aside.numbers,
-                aside.strides[0],
-                aside.strides[1],
-                aside.strides[2],
-                piece * ROWS_PREPARED,
-                line % work.heads,
-                line // work.heads,
-                work.heads,
-                work.batches,
-                aside.seq_len_q,
-                aside.padded,
+                aside.output, aside.d_output, aside.lse, aside.numbers, aside.strides[0], aside.strides[1],
+                aside.strides[2], piece * ROWS_PREPARED, line % work.heads, line // work.heads, work.heads,
+                work.batches, aside.seq_len_q, aside.padded,
+            )  # fmt: skip
+            # Zeros for dQ's sums of a tile of queries, or of the rows that spare warps prepare at a time.
+            ELEMENTS: gl.constexpr = ROWS_PREPARED * HEAD_DIM
+            offset = gl.arange(0, ELEMENTS, LINE_OF_TWO)
+            zeros = gl.full([ELEMENTS], 0.0, gl.float32, LINE_OF_TWO)
+            gl.store(
+                aside.sums + (line.to(gl.int64) * aside.padded + (piece * ROWS_PREPARED)) * HEAD_DIM + offset, zeros
             )
-            clear_rows(aside.sums, piece * ROWS_PREPARED, line.to(gl.int64), aside.padded)
         gl.barrier()  # one thread counts for all
         gl.atomic_add(aside.counts + line, end - first, sem="release", scope="gpu")
-
-
-@gluon.jit
-def await_rows(aside, work):
-    """Wait until this block's head is prepared."""
-    # Wait until so many pieces are there of what spare warps make for this block's head.
-    pieces = aside.padded // ROWS_PREPARED
-    line = own_line(work)
-    if line >= lines_ahead():  # what those before need a kernel has made
-        gl.inline_asm_elementwise(AWAIT, "=r,l,r", [aside.counts + line, pieces], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def produce(arrays, tiles, barriers, work, aside):
-    """The producer: fetches the block's keys and values, and then tiles of queries, each when its slot is empty."""
-    full = barriers.keys_full.index(0)
-    mbarrier.expect(full, 2 * TILE_KEY * HEAD_DIM * tiles.key.dtype.primitive_bitwidth // 8)
-    tma.async_load(arrays.key, [work.batch, work.kv_head, work.key_row, 0], full, tiles.key)
-    tma.async_load(arrays.value, [work.batch, work.kv_head, work.key_row, 0], full, tiles.value)
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-    await_kernels_before()  # now: no kernel of this call has written keys or values
-    await_rows(aside, work)
-    for iteration in range(GROUP_SIZE * work.a_head):
-        head, i = position(work, iteration)
-        line = work.batch * work.heads + head
-        stage = iteration % STAGES
-        used = iteration // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.query_empty.index(stage), used)
-        full = barriers.query_full.index(stage)
-        fetch_rows(
-            arrays.query,
-            arrays.numbers,
-            tiles.query.index(stage),
-            tiles.lse.index(stage),
-            full,
-            head,
-            work.batch,
-            i,
-            line,
-        )
-        mbarrier.wait(barriers.d_output_empty.index(stage), used)
-        full = barriers.d_output_full.index(stage)
-        fetch_rows(
-            arrays.d_output,
-            arrays.numbers,
-            tiles.d_output.index(stage),
-            tiles.row_sum.index(stage),
-            full,
-            head,
-            work.batch,
-            i,
-            work.batches * work.heads + line,
-        )
-
-
-@gluon.jit
-def tell_added(aside, work, two_behind: gl.constexpr):
-    """Count this warpgroup of this block, when all that it has added to dQ is in global memory.
-
-    two_behind: behind it this warpgroup had TMA store dK and dV, for which nobody waits here.
-    """
-    SO_FAR: gl.constexpr = (
-        "cp.async.bulk.wait_group 2; mov.b32 $0, 0;" if two_behind else "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
-    )
-    gl.inline_asm_elementwise(SO_FAR, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    gl.barrier()  # one thread counts for all
-    lines = gl.num_programs(1) * gl.num_programs(2)
-    gl.atomic_add(aside.counts + lines + own_line(work), 1, sem="release", scope="gpu")
-
-
-@gluon.jit
-def consume(arrays, tiles, barriers, work, scale, aside, warpgroup: gl.constexpr):
-    """A warpgroup: dK and dV of its keys, and its share of what the block adds to dQ."""
-    dtype: gl.constexpr = tiles.key.dtype
-    keys = keys_of(tiles.key).slice(warpgroup * KEYS_2, KEYS_2, 0)
-    values = keys_of(tiles.value).slice(warpgroup * KEYS_2, KEYS_2, 0)
-    d_key = gl.full([KEYS_2, HEAD_DIM], 0.0, gl.float32, SUMS_2)
-    d_value = gl.full([KEYS_2, HEAD_DIM], 0.0, gl.float32, SUMS_2)
-    iterations = GROUP_SIZE * work.a_head
-    mbarrier.wait(barriers.keys_full.index(0), 0)
-    kept = keys.slice(0, KEPT, 1).load(KEY_FACTOR)
-    for iteration in range(iterations):
-        _, i = position(work, iteration)
-        query, d_output = rows_of(tiles.query, iteration), rows_of(tiles.d_output, iteration)
-
-        # --- the weights again, and dV ---
-        await_tile(barriers.query_full, iteration)
-        # Begin scores [key, query]: columns of K that are kept from registers, the others from shared memory.
-        none = gl.full([KEYS_2, TILE_QUERY], 0.0, gl.float32, SCORES_2)
-        scores = warpgroup_mma(kept, query.slice(0, KEPT, 1).permute((1, 0)), none, use_acc=False, is_async=True)
-        await_tile(barriers.d_output_full, iteration)
-        # Begin a product [key, query]: scores from K and Q, or the weights' gradient from V and dO.
-        none_2 = gl.full([KEYS_2, TILE_QUERY], 0.0, gl.float32, SCORES_2)
-        d_weights = warpgroup_mma(values, d_output.permute((1, 0)), none_2, use_acc=False, is_async=True)
-        add_stored(arrays, tiles, iteration, work, warpgroup)
-        scores = warpgroup_mma_wait(1, deps=[scores])
-        # The weights [key, query] again, from scores and log-sum-exps in base 2; zero where the mask hides.
-        lse = number_of(tiles.lse, iteration)
-        weights = exp2(scores * scale - lse)
-        rounded = weights.to(dtype)
-        factor = gl.convert_layout(rounded, FACTOR)
-        d_value = warpgroup_mma(factor, d_output, d_value, is_async=True)
-
-        # --- dS ---
-        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
-        weights = rounded.to(gl.float32)
-        # dS: the row sums are taken off now.
-        d_weights_2 = d_weights
-        d_weights_2 -= number_of(tiles.row_sum, iteration)
-        d_scores = (weights * d_weights_2).to(dtype)
-        before = iteration + 1  # of the two slots of dS, that of the iteration before
-        # Likewise: both warpgroups said so of dO in the iteration before.
-        told = (iteration + STAGES - 1) // STAGES & 1 ^ 1
-        mbarrier.wait(barriers.d_output_empty.index((iteration + 1) % STAGES), told)
-        tiles.d_scores.index(iteration & 1).slice(warpgroup * KEYS_2, KEYS_2, 0).store(d_scores)
-
-        # --- dQ of the iteration before, and dK; under dK's product dQ is added ---
-        mbarrier.wait(barriers.d_scores_full.index(before & 1), iteration - 1 >> 1 & 1)
-        d_query = issue_own_d_query(tiles, before, warpgroup)
-        d_key = warpgroup_mma(gl.convert_layout(d_scores, FACTOR), query, d_key, is_async=True)
-        # Tell both warpgroups that this one has stored its dS of an iteration. wgmma reads it, which takes a fence.
-        fence_async_shared()
-        mbarrier.arrive(barriers.d_scores_full.index(iteration & 1), count=1)
-        d_value, d_query = warpgroup_mma_wait(1, deps=[d_value, d_query])
-        mbarrier.arrive(barriers.d_output_empty.index(iteration % STAGES), count=1)
-        if iteration > 0:
-            add_to_query(d_query, tiles, warpgroup)
-        d_key = warpgroup_mma_wait(0, deps=[d_key])
-        mbarrier.arrive(barriers.query_empty.index(iteration % STAGES), count=1)
-
-    # --- dQ of the last iteration ---
-    if iterations > 0:
-        add_stored(arrays, tiles, iterations, work, warpgroup)
-        mbarrier.wait(barriers.d_scores_full.index(iterations + 1 & 1), iterations - 1 >> 1 & 1)
-        d_query = warpgroup_mma_wait(0, deps=[issue_own_d_query(tiles, iterations + 1, warpgroup)])
-        add_to_query(d_query, tiles, warpgroup)
-        add_last(arrays, tiles, iterations, work, warpgroup)
-
-    # --- dK and dV ---
-    dtype_2: gl.constexpr = tiles.key.dtype
-    await_all_warpgroups(barriers, 0)
-    keys.store((d_key * (scale * 0.6931471805599453)).to(dtype_2))
-    values.store(d_value.to(dtype_2))
-    fence_async_shared()
-    await_all_warpgroups(barriers, 1)
-    if warpgroup == 0:
-        tma.async_store(arrays.d_key, [work.batch, work.kv_head, work.key_row, 0], tiles.key)
-        tma.async_store(arrays.d_value, [work.batch, work.kv_head, work.key_row, 0], tiles.value)
-    TWO_BEHIND: gl.constexpr = warpgroup == 0 and SHARING == 1
-    tell_added(aside, work, TWO_BEHIND)
-    tma.store_wait(0)
 
 
 @gluon.jit
@@ -721,46 +539,25 @@ def scale_behind(work, scale, aside):
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv", "heads", "batches", "padded"])
 def fmha_backward(
-    Q,
-    K,
-    V,
-    DO,
-    Numbers,
-    Sums,
-    DK,
-    DV,
-    scale,
-    seq_len_q,
-    seq_len_kv,
-    heads,
-    batches,
-    padded,
-    Counts,
-    AllSums=None,
-    DQ=None,
-    AllNumbers=None,
-    Out=None,
-    AllDO=None,
-    LSE=None,
-    strides=None,
-    rates=None,
-):
+    Q, K, V, DO, Numbers, Sums, DK, DV, scale, seq_len_q, seq_len_kv, heads, batches, padded, Counts, AllSums=None,
+    DQ=None, AllNumbers=None, Out=None, AllDO=None, LSE=None, strides=None, rates=None,
+):  # fmt: skip
     arrays = Arrays(Q, K, V, DO, Numbers, Sums, DK, DV)
     # Shared memory: tiles, and the slots of rings.
-    ROWS: gl.constexpr = [STAGES, 1, 1, TILE_QUERY, HEAD_DIM]
-    KEYS: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
-    NUMBERS: gl.constexpr = [STAGES, 1, TILE_QUERY]
-    SCORES: gl.constexpr = [2, TILE_KEY, TILE_QUERY]
-    SUMS: gl.constexpr = [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
+    QUERY_SHAPE: gl.constexpr = [STAGES, 1, 1, TILE_QUERY, HEAD_DIM]
+    KEY_SHAPE: gl.constexpr = [1, 1, TILE_KEY, HEAD_DIM]
+    NUMBER_SHAPE: gl.constexpr = [STAGES, 1, TILE_QUERY]
+    SCORE_SHAPE: gl.constexpr = [2, TILE_KEY, TILE_QUERY]
+    SUM_SHAPE: gl.constexpr = [WARPGROUPS, 1, 1, QUERY_ROWS, QUERY_COLUMNS]
     tiles = Tiles(
-        gl.allocate_shared_memory(Q.dtype, KEYS, SHARED),
-        gl.allocate_shared_memory(Q.dtype, KEYS, SHARED),
-        gl.allocate_shared_memory(Q.dtype, ROWS, SHARED),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, SHARED_NUMBERS),
-        gl.allocate_shared_memory(Q.dtype, ROWS, SHARED),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, SHARED_NUMBERS),
-        gl.allocate_shared_memory(Q.dtype, SCORES, SHARED_SCORES),
-        gl.allocate_shared_memory(gl.float32, SUMS, SHARED_SUMS),
+        gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED),
+        gl.allocate_shared_memory(Q.dtype, KEY_SHAPE, SHARED),
+        gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED),
+        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS),
+        gl.allocate_shared_memory(Q.dtype, QUERY_SHAPE, SHARED),
+        gl.allocate_shared_memory(gl.float32, NUMBER_SHAPE, SHARED_NUMBERS),
+        gl.allocate_shared_memory(Q.dtype, SCORE_SHAPE, SHARED_SCORES),
+        gl.allocate_shared_memory(gl.float32, SUM_SHAPE, SHARED_SUMS),
     )
     # mbarriers for roles. None is made that nobody uses: the compiler would give its memory to something else, too.
     query_full = barrier_ring(STAGES, 1)
@@ -774,8 +571,8 @@ def fmha_backward(
     fence_async_shared()  # TMA sees the barriers
     # The work of this block.
     j, head, batch = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    tiles_2 = gl.cdiv(seq_len_q, TILE_QUERY)
-    work = Work(j * TILE_KEY, head, head // SHARING, batch, heads, batches, tiles_2)
+    query_tiles = gl.cdiv(seq_len_q, TILE_QUERY)
+    work = Work(j * TILE_KEY, head, head // SHARING, batch, heads, batches, query_tiles)
     aside = Aside(Counts, Out, AllDO, LSE, AllNumbers, AllSums, DQ, strides, rates, seq_len_q, padded)
 
     # --- who does what; the first warpgroup's warps are those that the block began with ---
@@ -792,20 +589,16 @@ def fmha_backward(
     )
 
 
-@gluon.jit
-def last_head_first():
-    """Likewise, the last head first. It is what the kernel before has written last, and L2 is likely to hold it; and of
-    what this kernel reads or writes the next one needs the first head's rows first.
-    """
-    return gl.num_programs(1) * gl.num_programs(2) - 1 - first_head_first()
-
-
 @gluon.jit(do_not_specialize=["seq_len_q", "padded", "heads", "first_line"])
 def scaled(Sums, DQ, dq_strides, scale, seq_len_q, padded, heads, first_line):
     """dQ of a tile of queries: what has been added up, times the scale, rounded; of heads from ``first_line`` on."""
+    # Wait until all kernels before this one have ended, as this one may begin early.
     gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     i = gl.program_id(0)
-    line = (first_line + last_head_first()).to(gl.int64)
+    last_head_first = (
+        gl.num_programs(1) * gl.num_programs(2) - 1 - (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
+    )
+    line = (first_line + last_head_first).to(gl.int64)
     head, batch = line % heads, line // heads
     row = i * TILE_QUERY + gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ROWS))
     column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, ROWS))
@@ -863,14 +656,6 @@ def check_rest(q, o, lse, do):
         f"torch.float32 {list(q.shape[:3])} on {q.device}",
         f"{lse.dtype} {list(lse.shape)} on {lse.device}",
     )
-
-
-@contextmanager
-def older_ptxas():
-    """Inside, Triton 3.9 compiles with its older ptxas, which keeps more of Hopper's kernels in registers."""
-    with triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path
-        yield
 
 
 def describable(x):
@@ -935,7 +720,8 @@ def gradients(q, k, v, o, lse, do, scale=None):
     )
     how = {"enable_fp_fusion": True}
     early = {**how, "launch_pdl": True}  # it may begin before the kernel in front of it has ended
-    with torch.cuda.device(q.device), older_ptxas():
+    with torch.cuda.device(q.device), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.ptxas_blackwell = triton.knobs.nvidia.ptxas.path  # the older ptxas: it spills less
         prepare[rows](*preparing, num_warps=4, **how)
         own = (blocks, kv_heads, batch)
         fmha_backward[own](*arguments, num_warps=4, **early)

@@ -6,7 +6,8 @@ Compiled in: head_dim 128, float16, no mask. Batch, heads and lengths may be oth
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. There is no
 autograd. It needs PyTorch and Triton 3.9.
 
-Roles are called by their functions, with a number. TMA arrives when its bytes are there. tcgen05 arrives when a product is complete.
+Roles are called by their functions, with a number. TMA arrives when its bytes are there. tcgen05 arrives when a product
+is complete.
 
 barrier      slots  arrivals  who arrives                                  who waits, for which parity first
 key_full     2      2         all warps of CTA 0, all warps of CTA 1, TMA  all warps of CTA 0: 0
@@ -17,6 +18,13 @@ value_full   2      2         all warps of CTA 0, all warps of CTA 1, TMA  all w
 
 Bytes of shared memory: query 32,768, key 32,768, value 32,768, barriers 56; together 98,360.
 
+For other problems `python -m steps.export two_cta_mma` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; other layouts SHARED_VALUE, SUMS; boxes of Q [256, 64]; boxes of K and V [128, 64]; other
+    statements in to_panels and elsewhere
+  --dtype bfloat16: the same kernel, and other checks
+  --causal: other statements in work_together and elsewhere
+  --seq-len-kv 4001: other statements in work_together and elsewhere
+
 Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
 python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal
 """
@@ -25,8 +33,8 @@ import itertools
 import math
 import statistics
 import sys
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -42,30 +50,25 @@ HEAD_DIM = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 TILE_KEY = gl.constexpr(128)
 PRODUCTS = gl.constexpr(1)
+LEAST = gl.constexpr(-3.4028234663852886e38)
 TILE_QUERY = gl.constexpr(256)
 GROUP_SIZE = gl.constexpr(1)
 AT_ONCE_2 = gl.constexpr(64)
 SHARED = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
 )
-SHARED_KEY = gl.constexpr(
-    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 1, 0]])
-)
+SHARED_KEY = SHARED
 SHARED_VALUE = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, cga_layout=[[0, 0, 0, 1]])
 )
 SCORES = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
-SUMS = gl.constexpr(blackwell.TensorMemoryLayout(block=(128, 128), col_stride=1, cga_layout=[[1, 0]], two_ctas=True))
+SUMS = SCORES
 ACCUMULATOR = gl.constexpr(
     gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
     lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
     shape=[256, 128]),
 )  # fmt: skip
-WEIGHTS = gl.constexpr(
-    gl.DistributedLinearLayout(reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
-    lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], warp_bases=[[32, 0], [64, 0]], block_bases=[[128, 0]],
-    shape=[256, 128]),
-)  # fmt: skip
+WEIGHTS = ACCUMULATOR
 OUTPUT = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]],
@@ -76,58 +79,24 @@ OUTPUT = gl.constexpr(
     )
 )
 
+# Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings.
+Tiles = namedtuple("Tiles", "query key value output")
 
-class Tiles(NamedTuple):
-    """Tiles in shared memory. query, output: a slot for each warpgroup; key, value: rings."""
+# Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box.
+Arrays = namedtuple("Arrays", "query key value output")
 
-    query: object
-    key: object
-    value: object
-    output: object
+# What is to be computed.
+Work = namedtuple("Work", "heads tiles_a_head seq_len_kv")
 
+# mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot. query_full:
+# TMA has brought a warpgroup's queries. scores_full: the QK product has ended. output_full: the PV product has ended.
+Barriers = namedtuple("Barriers", "query_full key_full value_full scores_full output_full")
 
-class Arrays(NamedTuple):
-    """Q, K, V and the output in global memory, as TMA knows them: described by shape, strides and box."""
+# Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype.
+Columns = namedtuple("Columns", "scores weights output")
 
-    query: object
-    key: object
-    value: object
-    output: object
-
-
-class Work(NamedTuple):
-    """What is to be computed."""
-
-    heads: object
-    tiles_a_head: object
-    seq_len_kv: object
-
-
-class Barriers(NamedTuple):
-    """mbarriers. query, scores, weights, output, factors: one for each warpgroup. key, value: one for each slot."""
-
-    query_full: object  # TMA has brought a warpgroup's queries
-    key_full: object
-    value_full: object
-    scores_full: object  # the QK product has ended
-    output_full: object  # the PV product has ended
-
-
-class Columns(NamedTuple):
-    """Columns of tensor memory, for each warpgroup: scores and outputs in float32, weights in Q's dtype."""
-
-    scores: object
-    weights: object
-    output: object
-
-
-class QueryTile(NamedTuple):
-    """A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are."""
-
-    row: object
-    kv_head: object
-    batch: object
-    seq_len_kv: object
+# A tile of queries. row: of its first query. kv_head, batch: of its keys. seq_len_kv: how many keys there are.
+QueryTile = namedtuple("QueryTile", "row kv_head batch seq_len_kv")
 
 
 @gluon.jit
@@ -219,14 +188,6 @@ def fetch_values(arrays, tiles, barriers, query_tile, j, iteration):
 
 
 @gluon.jit
-def tiles_to_visit(seq_len_kv):
-    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
-    whole = seq_len_kv // TILE_KEY
-    end = gl.cdiv(seq_len_kv, TILE_KEY)
-    return whole, end
-
-
-@gluon.jit
 def exp2(x):
     """2^x, with results below 2^-126 flushed to zero: MUFU.EX2 and nothing around it."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
@@ -247,12 +208,6 @@ def weigh(scores, row_max, scale):
 
 
 @gluon.jit
-def await_tile(full, iteration):
-    """Wait until TMA has filled the slot of tile ``iteration`` of a ring."""
-    mbarrier.wait(full.index(iteration % STAGES), iteration // STAGES & 1)
-
-
-@gluon.jit
 def work_together(arrays, tiles, columns, barriers, work, scale):
     """A block's queries, a tile of keys after the other. A product is begun, and waited for at once."""
     ROW: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
@@ -262,7 +217,9 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
     head = n // work.tiles_a_head
     head, batch, i = head % work.heads, head // work.heads, n % work.tiles_a_head
     query_tile = QueryTile(i * TILE_QUERY, head // GROUP_SIZE, batch, work.seq_len_kv)
-    whole, end = tiles_to_visit(query_tile.seq_len_kv)
+    # (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do.
+    whole = query_tile.seq_len_kv // TILE_KEY
+    end = gl.cdiv(query_tile.seq_len_kv, TILE_KEY)
     # Ask TMA for a warpgroup's queries.
     full = barriers.query_full.index(0)
     mbarrier.expect(full, arrays.query.nbytes_per_cta)
@@ -276,12 +233,12 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
     scores_at = columns.scores.index(0)
     weights_at = columns.weights.index(0)
     output_at = columns.output.index(0)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    row_max = gl.full([ROWS], LEAST, gl.float32, ROW)
     row_sum = gl.full([ROWS], 0.0, gl.float32, ROW)
     mbarrier.wait(barriers.query_full.index(0), 0)
     for j in range(0, whole):
         # --- scores: QK product ---
-        await_tile(barriers.key_full, j)
+        mbarrier.wait(barriers.key_full.index(j % STAGES), j // STAGES & 1)
         issue_scores(query, tiles.key, j, scores_at, barriers.scores_full.index(0))
         mbarrier.wait(barriers.scores_full.index(0), j & 1)
         if j + STAGES < end:
@@ -298,7 +255,7 @@ def work_together(arrays, tiles, columns, barriers, work, scale):
         weights_at.store(weights)
 
         # --- output: PV product ---
-        await_tile(barriers.value_full, j)
+        mbarrier.wait(barriers.value_full.index(j % STAGES), j // STAGES & 1)
         # The weights of both CTAs are there, their outputs are rescaled, and their scores are read: a product
         # of both reads and writes in both.
         hopper.cluster.barrier()

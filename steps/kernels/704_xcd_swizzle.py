@@ -6,6 +6,12 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
+For other problems `python -m steps.export xcd_swizzle` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64; other layouts SHARED, COPY
+  --dtype bfloat16: the same kernel, and other checks
+  --no-causal: other statements in fmha and elsewhere
+  --seq-len-kv 4001: other statements in fetch, load_queries, offsets and elsewhere
+
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
 """
@@ -29,6 +35,7 @@ TILES = gl.constexpr(3)
 TILE_KEY = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
 TILE_QUERY = gl.constexpr(256)
+LEAST = gl.constexpr(-3.4028234663852886e38)
 STAGES_PRODUCTS = gl.constexpr(1)
 STAGES_SOFTMAX = gl.constexpr(0)
 ACCUMULATOR = gl.constexpr(
@@ -71,12 +78,6 @@ def fetch(slot, pointer, stride, tile_index, limit):
 
 
 @gluon.jit
-def read(slot):
-    """A tile in LDS, as the second factor of a product."""
-    return async_copy.load_shared_relaxed(slot, RIGHT)
-
-
-@gluon.jit
 def store_rows(pointer, o, row_stride, column_stride, first, limit):
     """Write o [query, head_dim] to rows [first, limit), straight from the registers where the products left it."""
     row = gl.arange(0, TILE_QUERY, gl.SliceLayout(1, ACCUMULATOR))
@@ -96,33 +97,9 @@ def softmax(scores, row_max):
 
 
 @gluon.jit
-def tiles_to_visit(first_query, seq_len_kv):
-    """(whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do."""
-    whole = seq_len_kv // TILE_KEY
-    end = gl.cdiv(seq_len_kv, TILE_KEY)
-    whole = gl.minimum(whole, first_query // TILE_KEY)
-    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
-    return whole, end
-
-
-@gluon.jit
-def hide(scores, first_query, first_key):
-    """Scores [query, key] with minus infinity where a query must not see a key, or the key is padding."""
-    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
-    key = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
-    return gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
-
-
-@gluon.jit
 def to_head(pointer, strides, head, batch):
     """A pointer, moved to a head of a batch."""
     return pointer + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
-
-
-@gluon.jit
-def no_sum(columns: gl.constexpr):
-    """Zeros [row, column], to which a product is added."""
-    return gl.full([TILE_QUERY, columns], 0.0, gl.float32, ACCUMULATOR)
 
 
 @gluon.jit(do_not_specialize=["seq_len_q", "seq_len_kv"])
@@ -131,19 +108,21 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     dtype: gl.constexpr = Q.dtype.element_ty
 
     # --- which queries are ours, and which keys they see ---
-    first_query, head, batch, heads = (
-        gl.program_id(1) * TILE_QUERY,
-        gl.program_id(0),
-        gl.program_id(2),
-        gl.num_programs(0),
-    )
+    first_query = gl.program_id(1) * TILE_QUERY
+    head = gl.program_id(0)
+    batch = gl.program_id(2)
+    heads = gl.num_programs(0)
     Q = to_head(Q, q_strides, head, batch)
     K = to_head(K, k_strides, head // GROUP_SIZE, batch)
     V = to_head(V, v_strides, head // GROUP_SIZE, batch)
     Out = to_head(Out, o_strides, head, batch)
     k_stride = k_strides[2]
     v_stride = v_strides[2]
-    whole, end = tiles_to_visit(first_query, seq_len_kv)
+    # (whole, end): tiles of keys [0, whole) need no mask, tiles [whole, end) do.
+    whole = seq_len_kv // TILE_KEY
+    end = gl.cdiv(seq_len_kv, TILE_KEY)
+    whole = gl.minimum(whole, first_query // TILE_KEY)
+    end = gl.minimum(end, gl.cdiv(first_query + TILE_QUERY, TILE_KEY))
 
     # --- Q in registers, K and V in LDS ---
     q = load_queries(Q, q_strides[2], first_query, seq_len_q)
@@ -159,16 +138,16 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
         async_copy.commit_group()
     async_copy.wait_group(AHEAD - 1)  # in the loop, an iteration waits for the tile of the next one
 
-    row_max = gl.full([TILE_QUERY], float("-inf"), gl.float32, ROWS)
+    row_max = gl.full([TILE_QUERY], LEAST, gl.float32, ROWS)
     row_sum = gl.full([TILE_QUERY], 0.0, gl.float32, ROWS)
-    accumulator = no_sum(HEAD_DIM)  # not yet normalised
+    accumulator = gl.full([TILE_QUERY, HEAD_DIM], 0.0, gl.float32, ACCUMULATOR)  # not yet normalised
 
     # Two loops from one text: over whole tiles, and over those that need the mask.
     for masked in gl.static_range(2):
         for j in range(whole if masked else 0, end if masked else whole):
             with amd.warp_pipeline_stage("scores", priority=STAGES_PRODUCTS):
-                k = read(keys.index(j % TILES).permute((1, 0)))
-                scores = cdna3.mfma(q, k, no_sum(TILE_KEY))
+                k = async_copy.load_shared_relaxed(keys.index(j % TILES).permute((1, 0)), RIGHT)
+                scores = cdna3.mfma(q, k, gl.full([TILE_QUERY, TILE_KEY], 0.0, gl.float32, ACCUMULATOR))
 
             with amd.warp_pipeline_stage("softmax", priority=STAGES_SOFTMAX):
                 # Into the slot of the iteration before, which both halves have left.
@@ -177,7 +156,10 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv)
                 async_copy.commit_group()
                 if masked:
-                    scores = hide(scores, first_query, j * TILE_KEY)
+                    # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                    query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
+                    key = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
+                    scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
                 weights, correction, row_max = softmax(scores, row_max)
                 row_sum = row_sum * correction + gl.sum(weights, 1)
                 weights = gl.convert_layout(weights.to(dtype), LEFT)
@@ -187,7 +169,9 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
             async_copy.wait_group(AHEAD - 1)
 
             with amd.warp_pipeline_stage("output", priority=STAGES_PRODUCTS):
-                accumulator = cdna3.mfma(weights, read(values.index(j % TILES)), accumulator)
+                accumulator = cdna3.mfma(
+                    weights, async_copy.load_shared_relaxed(values.index(j % TILES), RIGHT), accumulator
+                )
 
     # --- normalise and store; rows past the end are dropped ---
     async_copy.wait_group(0)  # what still comes would come to the LDS of another block

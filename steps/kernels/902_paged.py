@@ -6,6 +6,12 @@ Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head 
 heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
 There is no autograd. It needs PyTorch and cuda-tile.
 
+For other problems `python -m steps.export paged` writes other programs. This one would have, with
+  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; other statements in load_key_from_pages, load_value_from_pages and elsewhere
+  --dtype float16: the same kernel, and other checks
+  --no-causal: the same kernel
+  --seq-len-kv 4001: the same kernel
+
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
 """
@@ -27,32 +33,19 @@ QUERIES = 2
 HEAD_DIM = 128
 TILE_QUERY = 16
 LN2 = math.log(2)
-LEAST = -1e38
+LEAST = -3.4028234663852886e38
 LATENCY_KEY = 8
 LATENCY_VALUE = 8
 INVERSE_LN2 = 1 / math.log(2)
 AT_ONCE = 4
 
 
-def softmax_exp2(scores, row_max, scale):
-    """As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (over ln 2)."""
-    scale = scale * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
-    new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale)
-    weights = ct.exp2(scores * scale - new_max, flush_to_zero=True)
-    correction = ct.exp2(row_max - new_max, flush_to_zero=True)
-    return weights, correction, new_max
-
-
-def place(Table, batch, j):
-    """Of a page that is no smaller than a tile: its number, and which of its tiles the j-th of a sequence is."""
-    tiles_a_page = PAGE_SIZE // TILE_KEY
-    return ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page
-
-
 def load_key_from_pages(K, batch, kv_head, j):
     """The j-th tile of keys, transposed: [head_dim, key]."""
     Pages, Table, _ = K
-    number, within = place(Table, batch, j)
+    # Of a page that is no smaller than a tile: its number, and which of its tiles the j-th of a sequence is.
+    tiles_a_page = PAGE_SIZE // TILE_KEY
+    number, within = ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page
     shape = (1, 1, HEAD_DIM, TILE_KEY)
     k = ct.load(Pages, (number, kv_head, 0, within), shape, order=(0, 2, 3, 1), latency=LATENCY_KEY)
     return ct.reshape(k, (HEAD_DIM, TILE_KEY))
@@ -61,7 +54,9 @@ def load_key_from_pages(K, batch, kv_head, j):
 def load_value_from_pages(V, batch, kv_head, j):
     """The j-th tile of values [key, head_dim]."""
     Pages, Table, _ = V
-    number, within = place(Table, batch, j)
+    # Of a page that is no smaller than a tile: its number, and which of its tiles the j-th of a sequence is.
+    tiles_a_page = PAGE_SIZE // TILE_KEY
+    number, within = ct.load(Table, (batch, j // tiles_a_page), ()), j % tiles_a_page
     shape = (1, TILE_KEY, 1, HEAD_DIM)
     v = ct.load(Pages, (number, within, kv_head, 0), shape, latency=LATENCY_VALUE)
     return ct.reshape(v, (TILE_KEY, HEAD_DIM))
@@ -92,13 +87,19 @@ def fmha_decode(Q, K, V, Table, Lengths, Partials, LSE, scale):
         scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
         v = load_value_from_pages((V, Table, last), batch, kv_head, j)
         # The compiler splits the loop here: whole tiles never ask.
-        if j >= length // TILE_KEY:
+        if j >= (length // TILE_KEY):
             # Minus infinity for the keys behind the end, and for those behind a query where it is one of the last.
             key_index_2 = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[None, :]
             scores = ct.where(key_index_2 < length, scores, -math.inf)
             key_index = j * TILE_KEY + ct.arange(TILE_KEY, dtype=ct.int32)[:, None]
             v = ct.where(key_index < length, v, 0)
-        weights, correction, row_max = softmax_exp2(scores, row_max, scale)
+        # As step 2's softmax, in base 2: weights [query, key], correction [query, 1], new maximum (over ln 2).
+        scale_2 = scale
+        scale_2 = scale_2 * INVERSE_LN2  # of a whole row: the maximum can be taken before scaling, because scale > 0
+        new_max = ct.maximum(row_max, ct.max(scores, axis=1, keepdims=True) * scale_2)
+        weights = ct.exp2(scores * scale_2 - new_max, flush_to_zero=True)
+        correction = ct.exp2(row_max - new_max, flush_to_zero=True)
+        row_max = new_max
         row_sum = row_sum * correction + ct.sum(weights, axis=1, keepdims=True)
         accumulator = ct.mma(ct.astype(weights, v.dtype), v, accumulator * correction)
     tile = batch * ct.num_blocks(1) + ct.bid(1)

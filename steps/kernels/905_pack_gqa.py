@@ -6,6 +6,12 @@ Compiled in: head_dim 128, bfloat16, no mask, 8 query heads for each head of key
 may be others, as far as the checks say; the launch is chosen for the problem at the end of this file. Tensors are
 [batch, heads, length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
 
+For other problems `python -m steps.export pack_gqa` writes other programs. This one would have, with
+  --head-dim 64: HEAD_DIM 64
+  --dtype float16: the same kernel, and other checks
+  --causal: other statements in fmha, load_key_transposed and elsewhere
+  --seq-len-kv 4001: other statements in load_key_transposed and elsewhere
+
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
 """
@@ -25,6 +31,7 @@ GROUP_SIZE = 1
 TOGETHER = 8
 HEAD_DIM = 128
 TILE_QUERY = 128
+LEAST = -3.4028234663852886e38
 TILE_KEY = 128
 INVERSE_LN2 = 1 / math.log(2)
 
@@ -55,7 +62,8 @@ def fmha(Q, K, V, Out, scale):
     tiles = ct.cdiv(Q.shape[3], ROWS) * Q.shape[1] * Q.shape[0]
     for n in range(ct.bid(0), tiles, ct.num_blocks(0)):
         # Tile of queries, head and batch of the tile of this number.
-        tiles_a_head, heads = ct.cdiv(Q.shape[3], ROWS), Q.shape[1]
+        tiles_a_head = ct.cdiv(Q.shape[3], ROWS)
+        heads = Q.shape[1]
         head = n // tiles_a_head
         i, head, batch = n % tiles_a_head, head % heads, head // heads
         # Attention of one tile of queries to all keys that it sees.
@@ -66,7 +74,7 @@ def fmha(Q, K, V, Out, scale):
         q = ct.load(Q, (batch, head, 0, i, 0), shape, padding_mode=ct.PaddingMode.ZERO)
         q = ct.reshape(q, (TILE_QUERY, HEAD_DIM))
         # Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
-        row_max = ct.full((TILE_QUERY, 1), -math.inf, ct.float32)
+        row_max = ct.full((TILE_QUERY, 1), LEAST, ct.float32)
         row_sum = ct.zeros((TILE_QUERY, 1), ct.float32)
         accumulator = ct.zeros((TILE_QUERY, HEAD_DIM), ct.float32)
         end = ct.cdiv(seq_len_kv, TILE_KEY)
@@ -88,8 +96,8 @@ def fmha(Q, K, V, Out, scale):
             accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
         # Normalise and store; rows past the end are dropped.
         o = ct.astype(divide_approximately(accumulator, row_sum), Out.dtype)
-        shape_2 = (1, 1, TOGETHER, ROWS, HEAD_DIM)
-        ct.store(Out, (batch, head, 0, i, 0), ct.reshape(o, shape_2))
+        shape = (1, 1, TOGETHER, ROWS, HEAD_DIM)
+        ct.store(Out, (batch, head, 0, i, 0), ct.reshape(o, shape))
 
 
 TILE_Q = 16  # queries of a tile

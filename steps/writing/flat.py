@@ -29,6 +29,7 @@ import libcst as cst
 
 from steps.writing.inline import inline
 from steps.writing.program import Program
+from steps.writing.prune import as_record
 from steps.writing.tidy import Text
 from steps.writing.trees import LINE_LENGTH, code, parameters, uses
 from steps.writing.values import CannotFlatten, depth
@@ -48,7 +49,7 @@ def flatten(entry: object, bound: dict[str, object], *, header: str = "", keep: 
     program.fold()
     text = Text(program, keep)
     modules = {function.name: function.function.__module__ for function in program.functions.values()}
-    text.functions = inline(text.documented(), modules, text.entry, keep)
+    text.functions = inline(text.documented(), modules, {text.entry, *keep})
     text.tidy()
     text.functions = text.documented()
     return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
@@ -61,11 +62,13 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     used = Counter()
     for name in functions:
         used += uses(text.functions[name]).loads
-    sources = {cls.__name__: source for cls, source in program.classes.items()}
-    sources |= {name: code(tree) for name, tree in text.classes.items()}
-    classes = [source for name, source in sources.items() if used[name]]
-    for source in classes:
+    records = [as_record(tree) for name, tree in text.classes.items() if used[name]]
+    others = [
+        source for cls, source in program.classes.items() if used[cls.__name__] and cls.__name__ not in text.classes
+    ]
+    for source in (*records, *others):
         used += uses(cst.parse_module(source)).loads
+    program.imports["namedtuple"] = "from collections import namedtuple"
     constants = []
     for name in reversed(sorted(program.constants, key=lambda name: depth(program.constants[name]))):
         if used[name]:
@@ -77,10 +80,13 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
         used[wrapper.split(".")[0]] += 1
         constants = [(name, its if its.startswith(f"{wrapper}(") else f"{wrapper}({its})") for name, its in constants]
     _check(program, text, used)
+    first = {its: name for name, its in constants}  # constants stand in reverse: the last of the same value comes first
+    constants = [(name, its if "Layout(" not in its or first[its] == name else first[its]) for name, its in constants]
     yield import_lines({name: line for name, line in program.imports.items() if used[name]})
     lines = [f"{name} = {definition}" for name, definition in reversed(constants)]
     yield "\n".join(f"{line}{SKIP if MATRIX.search(line) else ''}" for line in lines)
-    yield from (source.strip() for source in classes)
+    yield "\n\n".join(records)
+    yield from (source.strip() for source in others)
     yield from (code(text.functions[name]) for name in functions)
 
 
@@ -144,7 +150,7 @@ def formatted(text: str) -> str:
 def _broken(line: str) -> str:
     """A line as several, where it is too long: a comment, or a call or ``def`` that ruff is to leave alone."""
     margin = line[: len(line) - len(line.lstrip())]
-    if line == f"){SKIP}":  # of a call that was broken before
+    if line.endswith(SKIP) and not line.lstrip().removesuffix(SKIP).strip("):,"):  # the end of what was broken before
         return line
     if line.endswith(SKIP) and len(line) <= LINE_LENGTH + len(SKIP):
         return line.removesuffix(SKIP)

@@ -343,6 +343,10 @@ class Fold(Rewriter):
         return in_place_of(updated, updated.body if result else updated.orelse)
 
     def leave_BooleanOperation(self, original, updated):
+        """What is left where one side is known; of the right side only behind a comparison, which is True or False."""
+        right = self.test(updated.right) if isinstance(updated.left, cst.Comparison) else None
+        if right is isinstance(updated.operator, cst.And):
+            return in_place_of(updated, updated.left)
         values = self.function.evaluate(updated.left)
         results = {bool(value.value) for value in values or ()}
         if len(results) != 1:

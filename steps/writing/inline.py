@@ -9,7 +9,9 @@ that is all that its caller does.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Collection
 
 import libcst as cst
 
@@ -18,6 +20,7 @@ from steps.writing.trees import (
     Substitute,
     assignment,
     chain,
+    code,
     found_in,
     fresh,
     matched,
@@ -29,32 +32,33 @@ from steps.writing.trees import (
     uses,
 )
 
-LONG = 12  # statements
+PASS = (cst.parse_statement("pass"), cst.parse_statement("pass"))  # so that an empty list of statements has uses
+LONG, TINY = 12, 2  # statements of a function that is called once, and of one that is called twice
 
 
 def inline(
-    functions: dict[str, cst.FunctionDef], modules: dict[str, str], entry: str, keep: frozenset[str] = frozenset()
+    functions: dict[str, cst.FunctionDef], modules: dict[str, str], kept: Collection[str]
 ) -> dict[str, cst.FunctionDef]:
-    """The functions of a program with those called once written out. modules: where each of them comes from.
+    """The functions of a program with those called once written out, but for those kept.
 
-    keep: names of functions that stay functions.
+    modules: where each of them comes from.
     """
     functions = dict(functions)
     tried: set[str] = set()
     while True:
         reads = {name: uses(tree).loads for name, tree in functions.items()}
         for name, tree in functions.items():
-            callers = [caller for caller, found in reads.items() if found[name]]
-            if name == entry or name in keep or name in tried or len(callers) != 1 or reads[callers[0]][name] != 1:
+            callers = {caller: found[name] for caller, found in reads.items() if found[name]}
+            if name in kept or name in tried or not callers:
                 continue
-            [caller] = callers
             tried.add(name)
-            if not _together(modules[caller], modules[name]) or not _suits(tree, functions[caller]):
+            if not all(_together(modules[caller], modules[name]) for caller in callers):
                 continue
-            place = _Place(name, tree, functions[caller])
-            written = functions[caller].visit(place)
-            if place.done:
-                functions[caller] = written
+            if not all(_suits(tree, functions[caller], sum(callers.values())) for caller in callers):
+                continue
+            written = {caller: _written_out(name, tree, functions[caller], times) for caller, times in callers.items()}
+            if all(written.values()):
+                functions |= written
                 del functions[name]
                 tried.clear()
                 break
@@ -62,17 +66,64 @@ def inline(
             return functions
 
 
+def _written_out(name: str, callee: cst.FunctionDef, caller: cst.FunctionDef, times: int) -> cst.FunctionDef | None:
+    """The caller with so many calls of a function written out, None where that cannot be done for all."""
+    if times == 1:
+        caller = caller.visit(_InFront(name, {*uses(caller.body).stores}))
+    for _ in range(times):
+        place = _Place(name, callee, caller)
+        caller = caller.visit(place)
+        if not place.done:
+            return None
+    return caller
+
+
+class _InFront(cst.CSTTransformer):
+    """Takes a call out of an expression: ``x = g(f(y))`` becomes ``f = f(y)`` and ``x = g(f)``.
+
+    Only where nothing else is called before it, so that all happens in the same order.
+    """
+
+    def __init__(self, name: str, taken: set[str]):
+        self.name, self.taken = name, taken
+
+    def leave_IndentedBlock(self, original, updated):
+        body = []
+        for statement in updated.body:
+            body += self._apart(statement) if isinstance(statement, cst.SimpleStatementLine) else [statement]
+        return updated.with_changes(body=body)
+
+    def _apart(self, statement: cst.SimpleStatementLine) -> list:
+        line = small(statement)
+        value = getattr(line, "value", None)
+        calls = [call for call in found_in(statement, cst.Call) if code(call.func) == self.name]
+        if len(calls) != 1 or not isinstance(line, cst.Assign | cst.Expr | cst.Return) or value is calls[0]:
+            return [statement]
+        others = [call for call in found_in(value, cst.Call) if not found_in(call, cst.Call).count(calls[0])]
+        inner = found_in(calls[0], cst.Call)
+        first = code(value).find(code(calls[0]))
+        before = [call for call in others if call not in inner and code(value).find(code(call)) < first]
+        if self.name in self.taken or before or first < 0 or found_in(value, cst.IfExp, cst.BooleanOperation):
+            return [statement]
+        rest = statement.deep_replace(calls[0], cst.Name(self.name)).with_changes(leading_lines=[])
+        return [_assign([self.name], [calls[0]]).with_changes(leading_lines=statement.leading_lines), rest]
+
+
 def _together(caller: str, callee: str) -> bool:
     """Whether a function belongs to its caller: of the same module, or a piece of what the caller's package is made of.
 
-    A package names the modules of its pieces in ``PIECES``.
+    A package names the modules of its pieces in ``PIECES``. What comes from another package is a piece, too.
     """
     package, _, name = callee.rpartition(".")
-    return caller == callee or name in getattr(sys.modules.get(package), "PIECES", ())
+    return (
+        caller == callee
+        or caller.rpartition(".")[0] != package
+        or name in getattr(sys.modules.get(package), "PIECES", ())
+    )
 
 
-def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef) -> bool:
-    """Whether a function can be written out at all, and should be."""
+def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool:
+    """Whether a function can be written out at all, and should be: a short one, or a tiny one that two places call."""
     body = statements(callee)
     if not body or callee.params.star_arg != cst.MaybeSentinel.DEFAULT or callee.params.kwonly_params:
         return False
@@ -80,7 +131,14 @@ def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef) -> bool:
         sum(len(found_in(statement, kind)) for statement in body) for kind in (cst.Return, cst.SimpleStatementLine)
     )
     ends = isinstance(small(body[-1]), cst.Return)
-    return returns == int(ends) and (lines <= LONG or len(statements(caller)) == 1)
+    length = sum(len(code(statement)) for statement in body)
+    if ends and len(body) == 1 and "inline_asm" in code(body[0]):
+        return False
+    if calls > 1 and (length > LINE_LENGTH or (len(body) == 1 and ends)):
+        return False  # the name tells what it is
+    return returns == int(ends) and (
+        lines <= (LONG if calls == 1 else TINY if calls == 2 else 0) or (calls == 1 and len(statements(caller)) == 1)
+    )
 
 
 class _Place(cst.CSTTransformer):
@@ -91,7 +149,7 @@ class _Place(cst.CSTTransformer):
 
     def leave_IndentedBlock(self, original, updated):
         for n, statement in enumerate(updated.body):
-            if (call := self._call(statement)) and (body := self._body(statement, call)):
+            if not self.done and (call := self._call(statement)) and (body := self._body(updated.body, n, call)):
                 self.done = True
                 return updated.with_changes(body=[*updated.body[:n], *body, *updated.body[n + 1 :]])
         return updated
@@ -104,8 +162,9 @@ class _Place(cst.CSTTransformer):
             return value if isinstance(value.func, cst.Name) and value.func.value == self.name else None
         return None
 
-    def _body(self, statement, call: cst.Call) -> list | None:
-        """The statements that stand in place of this one, or None where that is not to be done simply."""
+    def _body(self, block, n: int, call: cst.Call) -> list | None:
+        """The statements that stand in place of the n-th of a block, or None where that is not to be done simply."""
+        statement, before, until = block[n], uses(*block[:n], *PASS), uses(*block[: n + 1])
         names = [part.name.value for part in parameters(self.callee)]
         found = matched(list(call.args), names)
         targets = _names(assignment(statement)[0]) if assignment(statement) else []
@@ -120,7 +179,23 @@ class _Place(cst.CSTTransformer):
             return None
         around = uses(self.caller.body)
         taken = {*around.loads, *around.stores, *(part.name.value for part in parameters(self.caller))}
-        stores = uses(*body).stores if body else uses(cst.parse_statement("pass")).stores
+        own = {part.name.value for part in parameters(self.caller)}
+        lasting = own | {
+            line.target.value for tree in (self.caller, self.callee) for line in found_in(tree, cst.AnnAssign)
+        }
+        over = {  # names of the caller that nothing behind this place reads or assigns, and the callee not in a branch
+            name
+            for name in {*before.stores} - lasting
+            if (before.loads[name], before.stores[name]) == (around.loads[name], around.stores[name])
+            and _assigns_first(body, name)
+        }
+        taken -= over
+        ends = {  # names that this statement reads last, of what this block has assigned
+            name
+            for name in _assigned(block[:n]) - own
+            if until.loads[name] == around.loads[name] and not uses(*block[n + 1 :], *PASS).stores[name]
+        }
+        stores = uses(*body, *PASS).stores
         renamed: dict[str, cst.BaseExpression] = {}
         bindings = []
         read_by_arguments = [name for value in arguments.values() for name in uses(value).loads]
@@ -130,11 +205,17 @@ class _Place(cst.CSTTransformer):
             comes_back = isinstance(value, cst.Name) and (
                 returned.get(name) == value.value and read_by_arguments.count(value.value) == 1
             )
+            comes_back = comes_back or (
+                isinstance(value, cst.Name)
+                and value.value in {*ends, *targets}
+                and read_by_arguments.count(value.value) == 1
+            )
             once = uses(*body, *([result] if result else [])).loads[name] == 1 and pure(value)
             if (plain and not stores[name]) or comes_back or (once and not stores[name] and _is_first(value)):
                 renamed[name] = value
             else:
-                new = name if name not in taken else fresh(name, taken)
+                free = name not in taken or (name in targets and name not in read_by_arguments)
+                new = name if free else fresh(name, taken)
                 taken.add(new)
                 bindings.append(_assign([new], [value]))
                 if new != name:
@@ -151,7 +232,7 @@ class _Place(cst.CSTTransformer):
                 new = fresh(name, taken)
                 taken.add(new)
                 renamed[name] = cst.Name(new)
-        change = _Rename(renamed)
+        change = Rename(renamed)
         written = [line.visit(change) for line in body]
         if result is not None:
             result = result.visit(change)
@@ -191,7 +272,6 @@ def _elements(result: cst.BaseExpression | None, number: int) -> list[cst.BaseEx
 
 
 def _assign(targets: list[str], values: list[cst.BaseExpression]) -> cst.SimpleStatementLine:
-    code = cst.Module([]).code_for_node
     return cst.parse_statement(f"{', '.join(targets)} = {', '.join(map(code, values))}")
 
 
@@ -201,8 +281,14 @@ def _headed(statement, body: list, docstring: str | None) -> list:
         return []
     lines = list(statement.leading_lines)
     inner = [line for line in body[0].leading_lines if line.comment]
-    if docstring and len(body) > 1 and not inner and not any(line.comment for line in lines):
-        said = " ".join(docstring.partition("\n\n")[0].split())
+    if (
+        docstring
+        and (len(body) > 1 or not assignment(body[0]))
+        and not inner
+        and not any(line.comment for line in lines)
+    ):
+        said = " ".join(docstring.partition("\n\n")[0].split()).partition(" Returns ")[0]
+        said = re.sub("^Likewise: (.)", lambda found: found[1].upper(), said)
         if len(said) > LINE_LENGTH:
             said = said.partition(". ")[0].rstrip(".") + "."
         lines.append(cst.EmptyLine(comment=cst.Comment(f"# {said}")))
@@ -219,6 +305,20 @@ def _commented(line: cst.CSTNode, source: cst.CSTNode | None, above: bool = True
     return line
 
 
+def _assigned(block) -> set[str]:
+    """Names that statements of a block assign, those inside other statements aside."""
+    targets = [
+        target for statement in block if assignment(statement) for target in _names(assignment(statement)[0]) or ()
+    ]
+    return set(targets)
+
+
+def _assigns_first(block, name: str) -> bool:
+    """Whether the first statement of a block that assigns a name, if any does, is no branch and no loop."""
+    first = next((statement for statement in block if uses(statement).stores[name]), None)
+    return first is None or isinstance(first, cst.SimpleStatementLine)
+
+
 OPERATORS = (
     cst.BinaryOperation,
     cst.BooleanOperation,
@@ -228,21 +328,38 @@ OPERATORS = (
     cst.Attribute,
     cst.Subscript,
 )
+MIRRORED = (
+    (cst.LessThan, cst.GreaterThan),
+    (cst.GreaterThan, cst.LessThan),
+    (cst.LessThanEqual, cst.GreaterThanEqual),
+    (cst.GreaterThanEqual, cst.LessThanEqual),
+)
 OPERANDS = ("left", "right", "expression", "comparator", "value")
 
 
-class _Rename(Substitute):
+class Rename(Substitute):
     """Puts names and expressions in place of names, also where they are assigned.
 
-    An expression that stands for an operand gets parentheses: ``turn % n`` with ``turn + 1`` is ``(turn + 1) % n``.
+    An expression that stands for an operand gets parentheses: ``n % m`` with ``n + 1`` is ``(n + 1) % m``.
     """
 
     def on_leave(self, original, updated):
         updated = super().on_leave(original, updated)
-        if isinstance(original, OPERATORS):
+        if isinstance(original, OPERATORS) and type(updated) is type(original):
             named = [field for field in OPERANDS if isinstance(getattr(original, field, None), cst.Name)]
             updated = updated.with_changes(**{field: together(getattr(updated, field)) for field in named})
         return updated
 
     def leave_AnnAssign(self, original, updated):
         return updated
+
+    def leave_Comparison(self, original, updated):
+        """A number that came to stand on the left goes to the right: ``whole <= 0`` is for ``0 >= whole``."""
+        if isinstance(original.left, cst.Integer) or not isinstance(updated.left, cst.Integer):
+            return updated
+        [*others, last] = updated.comparisons
+        mirrored = next((other for kind, other in MIRRORED if isinstance(last.operator, kind)), None)
+        if others or mirrored is None:
+            return updated
+        comparison = last.with_changes(operator=mirrored(), comparator=updated.left)
+        return updated.with_changes(left=last.comparator, comparisons=[comparison])

@@ -49,6 +49,8 @@ from steps.writing.values import (
     plain_function,
 )
 
+# Instructions of the project's own, and what newer versions of Triton have for them.
+STAND_INS = {"async_reduce_shared_to_global": ("tma", "async_atomic_add")}
 MOST_VALUES = 8  # that a parameter may have and still be followed
 
 
@@ -277,6 +279,15 @@ class Program:
                 return True
         return False
 
+    def stand_in(self, module: str, thing: object) -> cst.BaseExpression | None:
+        """What Triton has for an instruction of the project's own, where the installed version has it."""
+        space, name = (
+            STAND_INS.get(getattr(thing, "__name__", None), (None, None)) if is_instruction(thing) else ("", "")
+        )
+        if not name or not hasattr(getattr(sys.modules[module], space, None), name):
+            return None
+        return cst.parse_expression(f"{space}.{name}") if self.imported(module, space) else None
+
     def definition(self, module: str, name: str) -> str | None:
         """The expression that defines a global number in the source, where it needs nothing but imports."""
         for node in module_body(module):
@@ -349,6 +360,8 @@ class Spell(Rewriter):
         if captured and foreign(root):
             if getattr(builtins, path[0], None) is root:
                 return None
+            if stand_in := program.stand_in(function.function.__module__, root):
+                return stand_in
             if not program.imported(function.function.__module__, path[0]):
                 if not (place := program.dotted(root)):
                     raise function.error("no import found for it", node)
@@ -378,6 +391,20 @@ class Spell(Rewriter):
 
     def leave_Name(self, original, updated):
         return self.spelled(original) or updated
+
+    def leave_BinaryOperation(self, original, updated):
+        """Lists that are known are one list."""
+        lists = [self._listed(part) for part in (updated.left, updated.right)]
+        if isinstance(updated.operator, cst.Add) and all(lists):
+            return cst.parse_expression(f"[{', '.join(lists)}]")
+        return super().leave_BinaryOperation(original, updated)
+
+    def _listed(self, node: cst.BaseExpression) -> str | None:
+        """The elements of a list, written one behind the other."""
+        known = self.program.constants.get(code(node))
+        if isinstance(known, list):
+            return self.program.literal(known)[1:-1]
+        return code(node)[1:-1] if isinstance(node, cst.List) else None
 
     def leave_Call(self, original, updated):
         updated = self._with_less(original, updated)

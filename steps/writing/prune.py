@@ -86,6 +86,22 @@ def fields_of(tree: cst.ClassDef) -> list[str]:
     return [line.target.value for line in found_in(tree.body, cst.AnnAssign)]
 
 
+def as_record(tree: cst.ClassDef) -> str:
+    """A named tuple in a line, below what its docstring and the comments of its fields say."""
+    name, fields = tree.name.value, fields_of(tree)
+    said = [" ".join((tree.get_docstring() or "").split())]
+    for line in found_in(tree.body, cst.SimpleStatementLine):
+        if beside := line.trailing_whitespace.comment:
+            said.append(f"{code(_targets(line)[0])}: {beside.value.lstrip('# ')}.")
+    above = textwrap.fill(" ".join(filter(None, said)), LINE_LENGTH, initial_indent="# ", subsequent_indent="# ")
+    below = f'{name} = namedtuple("{name}", "{" ".join(fields)}")'
+    if len(below) > LINE_LENGTH:
+        lines = textwrap.wrap(" ".join(fields), LINE_LENGTH - 12)
+        names = " ".join(f'"{line}{" " * (line is not lines[-1])}"' for line in lines)
+        below = f'{name} = namedtuple("{name}", {names})'
+    return f"{above}\n{below}".strip()
+
+
 def with_fields(tree: cst.ClassDef, names: list[str]) -> cst.ClassDef:
     """A named tuple with these fields alone, of which alone its docstring speaks."""
     gone = set(fields_of(tree)) - set(names)

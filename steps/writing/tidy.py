@@ -6,16 +6,16 @@ from collections import Counter
 
 import libcst as cst
 
+from steps.writing.inline import Rename
 from steps.writing.program import Program
 from steps.writing.prune import Fields, fields_of, function_documented, named_tuple, with_fields
 from steps.writing.trees import (
+    LINE_LENGTH,
     Rewriter,
-    Substitute,
     assignment,
     bare,
     call_site,
     code,
-    expression,
     found_in,
     is_atom,
     is_pass,
@@ -24,11 +24,14 @@ from steps.writing.trees import (
     pure,
     small,
     statements,
+    together,
     uses,
     with_arguments,
     with_parameters,
 )
 
+DECIDED = (cst.BooleanOperation, cst.Comparison, cst.IfExp)  # the compiler keeps them constant only where a name is
+SELDOM = 2  # calls of a function that need no name for what it does
 SHORT = 60  # characters of an expression that needs no function once its branches are gone
 
 
@@ -60,7 +63,9 @@ class Tidy(Rewriter):
         if code(target) == code(value):
             return []
         if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
-            return [] if self._assigns_nothing(target, value) else None
+            if self._assigns_nothing(target, value):
+                return []
+            return self._apart(statement, target, value, following)
         if not isinstance(target, cst.Name):
             return None
         if pure(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
@@ -70,9 +75,11 @@ class Tidy(Rewriter):
                 last = last.with_changes(value=found[1])
                 following[:] = [following[0].with_changes(body=[last], leading_lines=statement.leading_lines)]
                 return []
-        if self._is_alias(target.value, value, following):
+        if isinstance(line, cst.AnnAssign):
+            following[:] = [self._as_before(target.value, value, part) for part in following]
+        if self._is_alias(target.value, value, following) or self._is_used_once(statement, following):
             self.moved = True
-            put = Substitute({target.value: value}, self.constants)
+            put = Rename({target.value: value}, self.constants)
             following[:] = [part.visit(put) for part in following]
             return []
         return None
@@ -113,11 +120,56 @@ class Tidy(Rewriter):
 
     def _is_alias(self, name: str, value: cst.BaseExpression, following: list) -> bool:
         """Whether all that reads a name stands behind this assignment, with neither name assigned in between."""
-        if self.moved or not isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString):
+        if self.moved or not (isinstance(value, cst.Name | cst.BaseNumber | cst.SimpleString) or self._is_field(value)):
             return False
         after = uses(*following)
         read = after.loads[name] == self.total.loads[name] and not after.stores[name]
-        return read and not (isinstance(value, cst.Name) and after.stores[value.value])
+        return read and not set(uses(value).loads) & set(after.stores)
+
+    def _is_field(self, value: cst.BaseExpression) -> bool:
+        """Whether it is a field of a named tuple, which is a name for something as well."""
+        return isinstance(value, cst.Attribute) and code(value.value) in self.text.fields.variables
+
+    def _apart(self, statement, target: cst.Tuple, value: cst.BaseExpression, following: list) -> list | None:
+        """``a, b = x, y`` as two assignments, where one of them has no purpose, or both are too long for a line."""
+        if len(value.elements) != len(target.elements):
+            return None
+        pairs = [(left.value, right.value) for left, right in zip(target.elements, value.elements, strict=True)]
+        if not all(isinstance(left, cst.Name) for left, _ in pairs):
+            return None
+        names = [left.value for left, _ in pairs]
+        if {*names} & {*uses(value).loads}:
+            return None
+        wide = len(code(statement)) > LINE_LENGTH - 12
+        if not wide and not any(
+            not self.total.loads[name] or self._is_alias(name, part, following)
+            for name, (_, part) in zip(names, pairs, strict=True)
+        ):
+            return None
+        lines = [cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(left)], right)]) for left, right in pairs]
+        return [lines[0].with_changes(leading_lines=statement.leading_lines), *lines[1:]]
+
+    @staticmethod
+    def _as_before(name: str, value: cst.BaseExpression, statement: cst.BaseStatement) -> cst.BaseStatement:
+        """A later constant of the same value as another name for this one."""
+        line = small(statement)
+        if not isinstance(line, cst.AnnAssign) or code(line.value or line.target) != code(value):
+            return statement
+        return statement.with_changes(body=[cst.Assign([cst.AssignTarget(line.target)], cst.Name(name))])
+
+    def _is_used_once(self, statement: cst.SimpleStatementLine, following: list) -> bool:
+        """Whether a constant of the function is read by one statement, which stays short with it."""
+        line = small(statement)
+        if self.moved or not isinstance(line, cst.AnnAssign) or found_in(line.value, *DECIDED):
+            return False
+        name = line.target.value
+        if self.total.loads[name] != 1 or statement.trailing_whitespace.comment or not following:
+            return False
+        after = uses(*following)
+        if set(uses(line.value).loads) & set(after.stores) or after.loads[name] != 1:
+            return False
+        readers = [part for part in found_in(cst.Module(following), cst.SimpleStatementLine) if uses(part).loads[name]]
+        return len(readers) == 1 and len(code(readers[0])) + len(code(line.value)) < LINE_LENGTH - 12
 
     def leave_Attribute(self, original, updated):
         return self.text.fields.constant(original) or super().leave_Attribute(original, updated)
@@ -131,7 +183,19 @@ class Tidy(Rewriter):
         less = self._with_less(updated, callee, site)
         if less is not updated:
             return less
-        return (callee not in self.text.keep and self._returned(updated, callee)) or updated
+        result = None if callee in self.text.keep else self._returned(updated, callee)
+        return together(result) if result else updated
+
+    def _alone(self, original, updated):
+        """What came in place of a call needs no parentheses where it is a whole value."""
+        came = isinstance(original.value, cst.Call) and not isinstance(updated.value, cst.Call)
+        return updated.with_changes(value=bare(updated.value)) if came else updated
+
+    leave_Assign = leave_AnnAssign = leave_Return = leave_Expr = _alone
+
+    def leave_Arg(self, original, updated):
+        updated = super().leave_Arg(original, updated)
+        return updated if isinstance(updated.value, cst.Tuple) else self._alone(original, updated)
 
     def leave_Tuple(self, original, updated):
         callee, site = self.text.callee(updated)
@@ -153,7 +217,7 @@ class Tidy(Rewriter):
     def _returned(self, node: cst.Call, callee: str) -> cst.BaseExpression | None:
         """What a call comes to, for a function that hands arguments back or has become a short expression of them.
 
-        Only folding makes a function too short to be one: what is written as a short function stays one.
+        What is written as a short function stays one where it is called often: its name tells what the expression is.
         """
         function = self.text.functions[callee]
         body = statements(function)
@@ -167,13 +231,15 @@ class Tidy(Rewriter):
         if all(isinstance(part, cst.Name) and part.value in names for part in parts):
             fits = sum(not pure(part) for part in given.values()) <= 1
         else:
-            fits = callee in self.text.switched and len(code(value)) <= SHORT and all(map(pure, given.values()))
+            seldom = self.text.called[callee] <= SELDOM
+            fits = (seldom or callee in self.text.switched) and len(code(value)) <= SHORT
+            fits = fits and sum(not pure(part) for part in given.values()) <= int(seldom)
             fits = fits and not (set(counts) - set(names)) & (set(self.total.stores) | self.own_names)
         for name, part in given.items():
             fits = fits and (counts[name] == 1 or (pure(part) and (is_atom(part) or not counts[name])))
         if not fits:
             return None
-        return value.visit(Substitute({name: expression(code(part)) for name, part in given.items()}))
+        return value.visit(Rename(given))
 
     def leave_FunctionDef(self, original, updated):
         gone = self.text.unused[self.name]
@@ -211,12 +277,14 @@ class Text:
         while True:
             self._reach()
             self.unused = self._unused()
+            self.called = sum((uses(tree).loads for tree in self.functions.values()), Counter())
             self.had = {name: fields_of(tree) for name, tree in self.classes.items()}
             self.fields = Fields(self.classes, self.functions.values(), self.constants, self.keep)
             now = {}
             for name, tree in self.functions.items():
                 its = [name, *sorted(other for other in uses(tree).loads if other in self.functions)]
                 about = [(self.functions[other], self.unused[other]) for other in its]
+                about += [self.called[other] <= SELDOM for other in its]
                 about += [self.fields.names, self.fields.constants]
                 if seen.get(name) != about:
                     seen[name] = about

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import io
-import math
 import os
 import re
 import subprocess
@@ -107,10 +106,10 @@ class OnTheSimulator:
         return run
 
 
-def program_of(step, asked, launches):
+def program_of(step, asked, launches, lse=False):
     """A program's module, which launches on the CPU. cuTile's tiles are others there."""
     arch = "cpu" if step.backend == "cutile" else step.made_for
-    module = module_in(standalone(step, asked, arch).replace('"cuda"', '"cpu"'))
+    module = module_in(standalone(step, asked, arch, lse).replace('"cuda"', '"cpu"'))
     for name in set(re.findall(r"(\w+)\[\(?\w+[^\]]*\]\(\*", inspect.getsource(module))):
         setattr(module, name, OnTheSimulator(getattr(module, name), MACHINES[step.made_for], launches))
     return module
@@ -164,6 +163,22 @@ def test_a_program_launches_what_its_step_does_and_is_right(step, launches):
         assert_alike(step, case(step), launches)
     except Unsupported as error:
         assert "made of pairs of blocks" in str(error)
+
+
+@sampled(core=lambda step: step.name == "wgmma")
+@pytest.mark.parametrize("step", [s for s in KEPT if s.backend in ("hopper", "blackwell")], ids=lambda step: step.name)
+def test_a_program_returns_the_log_sum_exp_where_it_is_asked_for(step, launches):
+    asked = case(step)
+    if step.direction == "backward":
+        with pytest.raises(Unsupported, match="cannot be exported with the log-sum-exp"):
+            standalone(step, asked, lse=True)
+        return
+    module, (q, k, v) = program_of(step, asked, launches, lse=True), pass_of(step).inputs(asked, 0)
+    alone = replace(step, pairs=False) if getattr(step, "pairs", None) else step
+    with untold(None):
+        o, lse = alone.make_ready(asked, q, k, v, None, return_lse=True)(q, k, v, None)
+    mine = module.attention(q, k, v)
+    assert torch.equal(mine[0], o) and torch.equal(mine[1], lse)
 
 
 OTHERS = [
@@ -270,20 +285,22 @@ def hinted(step, asked):
     return compiled_when_launched(function, shape)
 
 
-# Lines of a program, and of its host code. Hopper's are longer: see steps/kernels/README.md.
+# Lines of a program, and of its host code. Most lines of Hopper's are the kernel's: see steps/kernels/README.md.
 MOST_LINES = {
     "cutile": {"forward": 300, "paged": 300, "backward": 450},
     "gluon": {"forward": 300},
-    "cdna": {"forward": 305},
+    "hopper": {"forward": 600, "backward": 800},
+    "blackwell": {"forward": 425},
+    "cdna": {"forward": 300},
 }
-MOST_HOST = {"forward": 165, "paged": 145, "backward": 190}
+MOST_HOST = {"forward": 155, "paged": 145, "backward": 175}
 ABOUT_HERE = re.compile(r"tutorial_lib|steps\.(?!export)|(?:from|import) steps|\w\.py\b|skeleton|notebook")
 
 
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_is_short_names_nothing_of_the_project_and_tells_which_gpu_it_needs(step, capsys):
     text = program_file(step).read_text(encoding="utf-8")
-    assert text.count("\n") <= MOST_LINES.get(step.backend, {}).get(step.direction, math.inf)
+    assert text.count("\n") <= MOST_LINES[step.backend][step.direction]
     assert text[text.index("\ndef expect(") :].count("\n") <= MOST_HOST[step.direction]
     assert not ABOUT_HERE.search(text)
     assert f"python -m steps.export {step.name} " in text
@@ -325,6 +342,35 @@ def test_the_table_of_shared_memory_is_what_triton_allocates(step):
     assert 0 <= step.compile(step.default_problem).shared_bytes - told < 1024
 
 
+def test_the_table_of_barriers_tells_of_counts_in_global_memory_and_of_other_kernels():
+    text = program_file(get_step("deferred_reduce_add")).read_text(encoding="utf-8")
+    for row in (
+        r"counts +consume 0, consume 1 +scale_behind 4",
+        r"counts +prepare_ahead 3 +produce 2",
+        r"kernel before +prepare_ahead 3, produce 2, scale_behind 4",
+        r"next kernel +produce 2",
+    ):
+        assert re.search(f"^{row}$", text, re.MULTILINE), row
+
+
+@pytest.mark.parametrize("name", ["mma", "wgmma"])
+def test_what_a_program_would_have_otherwise_is_what_the_other_program_has(name):
+    step = get_step(name)
+    text = program_file(step).read_text(encoding="utf-8")
+    told = re.search(r"^  --head-dim 64: (.*(?:\n    .*)*)", text, re.MULTILINE)[1]
+    other = module_in(standalone(step, replace(step.default_problem, head_dim=64)))
+    numbers = re.findall(r"([A-Z_]+) (\d+)(?:;|$)", told)
+    assert ("HEAD_DIM", "64") in numbers
+    for constant, number in numbers:
+        assert getattr(getattr(other, constant), "value", getattr(other, constant)) == int(number)
+    own = module_in(text)
+    same = {n for n, v in vars(own).items() if n.isupper() and repr(v) == repr(getattr(other, n, None))}
+    assert not same & set(re.findall(r"\w+", told))
+    boxes = re.findall(r"boxes of Q \[(\d+), (\d+)\]", " ".join(told.split()))
+    assert len(boxes) == (name == "wgmma")
+    assert all(f"describe(q, {rows}, {columns}, " in inspect.getsource(other) for rows, columns in boxes)
+
+
 def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
     path = tmp_path / "fmha.py"
     status, out, err = call("mma", "--head-dim", "64", "--no-causal", "--output", str(path))
@@ -336,6 +382,7 @@ def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
         ("ring",): "step 801 ring has no kernel of its own to export: it computes over several GPUs",
         ("kv_multicast",): "step 207 kv_multicast cannot be exported: it is made of pairs of blocks",
         ("varlen",): "step 904 varlen cannot be exported: its own problem has packed sequences",
+        ("mma", "--lse"): "step 2 mma cannot be exported with the log-sum-exp",
         ("mma", "--head-dim", "512"): "step 2 mma: head_dim must be",
         ("no_such_step",): "no step no_such_step",
         (): "name a step, or ask for --all",

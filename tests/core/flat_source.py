@@ -96,6 +96,25 @@ def sum_once(x, choice):
     return found
 
 
+def one_more(x):
+    """x and one."""
+    return x + 1
+
+
+def at_most(x):
+    """x, but no more than the limit."""
+    if x > LIMIT:
+        x = LIMIT
+    return x
+
+
+def in_short(x, choice):
+    """A function that is one expression, and one that changes what it is given."""
+    y = one_more(x) * choice.width
+    y = at_most(y)
+    return y
+
+
 def both_ways(x, choices):
     """The same function, called with two constants."""
     return widen(x, choices.one) + widen(x, choices.other)

@@ -25,7 +25,7 @@ def run(text: str, name: str):
 
 
 @pytest.mark.parametrize("choice", [Choice(True, 5), Choice(False, 3), Choice(True, 1, stages=1)], ids=str)
-@pytest.mark.parametrize("name", ["branches", "structure", "hole", "sum_once"])
+@pytest.mark.parametrize("name", ["branches", "structure", "hole", "sum_once", "in_short"])
 def test_the_text_does_what_the_source_does(name, choice):
     source = getattr(flat_source, name)
     bound = {"choice": choice} | ({"how": triple} if name == "hole" else {})
@@ -62,12 +62,21 @@ def test_a_function_that_is_handed_in_is_called_by_its_own_name():
 def test_fields_that_nothing_reads_are_gone_and_those_of_one_value_are_it():
     text = flatten(flat_source.structure, {"choice": Choice(True, 5)})
     assert "return pair.first - pair.second\n" in text and "pair = Pair(width, x * WIDTH)" in text
-    assert '"""Two numbers, and more."""\n\n    first: object\n    second: object\n\n\n' in text
+    assert '\n# Two numbers, and more.\nPair = namedtuple("Pair", "first second")\n\n\n' in text
 
 
 def test_a_docstring_tells_what_it_does_and_of_no_parameter_that_is_gone():
     text = flatten(flat_source.structure, {"choice": Choice(True, 5)})
     assert '    """A tuple with names, and a name that is taken."""\n' in text
+
+
+def test_what_is_short_stands_where_it_is_called_unless_it_is_to_be_kept():
+    bound = {"choice": Choice(True, 5)}
+    text = flatten(flat_source.in_short, bound)
+    assert "y = (x + 1) * WIDTH" in text and "    if y > LIMIT:\n        y = LIMIT\n" in text and "x_2" not in text
+    kept = flatten(flat_source.in_short, bound, keep=frozenset({"one_more", "at_most"}))
+    assert "y = one_more(x) * WIDTH" in kept and "at_most(y)" in kept
+    assert [run(kept, "in_short")(x) for x in INPUTS] == [run(text, "in_short")(x) for x in INPUTS]
 
 
 def test_what_is_behind_a_return_is_not_looked_at():

@@ -16,7 +16,7 @@ from tests.selection import sampled
 
 KERNELS = kernels()
 WRITTEN = [step for step in KERNELS if is_written(step)]
-CAPS = {"mma": 80, "next_softmax_first": 470, "deferred_reduce_add": 605}  # lines of the text
+CAPS = {"mma": 80, "next_softmax_first": 400, "deferred_reduce_add": 485}  # lines of the text
 LATER = {  # names that only later steps bring; ordinary words that are names, too, are left out
     "cutile": {"mask_loop", "output_buffer", "static_scheduler", "l2_aware", "intra_tile_overlap", "persistent"},
     "hopper": {
@@ -97,8 +97,9 @@ def test_the_text_needs_nothing_of_the_project_and_has_no_field_that_nothing_rea
     imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     assert not {name for name in imported if name.split(".")[0] in ("steps", "tutorial_lib", "tests")}
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    fields = {line.target.id for node in classes for line in node.body if isinstance(line, ast.AnnAssign)}
+    made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "namedtuple"]
+    assert made or step.backend not in ("hopper", "blackwell")
+    fields = {name for node in made for name in node.args[1].value.split()}
     assert fields <= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 

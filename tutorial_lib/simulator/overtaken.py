@@ -54,4 +54,5 @@ def await_kernels_before(_: re.Match) -> int:
 
 AWAIT = r"griddepcontrol\.wait; mov\.b32 \$0, 0;"
 SEQUENCES[AWAIT] = await_kernels_before
-SEQUENCES[r"griddepcontrol\.launch_dependents; mov\.b32 \$0, 0;"] = lambda _: 0  # only when the next one begins
+LET = r"griddepcontrol\.launch_dependents; mov\.b32 \$0, 0;"
+SEQUENCES[LET] = lambda _: 0  # only when the next one begins
