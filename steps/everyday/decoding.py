@@ -64,6 +64,7 @@ class DecodeStep(FusedStep):
         "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"
     )
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -80,7 +81,7 @@ class DecodeStep(FusedStep):
     def scratch_bytes(self, problem: Problem) -> int:
         """Parts and their log-sum-exp in float32, for as many splits as there are at most."""
         splits = self.splits(problem, max(gpu.multiprocessors for gpu in REFERENCE_GPUS.values()))
-        return 4 * splits * self.rows(problem) * (problem.head_dim + 1) if self.split else 0
+        return 4 * splits * self.rows(problem) * (self.in_tiles(problem).head_dim + 1) if self.split else 0
 
     @property
     def merges_apart(self) -> bool:
@@ -89,7 +90,7 @@ class DecodeStep(FusedStep):
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
-        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * problem.head_dim))
+        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * self.in_tiles(problem).head_dim))
 
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -103,7 +104,7 @@ class DecodeStep(FusedStep):
             softmax=self.softmax,
             latency=self.latency,
             tile=Tile(members * queries, key),
-            head_dim=problem.head_dim,
+            head_dim=self.in_tiles(problem).head_dim,
             members=members,
             queries=queries,
             seq_len_q=problem.seq_len_q,
@@ -176,7 +177,7 @@ class DecodeStep(FusedStep):
             written = o.unflatten(1, groups)
             if return_lse:
                 written = written, lse.unflatten(1, groups)
-            partials = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
+            partials = (empty((*kept, variant.head_dim)), empty(kept)) if self.split else ()
             if self.merges_apart:
                 decode(rows_of_groups, *sources, *partials, scale)
                 merge(*partials, written)
@@ -241,7 +242,7 @@ class DecodeStep(FusedStep):
     def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""
         kept = (splits, self.rows(problem))
-        return [array((*kept, problem.head_dim), ct.float32), array(kept, ct.float32)]
+        return [array((*kept, self.in_tiles(problem).head_dim), ct.float32), array(kept, ct.float32)]
 
     def sources(self, problem: Problem) -> list:
         """What the kernel reads beside Q."""

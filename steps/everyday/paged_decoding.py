@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import cuda.tile as ct
 
@@ -24,6 +25,8 @@ LATENCY_THAT_FITS = Latency(key=6, value=6)
 @dataclass(frozen=True, kw_only=True)
 class PagedDecodeStep(PagedStep, DecodeStep):
     """A ``DecodeStep`` whose load_key and load_value get (pages, table, the sequence's last page) for K and V."""
+
+    pads_head_dim: ClassVar[bool] = False  # loads of pages bring no zeros for columns that are not there
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         size = problem.page_size

@@ -34,6 +34,7 @@ SHAPES = [
     decoding_of(batch=1, heads=2, seq_len_q=2, seq_len_kv=1, head_dim=32),
     decoding_of(head_dim=256, seq_len_kv=400, scale=0.0),
     decoding_of(head_dim=64, seq_len_q=64, seq_len_kv=130, dtype="bfloat16"),
+    decoding_of(heads=6, seq_len_q=3, seq_len_kv=300, head_dim=80, dtype="bfloat16"),  # in tiles of 128 columns
 ]
 
 
@@ -204,3 +205,11 @@ def test_what_is_no_decoding_is_refused_by_name():
     with pytest.raises(Unsupported, match="ask for no causal mask"):
         step.attention(*FORWARD.inputs(decoding_of(), 0), causal=True)
     assert "pages of keys and values" in step.unsupported(decoding_of(page_size=16), "sm_90")
+
+
+def test_a_head_dim_between_tiles_is_filled_up_and_partial_results_have_room_for_it():
+    step, shape = get_step("split_kv"), decoding_of(head_dim=80)
+    full = dataclasses.replace(shape, head_dim=128)
+    assert step.variant(shape, "sm_90") == step.variant(full, "sm_90")
+    assert step.scratch_bytes(shape) == step.scratch_bytes(full)
+    assert "head_dim must be one of" in get_step("paged").unsupported(decoding_of(head_dim=80, page_size=16), "sm_90")
