@@ -29,7 +29,10 @@ MOST_KEYS = 128
 # tileiras 13.5 multiplies tiles of 64 rows by wgmma, with buffers that leave no room for a second block on an SM; the
 # registers of tiles of 128 rows spill in the loop.
 MOST_ROWS = 64
-START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
+# What beginning and ending a block costs, in tiles of keys, and what it costs to store and merge partial results:
+# estimates, which no record stands behind.
+START = 4
+MERGE = 10
 AT_ONCE = 32  # splits that one iteration of the merging takes, at most
 MERGING = BlockShape(Tile(1, AT_ONCE))
 
@@ -42,6 +45,7 @@ class DecodeStep(FusedStep):
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
     but those of ``MOST_ROWS`` rows.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
+    Where it says one, there is nothing to merge, and the kernel is that of a step that does not split.
     last_block_merges: in place of that kernel, the block of a group that comes last merges.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.5 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them, or ``MOST_KEYS``.
@@ -82,6 +86,16 @@ class DecodeStep(FusedStep):
         """Parts and their log-sum-exp in float32, for as many splits as there are at most."""
         splits = self.splits(problem, max(gpu.multiprocessors for gpu in REFERENCE_GPUS.values()))
         return 4 * splits * self.rows(problem) * (self.in_tiles(problem).head_dim + 1) if self.split else 0
+
+    def configured(self, problem: Problem, arch: str) -> DecodeStep:
+        gpu = REFERENCE_GPUS.get(arch)
+        return self.on_so_many(problem, gpu.multiprocessors if gpu else 1)
+
+    def on_so_many(self, problem: Problem, multiprocessors: int) -> DecodeStep:
+        """This step as it is on so many SMs: where one block has all keys of its rows, one that splits nothing."""
+        if self.split and self.splits(problem, multiprocessors) == 1:
+            return dataclasses.replace(self, split=False, last_block_merges=False)
+        return self
 
     @property
     def merges_apart(self) -> bool:
@@ -140,9 +154,10 @@ class DecodeStep(FusedStep):
         return _decode(self.variant(problem, arch)), {}
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        variant = self.variant(problem, target_of(q.device))
-        function = _decode(dataclasses.replace(variant, lse=return_lse and not self.merges_apart))
-        return self.make_kernel_ready(function, problem, q, k, v, out, return_lse)
+        step = self.on_so_many(problem, processors(q.device))
+        variant = step.variant(problem, target_of(q.device))
+        function = _decode(dataclasses.replace(variant, lse=return_lse and not step.merges_apart))
+        return step.make_kernel_ready(function, problem, q, k, v, out, return_lse)
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
@@ -191,7 +206,8 @@ class DecodeStep(FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel that goes through the keys; the one that merges is among its other kernels."""
-        return self.compile_kernel(self.entry(problem, arch)[0], problem, arch)
+        step = self.configured(problem, arch)
+        return step.compile_kernel(step.entry(problem, arch)[0], problem, arch)
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):
         """As ``compile``, for a function of that kernel that is given."""
@@ -254,12 +270,13 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     """How many blocks share the keys of a tile of rows. groups: tiles of rows; at_a_time: blocks that the GPU holds.
 
     With s splits there are groups * s blocks, which run in so many rounds as it takes with ``at_a_time`` in each; a
-    block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. What takes
-    the fewest tiles one after another is chosen, and of equals the smallest.
+    block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. More than
+    one split costs ``MERGE`` tiles more. What takes the fewest tiles one after another is chosen, and of equals the
+    smallest.
     """
 
     def tiles_in_turn(splits: int) -> int:
-        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START)
+        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START) + MERGE * (splits > 1)
 
     return min(range(1, tiles + 1), key=lambda splits: (tiles_in_turn(splits), splits))
 

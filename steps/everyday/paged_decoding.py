@@ -34,6 +34,9 @@ class PagedDecodeStep(PagedStep, DecodeStep):
             return f"page_size must be a power of two, at least 8, got {size}"
         return super().unsupported(problem, target)
 
+    def on_so_many(self, problem: Problem, multiprocessors: int) -> PagedDecodeStep:
+        return self  # the kernel that reads pages always writes partial results
+
     def key(self, problem: Problem) -> int:
         return min(super().key(problem), PAGES_A_TILE * problem.page_size)
 
