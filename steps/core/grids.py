@@ -149,7 +149,7 @@ def _grouped_gradients() -> tuple[Problem, ...]:
 
 
 def _models() -> tuple[Problem, ...]:
-    """Short sequences of encoders, a head_dim of 72 and 80, and few queries: what models ask for beside long prompts."""
+    """Short sequences, a head_dim of 72 and 80, and few queries: what models ask for beside long prompts."""
     shapes = [
         {"batch": 32, "heads": 16, "seq_len_q": 200, "head_dim": 64},
         {"batch": 64, "heads": 16, "seq_len_q": 196, "head_dim": 64},
