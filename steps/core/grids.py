@@ -148,6 +148,27 @@ def _grouped_gradients() -> tuple[Problem, ...]:
     return *grouped, longer, narrower, replace(standard(4096, causal=True), heads=64, kv_heads=1)
 
 
+def _models() -> tuple[Problem, ...]:
+    """Short sequences, a head_dim of 72 and 80, and few queries: what models ask for beside long prompts."""
+    shapes = [
+        {"batch": 32, "heads": 16, "seq_len_q": 200, "head_dim": 64},
+        {"batch": 64, "heads": 16, "seq_len_q": 196, "head_dim": 64},
+        {"batch": 32, "heads": 12, "seq_len_q": 128, "head_dim": 64},
+        {"batch": 16, "heads": 16, "seq_len_q": 577, "head_dim": 64},
+        {"batch": 1, "heads": 20, "seq_len_q": 1500, "head_dim": 64},
+        {"batch": 16, "heads": 12, "seq_len_q": 77, "head_dim": 64, "causal": True},
+        {"batch": 8, "heads": 32, "seq_len_q": 1024, "head_dim": 80, "causal": True},
+        {"batch": 2, "heads": 16, "seq_len_q": 1024, "seq_len_kv": 120, "head_dim": 72},
+        {"batch": 1, "heads": 32, "seq_len_q": 4, "seq_len_kv": 2048, "head_dim": 80},
+        {"batch": 1, "heads": 32, "kv_heads": 8, "seq_len_q": 2, "seq_len_kv": 1000, "head_dim": 128},
+        {"batch": 16, "heads": 40, "kv_heads": 8, "seq_len_q": 1, "seq_len_kv": 1000, "head_dim": 128},
+        {"batch": 64, "heads": 24, "kv_heads": 8, "seq_len_q": 2, "seq_len_kv": 4096, "head_dim": 128},
+        {"batch": 4, "heads": 28, "kv_heads": 4, "seq_len_q": 4, "seq_len_kv": 10000, "head_dim": 128},
+        {"batch": 32, "heads": 32, "kv_heads": 8, "seq_len_q": 1, "seq_len_kv": 23151, "head_dim": 128},
+    ]
+    return tuple(Problem(**{"seq_len_kv": shape["seq_len_q"], "dtype": "bfloat16", **shape}) for shape in shapes)
+
+
 GRIDS = {
     "standard": Grid("batch 4, S=1024 to 16384, D=64, 128 and 256, both dtypes", _standard()),
     "gradients": Grid(
@@ -167,5 +188,6 @@ GRIDS = {
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
     "capped": Grid("a soft cap of 50 on the scores", _capped()),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
+    "models": Grid("short, small and odd problems of models that people run", _models()),
     "between": Grid("head_dim 80, 96, 160 and 192, between those of tiles", _between()),
 }

@@ -29,7 +29,10 @@ MOST_KEYS = 128
 # tileiras 13.5 multiplies tiles of 64 rows by wgmma, with buffers that leave no room for a second block on an SM; the
 # registers of tiles of 128 rows spill in the loop.
 MOST_ROWS = 64
-START = 4  # what beginning and ending a block costs, in tiles of keys: an estimate, which no record stands behind
+# What beginning and ending a block costs, in tiles of keys, and what it costs to store and merge partial results:
+# estimates, which no record stands behind.
+START = 4
+MERGE = 10
 AT_ONCE = 32  # splits that one iteration of the merging takes, at most
 MERGING = BlockShape(Tile(1, AT_ONCE))
 
@@ -42,6 +45,7 @@ class DecodeStep(FusedStep):
     softmax: as that of ``CuTileStep``. latency, occupancy, warps: hints to the compiler; occupancy is that of all tiles
     but those of ``MOST_ROWS`` rows.
     split: several blocks have a range of the keys each, as many as ``number_of_splits`` says; a second kernel merges.
+    Where it says one, there is nothing to merge, and the kernel is that of a step that does not split.
     last_block_merges: in place of that kernel, the block of a group that comes last merges.
     least_rows: of a tile, so many at least; with fewer than 16 tileiras 13.5 multiplies without the tensor cores.
     tile_key: keys of a tile; None: ``KEY_BYTES`` of them, or ``MOST_KEYS``.
@@ -64,6 +68,7 @@ class DecodeStep(FusedStep):
         "The kernel that goes through the keys (steps/everyday/decode_kernel.py has the one that merges)"
     )
     head_dims: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pads_head_dim: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         if reason := super().unsupported(problem, target):
@@ -80,7 +85,17 @@ class DecodeStep(FusedStep):
     def scratch_bytes(self, problem: Problem) -> int:
         """Parts and their log-sum-exp in float32, for as many splits as there are at most."""
         splits = self.splits(problem, max(gpu.multiprocessors for gpu in REFERENCE_GPUS.values()))
-        return 4 * splits * self.rows(problem) * (problem.head_dim + 1) if self.split else 0
+        return 4 * splits * self.rows(problem) * (self.in_tiles(problem).head_dim + 1) if self.split else 0
+
+    def configured(self, problem: Problem, arch: str) -> DecodeStep:
+        gpu = REFERENCE_GPUS.get(arch)
+        return self.on_so_many(problem, gpu.multiprocessors if gpu else 1)
+
+    def on_so_many(self, problem: Problem, multiprocessors: int) -> DecodeStep:
+        """This step as it is on so many SMs: where one block has all keys of its rows, one that splits nothing."""
+        if self.split and self.splits(problem, multiprocessors) == 1:
+            return dataclasses.replace(self, split=False, last_block_merges=False)
+        return self
 
     @property
     def merges_apart(self) -> bool:
@@ -89,7 +104,7 @@ class DecodeStep(FusedStep):
 
     def key(self, problem: Problem) -> int:
         """Keys of a tile."""
-        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * problem.head_dim))
+        return self.tile_key or min(MOST_KEYS, KEY_BYTES // (BYTES_PER_ELEMENT * self.in_tiles(problem).head_dim))
 
     def variant(self, problem: Problem, arch: str) -> DecodeVariant:
         """The constants that ``problem`` is compiled with on ``arch``."""
@@ -103,7 +118,7 @@ class DecodeStep(FusedStep):
             softmax=self.softmax,
             latency=self.latency,
             tile=Tile(members * queries, key),
-            head_dim=problem.head_dim,
+            head_dim=self.in_tiles(problem).head_dim,
             members=members,
             queries=queries,
             seq_len_q=problem.seq_len_q,
@@ -139,9 +154,10 @@ class DecodeStep(FusedStep):
         return _decode(self.variant(problem, arch)), {}
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
-        variant = self.variant(problem, target_of(q.device))
-        function = _decode(dataclasses.replace(variant, lse=return_lse and not self.merges_apart))
-        return self.make_kernel_ready(function, problem, q, k, v, out, return_lse)
+        step = self.on_so_many(problem, processors(q.device))
+        variant = step.variant(problem, target_of(q.device))
+        function = _decode(dataclasses.replace(variant, lse=return_lse and not step.merges_apart))
+        return step.make_kernel_ready(function, problem, q, k, v, out, return_lse)
 
     def make_kernel_ready(self, function: Callable, problem: Problem, q, k, v, out, return_lse: bool = False):
         """As ``make_ready``, for a function of the kernel that goes through the keys that is given."""
@@ -176,7 +192,7 @@ class DecodeStep(FusedStep):
             written = o.unflatten(1, groups)
             if return_lse:
                 written = written, lse.unflatten(1, groups)
-            partials = (empty((*kept, problem.head_dim)), empty(kept)) if self.split else ()
+            partials = (empty((*kept, variant.head_dim)), empty(kept)) if self.split else ()
             if self.merges_apart:
                 decode(rows_of_groups, *sources, *partials, scale)
                 merge(*partials, written)
@@ -190,7 +206,8 @@ class DecodeStep(FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel that goes through the keys; the one that merges is among its other kernels."""
-        return self.compile_kernel(self.entry(problem, arch)[0], problem, arch)
+        step = self.configured(problem, arch)
+        return step.compile_kernel(step.entry(problem, arch)[0], problem, arch)
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):
         """As ``compile``, for a function of that kernel that is given."""
@@ -241,7 +258,7 @@ class DecodeStep(FusedStep):
     def partials(self, problem: Problem, splits: int) -> list:
         """The outputs of so many splits, and their log-sum-exp."""
         kept = (splits, self.rows(problem))
-        return [array((*kept, problem.head_dim), ct.float32), array(kept, ct.float32)]
+        return [array((*kept, self.in_tiles(problem).head_dim), ct.float32), array(kept, ct.float32)]
 
     def sources(self, problem: Problem) -> list:
         """What the kernel reads beside Q."""
@@ -253,12 +270,13 @@ def number_of_splits(tiles: int, groups: int, at_a_time: int) -> int:
     """How many blocks share the keys of a tile of rows. groups: tiles of rows; at_a_time: blocks that the GPU holds.
 
     With s splits there are groups * s blocks, which run in so many rounds as it takes with ``at_a_time`` in each; a
-    block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. What takes
-    the fewest tiles one after another is chosen, and of equals the smallest.
+    block goes through its share of the ``tiles`` of keys, and beginning and ending it costs ``START`` tiles. More than
+    one split costs ``MERGE`` tiles more. What takes the fewest tiles one after another is chosen, and of equals the
+    smallest.
     """
 
     def tiles_one_after_another(splits: int) -> int:
-        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START)
+        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + START) + MERGE * (splits > 1)
 
     return min(range(1, tiles + 1), key=lambda splits: (tiles_one_after_another(splits), splits))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import cuda.tile as ct
 
@@ -25,11 +26,16 @@ LATENCY_THAT_FITS = Latency(key=6, value=6)
 class PagedDecodeStep(PagedStep, DecodeStep):
     """A ``DecodeStep`` whose load_key and load_value get (pages, table, the sequence's last page) for K and V."""
 
+    pads_head_dim: ClassVar[bool] = False  # loads of pages bring no zeros for columns that are not there
+
     def unsupported(self, problem: Problem, target: str) -> str | None:
         size = problem.page_size
         if size is not None and (size < 8 or size != power_of_two(size)):
             return f"page_size must be a power of two, at least 8, got {size}"
         return super().unsupported(problem, target)
+
+    def on_so_many(self, problem: Problem, multiprocessors: int) -> PagedDecodeStep:
+        return self  # the kernel that reads pages always writes partial results
 
     def key(self, problem: Problem) -> int:
         return min(super().key(problem), PAGES_A_TILE * problem.page_size)

@@ -23,7 +23,8 @@ Heads are dealt in sections whose keys and values fit into a part of L2, the lon
 last section's longest tiles begin late. Beyond head_dim 128 a section has few heads, and its tiles keep the blocks busy
 for a shorter time than its longest tile takes: most blocks are done while a few still work on long tiles. Here the last
 section has as many heads as it takes to keep all blocks busy for that long. Their keys and values may need more of L2
-than a section should. Where blocks end together anyway, the lists are those of step split_head_dim.
+than a section should. Where blocks end together anyway, the lists are those of step split_head_dim. Below 2,048 queries
+blocks do not come in pairs: there they are slower.
 """
 
 import dataclasses
@@ -52,10 +53,19 @@ SPLIT_HEAD_DIM = STEP.evolve(
     in_pieces=True,
 )
 
-BALANCED_TAIL = SPLIT_HEAD_DIM.evolve(
+
+def short(problem: Problem) -> bool:
+    """Below 2,048 queries. The record is nvidia-h200/b8_h32_s1024_d80_bf16_causal."""
+    return problem.seq_len_q < 2048
+
+
+ALONE = SPLIT_HEAD_DIM.evolve(only_for=short, pairs=False)
+
+BALANCED_TAIL = ALONE.evolve(
+    previous=SPLIT_HEAD_DIM,
     name="balanced_tail",
     title="A balanced tail",
-    change="Beyond head_dim 128 the last group of heads is larger where its long tiles would begin too late.",
+    change="The last group of heads is larger where its long tiles begin too late; short sequences have no pairs.",
     inside="kv_multicast",
     default_problem=Problem(batch=4, heads=16, seq_len_q=4096, seq_len_kv=4096, head_dim=256, causal=True),
     order=dataclasses.replace(DEALT, balanced_tail=True),

@@ -137,7 +137,7 @@ def fake_gpu(monkeypatch):
 def test_loads_are_sampled_in_turn_and_rates_are_in_clocks(fake_gpu):
     found = physics.measure(get_step("epilogue_overlap"), 3, lambda told: None)
     rate = next(r for r in found.rates if r.name == "mma_sync")
-    assert rate.a_clock.median == pytest.approx(2 * 256 * 64 * 32 * rates.TURNS / (4e6 * 1.5))
+    assert rate.a_clock.median == pytest.approx(2 * 256 * 64 * 32 * rates.ITERATIONS / (4e6 * 1.5))
     product, linked = found.loads
     assert (product.rested_tflops, product.rested_ghz, product.sustained.clock_ghz) == (1000, 1.5, 1.25)
     assert linked.sustained.tflops == 1000 and linked.sustained.watts == pytest.approx(350)

@@ -57,7 +57,7 @@ def cases() -> list:
                 spills = rule is not None and rule.spilled > 0
                 # With a mask these are other kernels, most of cuTile's hardly.
                 masks = (True, False)[: 1 + (hopper or kernel in SEARCHED or spills)]
-                lengths = (4096, 8192, 2048, 1024) if hopper else (4096,)  # what steps change depends on these
+                lengths = (4096, 8192, 2048, 1024) if hopper else (4096, 512)  # what steps change depends on these
                 for causal, seq_len in product(masks, lengths):
                     problem = standard(seq_len, head_dim=head_dim, causal=causal)
                     rule = rule_for(kernel, problem, arch)

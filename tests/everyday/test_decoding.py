@@ -11,7 +11,7 @@ from steps import Unsupported, get_step
 from steps.core.ladder import kernels_of
 from steps.core.problems import DECODING
 from steps.everyday import decoding
-from steps.everyday.decoding import START, DecodeStep, at_once, number_of_splits
+from steps.everyday.decoding import MERGE, START, DecodeStep, at_once, number_of_splits
 from tutorial_lib import interpreter
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
@@ -34,12 +34,14 @@ SHAPES = [
     decoding_of(batch=1, heads=2, seq_len_q=2, seq_len_kv=1, head_dim=32),
     decoding_of(head_dim=256, seq_len_kv=400, scale=0.0),
     decoding_of(head_dim=64, seq_len_q=64, seq_len_kv=130, dtype="bfloat16"),
+    decoding_of(heads=6, seq_len_q=3, seq_len_kv=300, head_dim=80, dtype="bfloat16"),  # in tiles of 128 columns
 ]
 
 
 @pytest.fixture(params=[3, 40])
 def multiprocessors(request, monkeypatch):
-    """So many SMs that keys are split into few parts, or into many, of which some hold no key."""
+    """So many SMs that keys are split into few parts, or into many, of which some hold no key. Merging is free."""
+    monkeypatch.setattr(decoding, "MERGE", 0)
     monkeypatch.setattr(decoding, "processors", lambda device: request.param)
     return request.param
 
@@ -131,6 +133,7 @@ def test_as_many_splits_as_fill_the_gpu_and_no_more():
     assert number_of_splits(tiles=512, groups=264, at_a_time=264) == 1
     assert number_of_splits(tiles=512, groups=8, at_a_time=264) == 32  # 16 tiles each; with 33 some would have 16, too
     assert number_of_splits(tiles=1, groups=1, at_a_time=264) == 1
+    assert number_of_splits(tiles=16, groups=128, at_a_time=264) == 1  # half the SMs' slots; merging would cost more
 
 
 @pytest.mark.parametrize("groups", [1, 7, 64, 100, 265, 1000])
@@ -142,7 +145,7 @@ def test_the_splits_chosen_take_the_fewest_tiles_in_turn(tiles, groups):
         for _ in range(groups * splits):
             free.sort()
             free[0] += -(-tiles // splits) + START
-        return max(free)
+        return max(free) + MERGE * (splits > 1)
 
     chosen = number_of_splits(tiles, groups, 264)
     others = {1, 2, 3, 4, 8, 16, 33, tiles} & set(range(1, tiles + 1))
@@ -156,6 +159,23 @@ def test_a_launch_has_the_splits_of_its_problem():
     assert step.splits(one, 132) == 32
     assert step.scratch_bytes(one) >= 4 * 32 * 128 * 129 and get_step("group_rows").scratch_bytes(one) == 0
     assert step.compile(one).blocks == 8 * 32
+
+
+@pytest.mark.parametrize("step", SPLIT, ids=lambda s: s.name)
+def test_where_nothing_is_split_nothing_is_merged(step, monkeypatch):
+    """The kernel is that of step group_rows, on the GPU that is there, not on the one that a compiler is asked for."""
+    many, alone = dataclasses.replace(DECODING, batch=64), get_step("group_rows")
+    assert step.splits(many, 132) == 1 and step.compile(many).code == alone.compile(many).code
+    assert step.what_runs(many, "sm_90") == alone.what_runs(many, "sm_90")
+    assert step.compile(DECODING).code != alone.compile(DECODING).code
+    shape = decoding_of(seq_len_kv=3000)
+    inputs, kernels = FORWARD.inputs(shape, secrets.randbits(32)), []
+    monkeypatch.setattr(interpreter, "launch", lambda grid, kernel, arguments: kernels.append(len(arguments)))
+    for processors, passed in ((1, 5), (100, 6 if step.merges_apart else 8)):
+        monkeypatch.setattr(decoding, "processors", lambda device, n=processors: n)
+        dataclasses.replace(step).attention(*inputs)
+        assert kernels[0] == passed
+        kernels.clear()
 
 
 # --- what is compiled, and what is refused ---
@@ -175,7 +195,8 @@ def test_every_kernel_compiles_and_as_many_blocks_share_an_sm_as_splits_are_coun
     step = get_step("split_kv")
     compiled, tile = step.compile(shape), step.variant(shape, "sm_90").tile
     rows = 8 * seq_len_q  # of a group
-    assert tile.query == min(64, max(16, rows)) and compiled.other_kernels
+    assert tile.query == min(64, max(16, rows))
+    assert bool(compiled.other_kernels) == (step.splits(shape, 132) > 1)
     assert compiled.as_dict()["blocks_per_sm"] == step.kernel(step.variant(shape, "sm_90"))[1].occupancy
     assert step.groups(shape) == 8 * rows // tile.query or tile.query == 16
     assert not compiled.spilled_bytes
@@ -204,3 +225,11 @@ def test_what_is_no_decoding_is_refused_by_name():
     with pytest.raises(Unsupported, match="ask for no causal mask"):
         step.attention(*FORWARD.inputs(decoding_of(), 0), causal=True)
     assert "pages of keys and values" in step.unsupported(decoding_of(page_size=16), "sm_90")
+
+
+def test_a_head_dim_between_tiles_is_filled_up_and_partial_results_have_room_for_it():
+    step, shape = get_step("split_kv"), decoding_of(head_dim=80)
+    full = dataclasses.replace(shape, head_dim=128)
+    assert step.variant(shape, "sm_90") == step.variant(full, "sm_90")
+    assert step.scratch_bytes(shape) == step.scratch_bytes(full)
+    assert "head_dim must be one of" in get_step("paged").unsupported(decoding_of(head_dim=80, page_size=16), "sm_90")
