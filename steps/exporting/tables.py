@@ -1,7 +1,8 @@
 """Tables of a kernel's barriers and shared memory, of what one of its blocks does on the simulator.
 
-A block of the kernel, with the constants of its problem, computes a few tiles of queries. What it allocates, who
-arrives at a barrier and who waits there is noted meanwhile.
+A block of the kernel, with the constants of its problem, computes a few tiles of queries; of a kernel whose blocks wait
+for each other there are a few. What they allocate, who arrives at a barrier, counts in global memory or lets the next
+kernel begin, and who waits there, is noted meanwhile.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A skeleton is cut into small functions, as several kernels share them. In the text of one kernel most are called once,
 and a reader would have to look each of them up. Their statements stand in place of the call then, below their
-docstring's first line. Left alone are functions that come from another module than their caller, such as those that
-fill a step's holes, unless that is a module of pieces (``PIECES`` of its package), and long ones, but for a long one
-that is all that its caller does.
+docstring's first line; so do those of a tiny function that two places call. A call inside an expression is taken out of
+it first. Left alone are functions of another module of the package than their caller, such as those that fill a step's
+holes, unless that is a module of pieces (``PIECES`` of the package), and long ones, but for a long one that is all that
+its caller does.
 """
 
 from __future__ import annotations
@@ -95,18 +96,16 @@ class _InFront(cst.CSTTransformer):
 
     def _apart(self, statement: cst.SimpleStatementLine) -> list:
         line = small(statement)
-        value = getattr(line, "value", None)
-        calls = [call for call in found_in(statement, cst.Call) if code(call.func) == self.name]
-        if len(calls) != 1 or not isinstance(line, cst.Assign | cst.Expr | cst.Return) or value is calls[0]:
+        calls = found_in(statement, cst.Call)  # as they stand, a call in front of those that it holds
+        own = [call for call in calls if code(call.func) == self.name]
+        if self.name in self.taken or len(own) != 1 or not isinstance(line, cst.Assign | cst.Expr | cst.Return):
             return [statement]
-        others = [call for call in found_in(value, cst.Call) if not found_in(call, cst.Call).count(calls[0])]
-        inner = found_in(calls[0], cst.Call)
-        first = code(value).find(code(calls[0]))
-        before = [call for call in others if call not in inner and code(value).find(code(call)) < first]
-        if self.name in self.taken or before or first < 0 or found_in(value, cst.IfExp, cst.BooleanOperation):
+        [call] = own
+        before = any(call not in found_in(other, cst.Call) for other in calls[: calls.index(call)])
+        if line.value is call or before or found_in(line.value, cst.IfExp, cst.BooleanOperation):
             return [statement]
-        rest = statement.deep_replace(calls[0], cst.Name(self.name)).with_changes(leading_lines=[])
-        return [_assign([self.name], [calls[0]]).with_changes(leading_lines=statement.leading_lines), rest]
+        rest = statement.deep_replace(call, cst.Name(self.name)).with_changes(leading_lines=[])
+        return [_assign([self.name], [call]).with_changes(leading_lines=statement.leading_lines), rest]
 
 
 def _together(caller: str, callee: str) -> bool:
@@ -131,14 +130,13 @@ def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool
         sum(len(found_in(statement, kind)) for statement in body) for kind in (cst.Return, cst.SimpleStatementLine)
     )
     ends = isinstance(small(body[-1]), cst.Return)
-    length = sum(len(code(statement)) for statement in body)
-    if ends and len(body) == 1 and "inline_asm" in code(body[0]):
+    one_expression = ends and len(body) == 1
+    if returns != int(ends) or (one_expression and "inline_asm" in code(body[0])):  # whose name tells what it does
         return False
-    if calls > 1 and (length > LINE_LENGTH or (len(body) == 1 and ends)):
-        return False  # the name tells what it is
-    return returns == int(ends) and (
-        lines <= (LONG if calls == 1 else TINY if calls == 2 else 0) or (calls == 1 and len(statements(caller)) == 1)
-    )
+    if calls == 1:
+        return lines <= LONG or len(statements(caller)) == 1
+    short = sum(len(code(statement)) for statement in body) <= LINE_LENGTH
+    return calls == 2 and lines <= TINY and short and not one_expression
 
 
 class _Place(cst.CSTTransformer):

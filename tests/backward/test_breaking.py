@@ -25,7 +25,7 @@ ITS_TURN = {(WITHOUT, TURN): ONLY_SPEED, (OTHER_PARITY, TURN): ONLY_SPEED}
 OF_ALL = {(WITHOUT, OF_D_OUTPUT): QUERIES_FIRST}
 # What is not missed, and why: step and head_dim -> (way, statement) -> reason.
 HARMLESS = {
-    ("async_products", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF, (WITHOUT, "all_parts()"): BY_ITSELF},
+    ("async_products", 64): OF_ALL | {(WITHOUT, "gl.barrier()"): BY_ITSELF},
     ("decoupled_warpgroups", 64): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO},
     ("decoupled_warpgroups", 256): {},
     ("backward_ping_pong", 128): OF_ALL | {(WITHOUT, OF_D_SCORES): FREE_SAYS_SO} | ITS_TURN,
