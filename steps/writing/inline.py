@@ -135,6 +135,8 @@ def _suits(callee: cst.FunctionDef, caller: cst.FunctionDef, calls: int) -> bool
         return False
     if calls == 1:
         return lines <= LONG or len(statements(caller)) == 1
+    if any(found_in(statement, cst.AnnAssign) for statement in body):
+        return False  # its constants would stand there twice
     short = sum(len(code(statement)) for statement in body) <= LINE_LENGTH
     return calls == 2 and lines <= TINY and short and not one_expression
 
