@@ -15,12 +15,15 @@ from steps.core import ladder
 from steps.core.ladder import get_step, line
 from steps.core.recorded import recorded_runs
 from steps.core.step import Step, Unsupported, target_of
-from tutorial_lib.architectures import ARCHITECTURES
+from tutorial_lib.architectures import ARCHITECTURES, REFERENCE_GPUS
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
+
+ROWS = 128  # of the tiles that most steps have
+MANY_WAVES = 8  # of blocks: with more the last one, which leaves SMs idle, counts little
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,13 @@ def best(
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     direction: "backward" for the fastest backward step. among: which steps may be named (None: all).
     Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
-    window and the like), whether bytes or operations decide, head_dim, mask, dtype, lengths together with query heads a
-    key/value head, and the number of heads in all sequences. Records in which a kind of kernel is missing may not know
-    the fastest. They come behind all others of their head_dim, unless they hold the step of the main path that the
-    fastest by those others is or goes on from, or another that goes on from it. Of several as near the problem's own
-    counts, then those with every kind, then those of the GPU of which most are recorded, and then the newest.
-    PyTorch's own is no candidate: it is what the choice is compared with.
+    window and the like), whether bytes or operations decide, head_dim, mask, size, dtype, and the number of heads in
+    all sequences. Size is lengths, query heads a key/value head and ``waves`` together: how few blocks there are
+    decides as much as how long each runs. Records in which a kind of kernel is missing may not know the fastest. They
+    come behind all others of their head_dim, unless they hold the step of the main path that the fastest by those
+    others is or goes on from, or another that goes on from it. Of several as near the problem's own counts, then those
+    with every kind, then those of the GPU of which most are recorded, and then the newest. PyTorch's own is no
+    candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
@@ -108,7 +112,7 @@ def _architecture(device: str) -> str:
 
 
 def _distance(problem: Problem, arch: str, run: Run, whole: bool, knows: bool) -> tuple:
-    """What differs, most important first; lengths, windows, heads of a group and heads as factors.
+    """What differs, most important first; lengths, windows, heads of a group, waves and heads as factors.
 
     whole: whether the run has every kind of kernel. knows: whether it is taken to know the fastest.
     """
@@ -124,16 +128,27 @@ def _distance(problem: Problem, arch: str, run: Run, whole: bool, knows: bool) -
         apart(problem.head_dim, recorded.head_dim),
         not knows,
         problem.causal != recorded.causal,
-        problem.dtype != recorded.dtype,
         apart(problem.seq_len_kv, recorded.seq_len_kv)
         + apart(problem.seq_len_q, recorded.seq_len_q)
         + apart(problem.group_size, recorded.group_size)
-        + apart(problem.window or 1, recorded.window or 1),
+        + apart(problem.window or 1, recorded.window or 1)
+        + apart(waves(problem, arch), waves(recorded, arch)),
+        problem.dtype != recorded.dtype,
         apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
         (problem.batch, problem.heads) != (recorded.batch, recorded.heads),  # as many in all, in other batches
         problem != recorded,  # such as sequences of other lengths, as many and with as many tokens
         not whole,
     )
+
+
+def waves(problem: Problem, arch: str) -> float:
+    """How often the SMs of the reference GPU get a block each, if a block has ``ROWS`` queries of a head.
+
+    At most ``MANY_WAVES``. Where the GPU is not known, it is all tiles at once.
+    """
+    gpu = REFERENCE_GPUS.get(arch)
+    tiles = problem.batch * problem.heads * -(-problem.seq_len_q // ROWS)
+    return min(MANY_WAVES, tiles / (gpu.multiprocessors if gpu else tiles))
 
 
 def _has_every_kind(run: Run) -> bool:

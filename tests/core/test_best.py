@@ -7,7 +7,7 @@ import pytest
 
 import steps
 from steps import Unsupported
-from steps.core.choice import best
+from steps.core.choice import MANY_WAVES, best, waves
 from steps.core.ladder import owner_of, part_of
 from tests.results.recorded import RECORDED, recorded
 from tutorial_lib.passes import FORWARD
@@ -115,6 +115,18 @@ def test_of_records_that_differ_in_the_groups_of_heads_the_nearest_answers():
     shorter = dataclasses.replace(asked, seq_len_q=1024, seq_len_kv=1024)
     assert best(shorter, "sm_90", [like(seq_len_q=1024, seq_len_kv=1024), grouped]).record is not grouped
     assert "H=32/4 S=8192" in best(asked, "sm_90", [alone, grouped]).why
+
+
+def test_a_problem_of_few_blocks_is_nearer_to_another_of_few_than_to_one_as_long_of_many():
+    run = recorded(H100.slug)
+    asked, few, many = (
+        dataclasses.replace(H100, batch=batch, heads=heads, kv_heads=heads, seq_len_q=length, seq_len_kv=length)
+        for batch, heads, length in ((1, 4, 1024), (1, 4, 2048), (32, 32, 1024))
+    )
+    runs = [run.model_copy(update={"problem": dataclasses.asdict(problem)}) for problem in (many, few)]
+    assert best(asked, "sm_90", runs).record is runs[1]
+    assert best(dataclasses.replace(asked, batch=64), "sm_90", runs).record is runs[0]
+    assert waves(asked, "sm_90") == 8 * 4 / 132 and waves(many, "sm_90") == waves(H100, "sm_90") == MANY_WAVES
 
 
 def test_of_problems_with_as_many_heads_in_all_a_problem_has_its_own_record():

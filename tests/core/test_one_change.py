@@ -24,6 +24,7 @@ TOGETHER = {
     "three_warpgroups": {"groups", "turns"},
     "half_output": {"output_to", "free"},
     "split_epilogue": {"groups", "turns", "ends", "output_to", "queries", "free"},
+    "balanced_tail": {"pairs", "order"},
     "next_softmax_first": {"highest", "pairs", "walk", "order", "sums", "hold", "queries", "generation"},
     "blackwell_persistent": {"emulated", "roles.stay"},
     "wave_priorities": {"stages", "scale_query"},

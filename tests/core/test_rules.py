@@ -202,6 +202,8 @@ def test_the_step_takes_what_was_found():
     step, shape = get_step("autotuned").configured(problem, "sm_90"), rule_for("searched", problem, "sm_90").choice
     assert (step.tile, step.warps, step.cluster, step.occupancy) == (shape.tile, shape.warps, shape.cluster, 2)
     assert not step.searched
+    short, longer = (get_step("autotuned").configured(standard(n, head_dim=64), "sm_90") for n in (1023, 1024))
+    assert (short.tile, short.occupancy, longer) == (Tile(64, 64), 4, step)
 
 
 def test_where_nothing_was_searched_the_step_is_the_one_before():

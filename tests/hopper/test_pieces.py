@@ -6,6 +6,7 @@ import secrets
 import pytest
 
 from steps import get_step
+from steps.core.problems import standard
 from steps.hopper.variant import pieces_of
 from steps.writing.written import written_out
 from tests.core.test_steps import accuracy_of
@@ -85,3 +86,10 @@ def test_the_shared_memory_that_is_read_is_less():
     for head_dim in (80, 96, 160, 192):
         shape = dataclasses.replace(STEP.default_problem, head_dim=head_dim)
         assert STEP.shared_clocks(shape) < BEFORE.shared_clocks(shape)
+
+
+def test_short_sequences_have_no_pairs_of_blocks():
+    step = get_step("balanced_tail")
+    shapes = [dataclasses.replace(standard(length, 128, causal=True), head_dim=80) for length in (2047, 2048)]
+    assert [step.variant(shape).neighbours for shape in shapes] == [1, 2]
+    assert all(step.variant(shape).pieces == (64, 16) for shape in shapes)
