@@ -267,16 +267,13 @@ def l2_aware_lpt(variant: gl.constexpr):
 
     A GPU starts blocks in the order of their numbers. The heads of all batches are cut into sections. Of a section all
     blocks with the first keys begin: under a causal mask they are the longest. Those with the last keys end it. So two
-    neighbouring blocks of a head do not begin one right after the other. Where sections do not divide the heads, the
-    first section has fewer: at the end its long blocks would leave most SMs without work.
+    neighbouring blocks of a head do not begin one right after the other.
     """
     tiles, heads = gl.num_programs(0), gl.num_programs(1)
     number = gl.program_id(0) + tiles * (gl.program_id(1) + heads * gl.program_id(2))
     section = gl.maximum(1, variant.section // tiles)
-    lacking = (section - heads * gl.num_programs(2) % section) % section  # heads that the first section lacks
-    end = (number // tiles + lacking) // section * section + section - lacking  # of this block's section
-    first = gl.maximum(0, end - section)
-    width = end - first
+    first = number // (tiles * section) * section
+    width = gl.minimum(section, heads * gl.num_programs(2) - first)
     n = number - first * tiles
     line = first + n % width
     return n // width, line % heads, line // heads
