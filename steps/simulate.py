@@ -10,6 +10,7 @@ is wrong; 1 something was found; 2 the request makes no sense; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sites", action="store_true", help="list the synchronisations of the kernel, and stop")
     parser.add_argument("--schedules", type=whole_number, default=1, metavar="N", help="run under N latencies (1)")
     parser.add_argument("--seed", type=int, metavar="N", help="the random latencies of this seed alone")
+    parser.add_argument("--inputs", type=int, metavar="N", help="the inputs of this seed (new ones every time)")
     parser.add_argument("--against-gpu", action="store_true", help="record all outputs beside a GPU's, and stop")
     parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw the longest block's timeline, as PNG")
     return parser
@@ -69,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
                 console.print(f"{site.line:5} {site.what}", soft_wrap=True, markup=False)
         return 0
     seeds = [options.seed] if options.seed is not None else [None, *range(1, options.schedules)]
-    return simulate(console, step, problem, seeds, options.timeline)
+    inputs = secrets.randbits(32) if options.inputs is None else options.inputs
+    return simulate(console, step, problem, seeds, inputs, options.timeline)
 
 
 def asked(options: argparse.Namespace):
@@ -184,11 +187,9 @@ class Examination:
         return [*found, *wrong], longest, accuracy
 
 
-def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path | None) -> int:
-    """Run under every schedule until something is found, and tell."""
-    import secrets
-
-    examination = Examination(step, problem, secrets.randbits(32))
+def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, timeline: Path | None) -> int:
+    """Run under every schedule until something is found, and tell. inputs: the seed of the inputs."""
+    examination = Examination(step, problem, inputs)
     console.print(f"Step {step.label} ({step.title}), simulated: {problem.describe()}.", style="bold", soft_wrap=True)
     began, first = time.perf_counter(), None
     for seed in seeds:
@@ -198,7 +199,9 @@ def simulate(console, step, problem, seeds: Sequence[int | None], timeline: Path
             for line in wrong:
                 console.print(line, soft_wrap=True, markup=False)
             whose = "of the model" if seed is None else f"of seed {seed}"
-            console.print(f"Found with the latencies {whose}; nothing more was run.")
+            console.print(
+                f"Found with the latencies {whose}; nothing more was run. --inputs {inputs} has these inputs again."
+            )
             break
     else:
         took = time.perf_counter() - began

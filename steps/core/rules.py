@@ -74,7 +74,10 @@ def shared_kib(arch: str) -> int:
 
 @cache
 def rules() -> dict[str, tuple[Rule, ...]]:
-    """The rules of every kind of kernel, in their order. Raises TypeError for a field that a rule does not have."""
+    """The rules of every kind of kernel, in their order.
+
+    Raises TypeError for a field that a rule does not have, and ValueError for a head_dim that no tile has.
+    """
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return {kernel: tuple(_rule(kernel, row) for row in rows) for kernel, rows in table.items()}
 
@@ -90,4 +93,10 @@ CONDITIONS = ("name", "architectures", "shared_kib", "head_dims", "causal", "seq
 def _rule(kernel: str, row: dict) -> Rule:
     fields = {name: row.pop(name) for name in (*CONDITIONS, "record") if name in row}
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    for head_dim in fields.get("head_dims", ()):
+        if head_dim & (head_dim - 1):
+            raise ValueError(
+                f"{TABLE.name}: head_dims of rule {fields['name']} must be those of tiles, which are powers of two, "
+                f"got {head_dim}: name that of the tile which takes it"
+            )
     return Rule(kernel=kernel, choice=BlockShape(Tile(*row.pop("tile")), **row), **fields)

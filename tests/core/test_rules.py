@@ -234,6 +234,12 @@ def test_the_first_rule_whose_conditions_hold_counts(monkeypatch):
     assert chosen("sm_86") == chosen("cpu") == chosen("sm_999") == "rest"
 
 
+def test_a_rule_for_a_head_dim_that_no_tile_has_is_an_error():
+    """Launches ask with the head_dim of their tiles, so nothing would ever take it."""
+    with pytest.raises(ValueError, match=r"head_dims of rule a must be those of tiles, .*, got 192"):
+        rules._rule("attention", {"name": "a", "tile": [64, 64], "head_dims": [192]})
+
+
 def test_a_rule_that_nothing_reads_is_an_error():
     with pytest.raises(TypeError, match="warp"):
         rules._rule("attention", {"name": "a", "tile": [64, 64], "warp": 8})

@@ -298,8 +298,9 @@ def test_the_command_says_what_it_found(capsys, tmp_path):
     out = capsys.readouterr().out
     assert "No race, no missing fence, no deadlock under 3 schedules" in out and "simulated clocks" in out
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["producer", "--without", "release(barriers.value_empty"]) == 1
+    assert main(["producer", "--without", "release(barriers.value_empty", "--inputs", "7"]) == 1
     out = capsys.readouterr().out
+    assert "--inputs 7 has these inputs again" in out
     assert "deadlock: block" in out and "produce 2 waits for barriers.value_empty[0] with parity 0" in out
     assert main(["producer", "--sites"]) == 0
     assert "mbarrier.wait(barriers.value_empty.index(stage), used)" in capsys.readouterr().out
