@@ -225,7 +225,8 @@ def survey(console, steps: Sequence, architectures: Sequence[str], problem, outp
     from tutorial_lib import plots, tables
     from tutorial_lib.compiler import CompilerError, compiler_version
     from tutorial_lib.files import write_whole
-    from tutorial_lib.results import Survey, as_json
+    from tutorial_lib.records import Survey
+    from tutorial_lib.results import as_json
 
     found: dict[str, dict[str, dict | str]] = {step.name: {} for step in steps}
     pairs = [(step, arch) for step in steps for arch in architectures]

@@ -32,7 +32,8 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn, has_gpu
 from tutorial_lib.passes import pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Measurement, Run, compilers, of_one_machine, recorded_traces
+from tutorial_lib.records import recorded_traces
+from tutorial_lib.results import Measurement, Run, compilers, of_one_machine
 from tutorial_lib.simulator.breaking import without
 
 SIMULATED_LENGTH = 640  # a few tiles of keys

@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     from tutorial_lib.hardware import has_gpu
-    from tutorial_lib.results import recorded_physics
+    from tutorial_lib.records import recorded_physics
 
     console = make_console()
     step = asked(options.step)
@@ -66,12 +66,12 @@ def asked(name: str):
 
 
 def measure(attention, rounds: int, tell: Callable[[str], object]):
-    """A ``results.Physics`` of this machine, with this step as a load.
+    """A ``records.Physics`` of this machine, with this step as a load.
 
     Raises BadRequest where the step does not run here, or the SMs' clock cannot be read.
     """
     from steps.core.problems import FULL
-    from tutorial_lib import rates, results, timing
+    from tutorial_lib import rates, records, timing
     from tutorial_lib.clock import Stopwatch
     from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
     from tutorial_lib.samples import cycles_of, ghz_of, latency_of, sustained_of
@@ -92,7 +92,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
                 raise BadRequest(f"the SMs' clock cannot be read here: {rested[0]['no_clock']}")
             a_clock = latency_of([rate.operations_of_an_sm / cycles_of([sample]) for sample in clocked])
             measured.append(
-                results.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(clocked))
+                records.UnitRate(name=rate.name, what=rate.what, a_clock=a_clock, clock_ghz=ghz_of(clocked))
             )
         loads = list(_loads(FULL, attention))
         plans = [timing.plan_sample(call) for *_, call in loads]
@@ -112,7 +112,7 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
     for (name, inputs, operations, _), mine, lasting in zip(loads, rested, going_on):
         latency = latency_of([sample["milliseconds"] for sample in mine])
         found.append(
-            results.Load(
+            records.Load(
                 name=name,
                 inputs=inputs,
                 rested_ms=latency,
@@ -121,8 +121,8 @@ def measure(attention, rounds: int, tell: Callable[[str], object]):
                 sustained=sustained_of(lasting, operations),
             )
         )
-    return results.Physics(
-        schema=results.SCHEMA,
+    return records.Physics(
+        schema=records.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),

@@ -22,16 +22,9 @@ from steps.core.recorded import read_run, read_survey, recorded_sweeps
 from tutorial_lib import plots, tables
 from tutorial_lib.command import as_command, parser_of
 from tutorial_lib.files import RESULTS, write_whole
+from tutorial_lib.records import Sweep
 from tutorial_lib.report import HOW_TIMED, best_by_problem, link, write_length_plots, write_report
-from tutorial_lib.results import (
-    Measurement,
-    ResultsError,
-    Run,
-    Sweep,
-    best_of,
-    of_every_part,
-    of_one_machine,
-)
+from tutorial_lib.results import Measurement, ResultsError, Run, best_of, of_every_part, of_one_machine
 
 README = RESULTS.parent / "README.md"
 RIVAL = "flash_attn_4"  # the peer that the best steps are set beside, next to SDPA

@@ -29,7 +29,8 @@ from tutorial_lib.command import BadRequest, as_command, check_writable, make_co
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Configuration, Found, Search, Searched, as_json, folder_name, read_search
+from tutorial_lib.records import Configuration, Found, Search, Searched, read_search
+from tutorial_lib.results import as_json, folder_name
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
 SMALL_TILES = ((32, 64), (64, 32), (32, 128), (128, 32))  # backward, where a block holds two sums

@@ -39,11 +39,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, console):
-    """A ``results.Opinion`` of this machine; raises BadRequest for steps that are none, or take no such problem."""
+    """A ``records.Opinion`` of this machine; raises BadRequest for steps that are none, or take no such problem."""
     from steps.core.ladder import select
     from steps.core.problems import HEADLINE, standard
     from steps.measuring.bench import Bench
-    from tutorial_lib import results
+    from tutorial_lib import records
     from tutorial_lib.hardware import describe_machine, describe_versions
 
     machine = describe_machine("cuda")
@@ -64,9 +64,9 @@ def measure(options: argparse.Namespace, console):
         for number in range(options.iterations):
             with console.status(f"{problem.describe()}, round {number + 1} of {options.iterations}"):
                 rounds.append({step.name: by_all(bench, step.name) for step in steps})
-        timed.append(results.OpinionOn(problem=problem.as_dict(), rounds=rounds))
-    return results.Opinion(
-        schema=results.SCHEMA,
+        timed.append(records.OpinionOn(problem=problem.as_dict(), rounds=rounds))
+    return records.Opinion(
+        schema=records.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),

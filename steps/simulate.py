@@ -217,7 +217,7 @@ def simulate(console, step, problem, seeds: Sequence[int | None], inputs: int, t
         from tutorial_lib.files import RESULTS, write_whole
         from tutorial_lib.pictures import simulated_timeline
         from tutorial_lib.plots import png
-        from tutorial_lib.results import recorded_traces
+        from tutorial_lib.records import recorded_traces
 
         measured = next(iter(recorded_traces(RESULTS, step.name)), None)
         title = f"step {step.label}, {problem.describe()}"

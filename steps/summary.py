@@ -26,15 +26,8 @@ from tutorial_lib.display import Page, table
 from tutorial_lib.files import RESULTS
 from tutorial_lib.hardware import has_gpu
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import (
-    Measurement,
-    Run,
-    Speedup,
-    best_of,
-    of_every_part,
-    of_one_machine,
-    recorded_physics,
-)
+from tutorial_lib.records import recorded_physics
+from tutorial_lib.results import Measurement, Run, Speedup, best_of, of_every_part, of_one_machine
 
 __all__ = ["machine"]  # every chapter begins with it
 

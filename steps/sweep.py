@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, console):
-    """The ``results.Sweep`` of this machine with these problems; raises BadRequest for a file of another kind."""
+    """The ``records.Sweep`` of this machine with these problems; raises BadRequest for a file of another kind."""
     began = time.monotonic()
     from steps.measuring.ahead import compile_ahead
     from steps.measuring.sweep import KEPT_ON_DISK, Restoring, Sweeper, chosen_steps, time_problem, to_compile
@@ -106,12 +106,12 @@ def read_or_begin(path: Path, machine: dict):
     """The sweep in a file, or one without rows where there is no file; raises BadRequest for a file of another kind."""
     from datetime import UTC, datetime
 
-    from tutorial_lib import results
+    from tutorial_lib import records
 
     if not path.exists():
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        return results.Sweep(schema=results.SCHEMA, date=date, machine=machine, rows=[])
-    found = results.recorded_sweeps(path.parent.parent)
+        return records.Sweep(schema=records.SCHEMA, date=date, machine=machine, rows=[])
+    found = records.recorded_sweeps(path.parent.parent)
     here = [record for record in found if record.machine["slug"] == path.parent.name]
     if not here:
         raise BadRequest(f"{path} must hold a sweep, and does not: move it away, and a new one is begun")
@@ -120,7 +120,7 @@ def read_or_begin(path: Path, machine: dict):
 
 def line(row) -> str:
     """A problem in one line: how many times as fast as the best of the others, and as SDPA, or what went wrong."""
-    from tutorial_lib.results import BASELINE
+    from tutorial_lib.records import BASELINE
 
     what = f"{row.pass_}, {row.model}, {row.the_problem().describe()}"
     if not row.timed:

@@ -56,7 +56,8 @@ def run(options: argparse.Namespace) -> int:
     from tutorial_lib.pictures import measured_timeline
     from tutorial_lib.plots import png
     from tutorial_lib.problem import Problem
-    from tutorial_lib.results import as_json, recorded_traces
+    from tutorial_lib.records import recorded_traces
+    from tutorial_lib.results import as_json
 
     if options.figure:
         check_file("--figure", options.figure)
@@ -96,11 +97,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(step, problem):
-    """A ``results.Trace`` of a step on this GPU. Raises ValueError for a problem that the step does not take."""
+    """A ``records.Trace`` of a step on this GPU. Raises ValueError for a problem that the step does not take."""
     import torch
 
     from steps.core.order import processors
-    from tutorial_lib import results, timing
+    from tutorial_lib import records, timing
     from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
     from tutorial_lib.passes import FORWARD
     from tutorial_lib.samples import latency_of
@@ -118,8 +119,8 @@ def measure(step, problem):
         for n in range(ROUNDS):
             order = sorted(calls, reverse=bool(n % 2))  # each is first in turn
             rounds.append({name: timing.take_sample(calls[name], plans[name]).milliseconds for name in order})
-    return results.Trace(
-        schema=results.SCHEMA,
+    return records.Trace(
+        schema=records.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=describe_machine("cuda"),
         versions=describe_versions(),

@@ -40,12 +40,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, console):
-    """A ``results.Training`` of this machine; raises BadRequest for a step that does not take the model's attention."""
+    """A ``records.Training`` of this machine; raises BadRequest for a step that does not take the model's attention."""
     import steps
     from steps.core import attention as front
     from steps.core.problems import HEADLINE
     from steps.measuring import training
-    from tutorial_lib import results
+    from tutorial_lib import records
     from tutorial_lib.hardware import describe_machine, describe_versions, gpu_turn
     from tutorial_lib.problem import Problem
     from tutorial_lib.tables import SDPA, STEPS
@@ -78,10 +78,10 @@ def measure(options: argparse.Namespace, console):
                 found = training.milliseconds(contenders, shape, options.iterations)
             names = [step.name for step in pair]
             timed.append(
-                results.TrainingTime(problem=shape.as_dict(), steps=names, front_door=through, milliseconds=found)
+                records.TrainingTime(problem=shape.as_dict(), steps=names, front_door=through, milliseconds=found)
             )
-    return results.Training(
-        schema=results.SCHEMA,
+    return records.Training(
+        schema=records.SCHEMA,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         versions=describe_versions(),

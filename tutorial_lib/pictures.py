@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.plots import BLUE, GREY, HATCHES, MARKERS, ORANGE, STYLES, figure_with_axes
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Run, Trace
+from tutorial_lib.records import Trace
+from tutorial_lib.results import Run
 from tutorial_lib.tracing import WINDOW, Traced
 
 SKY = "#56B4E9"

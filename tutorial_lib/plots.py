@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tutorial_lib.files import write_whole
 from tutorial_lib.passes import PASSES
-from tutorial_lib.results import BASELINE, Measurement, Run, Sweep, Training
+from tutorial_lib.records import BASELINE, Sweep, Training
+from tutorial_lib.results import Measurement, Run
 from tutorial_lib.tables import TIMED, days, provenance, readings
 from tutorial_lib.timing import NOISE
 
@@ -488,7 +489,7 @@ def heat_table(survey):
     """Steps by architectures, darker for more. Returns a matplotlib Figure.
 
     Registers, spilled bytes and instructions of NVIDIA's; what Blackwell's take of tensor memory; what AMD's take. A
-    cell is empty where there is no such kernel, or no figure. survey: a ``tutorial_lib.results.Survey``.
+    cell is empty where there is no such kernel, or no figure. survey: a ``tutorial_lib.records.Survey``.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -14,15 +14,8 @@ from pathlib import Path
 from tutorial_lib import plots, tables, timing
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.passes import PASSES
-from tutorial_lib.results import (
-    Measurement,
-    Run,
-    Trace,
-    best_of,
-    folder_name,
-    of_every_part,
-    traces_in,
-)
+from tutorial_lib.records import Trace, traces_in
+from tutorial_lib.results import Measurement, Run, best_of, folder_name, of_every_part
 
 ROOT = RESULTS.parent
 

@@ -9,20 +9,8 @@ from dataclasses import dataclass
 from tutorial_lib import timing
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import SHORT_DTYPES, Problem
-from tutorial_lib.results import (
-    BASELINE,
-    FRONT_DOOR,
-    Measurement,
-    Opinion,
-    Physics,
-    Run,
-    Speedup,
-    Survey,
-    Sweep,
-    Swept,
-    Trace,
-    Training,
-)
+from tutorial_lib.records import BASELINE, FRONT_DOOR, Opinion, Physics, Survey, Sweep, Swept, Trace, Training
+from tutorial_lib.results import Measurement, Run, Speedup
 
 Column = tuple[str, Callable[[Measurement], str]]
 

@@ -18,7 +18,7 @@ WINDOW = 12_000  # clocks at a block's begin, and as many at its end, of which e
 
 @dataclass(frozen=True)
 class Traced:
-    """What the stamps of some blocks tell; see ``results.Trace``."""
+    """What the stamps of some blocks tell; see ``records.Trace``."""
 
     blocks: int
     clocks: float

@@ -12,11 +12,9 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from operator import methodcaller
 from typing import Any
-
-from steps.core.tensors import places_like
 
 FORMATS = {  # Triton's names of types, as ``struct`` packs them
     **{"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
@@ -285,6 +283,17 @@ def parameter_sizes(ptx: str) -> list[int]:
     entry = re.search(r"\.entry\s+\S+?\(([^)]*)\)", ptx)
     found = re.findall(r"\.param\b.*?\.[a-z](\d+)\b[^,\[]*(?:\[(\d+)\])?", entry[1]) if entry else []
     return [int(bits) // 8 * int(count or 1) for bits, count in found]
+
+
+def places_like(x) -> Callable:
+    """``place()`` is a new contiguous tensor of x's shape, dtype and device, for less of the host than ``torch.empty``.
+
+    x itself is not kept.
+    """
+    import torch
+
+    like = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
+    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
 
 @contextmanager

@@ -18,20 +18,11 @@ from steps.core.ladder import (
     today,
     whole_ladder,
 )
-from tutorial_lib import results as of_files
+from tutorial_lib import records as of_files
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import (
-    Measurement,
-    ResultsError,
-    Round,
-    Run,
-    Search,
-    Survey,
-    of_one_machine,
-    read_bare_run,
-    recorded_searches,
-)
+from tutorial_lib.records import Search, Survey, recorded_searches
+from tutorial_lib.results import Measurement, ResultsError, Round, Run, of_one_machine, read_bare_run
 
 # These records know steps by the names of their day; they are read by today's.
 recorded_agreements = partial(of_files.recorded_agreements, today=today)

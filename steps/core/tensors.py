@@ -6,9 +6,8 @@ it reads it. The others are refused, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 ALIGNED = 16  # bytes: what TMA, and copies of 16 bytes, want of a pointer
 LONG = 2**31  # elements: cuTile holds strides in 32 bits
@@ -179,17 +178,6 @@ def refuse_tangents(**tensors) -> None:
             found = True
         if found:
             refuse_tangent(name)
-
-
-def places_like(x) -> Callable:
-    """``place()`` is a new contiguous tensor of x's shape, dtype and device, for less of the host than ``torch.empty``.
-
-    x itself is not kept.
-    """
-    import torch
-
-    like = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
-    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
 
 def tell_autograd(*written) -> None:

@@ -6,7 +6,7 @@ import math
 
 from tutorial_lib.exercises import Plain, Wrong
 from tutorial_lib.files import RESULTS
-from tutorial_lib.results import recorded_traces
+from tutorial_lib.records import recorded_traces
 
 WAITING = ("wait", "product", "store")
 WORKING = ("softmax", "issue", "other")

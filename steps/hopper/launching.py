@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
+from steps.core.driver import places_like
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
 from steps.core.launch import each_stream, empty_lse, gluon_launcher
 from steps.core.order import NATURAL, Order
-from steps.core.tensors import places_like
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import packed
 from tutorial_lib import compiler

@@ -10,7 +10,7 @@ from pathlib import Path
 from tutorial_lib import simulator
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import SCHEMA, Agreement, Difference
+from tutorial_lib.records import SCHEMA, Agreement, Difference
 
 README = Path(simulator.__file__).with_name("README.md")
 COMPILER_SECONDS = 120.0  # without any kernel ready

@@ -19,7 +19,7 @@ from tutorial_lib import accuracy, timing
 from tutorial_lib.hardware import describe_versions, gpu_turn
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import BASELINE, FRONT_DOOR, Swept
+from tutorial_lib.records import BASELINE, FRONT_DOOR, Swept
 from tutorial_lib.worker import Worker, WorkerFailure
 
 PEERS = ("sdpa_cudnn", "sdpa_flash", "flash_attn_4", "flash_attn_3")

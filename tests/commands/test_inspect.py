@@ -20,7 +20,8 @@ from tests.expected import same_compilers
 from tests.selection import sampled
 from tutorial_lib import compiler
 from tutorial_lib.compiler import AMD_ARCHITECTURES, CUTILE_ARCHITECTURES, CompilerError
-from tutorial_lib.results import Survey, as_json
+from tutorial_lib.records import Survey
+from tutorial_lib.results import as_json
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

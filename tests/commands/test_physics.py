@@ -14,7 +14,8 @@ from tutorial_lib import rates, timing
 from tutorial_lib.clock import Clock
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
-from tutorial_lib.results import of_one_machine, recorded_physics, recorded_traces
+from tutorial_lib.records import recorded_physics, recorded_traces
+from tutorial_lib.results import of_one_machine
 
 TRACED = [
     "producer",

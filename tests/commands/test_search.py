@@ -15,7 +15,7 @@ from tests.selection import sampled
 from tutorial_lib.display import Page
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
-from tutorial_lib.results import Found, Searched, recorded_searches
+from tutorial_lib.records import Found, Searched, recorded_searches
 
 RECORDED = recorded_searches(RESULTS)
 OF_GRADIENTS = recorded_searches(RESULTS, "backward")

@@ -3,7 +3,7 @@
 import pytest
 
 from steps import second_opinion
-from tutorial_lib.results import recorded_opinions
+from tutorial_lib.records import recorded_opinions
 
 MACHINE = {"name": "A GPU", "slug": "gpu", "arch": "sm_90"}
 

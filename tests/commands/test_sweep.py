@@ -14,7 +14,8 @@ from tests.shapes import problem
 from tutorial_lib import plots, tables
 from tutorial_lib.accuracy import Accuracy
 from tutorial_lib.files import write_whole
-from tutorial_lib.results import FRONT_DOOR, Sweep, Swept, as_json
+from tutorial_lib.records import FRONT_DOOR, Sweep, Swept
+from tutorial_lib.results import as_json
 from tutorial_lib.worker import WorkerFailure
 
 MACHINE = {"name": "A GPU", "slug": "gpu", "arch": "sm_90"}

@@ -8,7 +8,8 @@ import torch
 from steps import get_step, summary, train
 from steps.measuring import training
 from tutorial_lib.files import write_whole
-from tutorial_lib.results import SCHEMA, Training, TrainingTime, as_json, recorded_trainings
+from tutorial_lib.records import SCHEMA, Training, TrainingTime, recorded_trainings
+from tutorial_lib.results import as_json
 
 SMALL = training.Size(layers=1, heads=2, kv_heads=1, head_dim=32, seq_len=48, batch=8, vocabulary=8, learning_rate=3e-3)
 

@@ -13,7 +13,7 @@ from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
-from tutorial_lib.results import recorded_traces
+from tutorial_lib.records import recorded_traces
 from tutorial_lib.tracing import WINDOW, events_of, summarise
 
 STEPS = [

@@ -278,7 +278,7 @@ SMALL = problem(heads=4, seq_len_q=256, seq_len_kv=256, head_dim=64)
 
 def test_a_search_times_every_configuration(monkeypatch, tmp_path):
     from steps import search
-    from tutorial_lib.results import recorded_searches
+    from tutorial_lib.records import recorded_searches
 
     monkeypatch.setattr(search, "TILES", ((64, 64), (128, 64)))
     monkeypatch.setattr(search, "BLOCKS", (2,))

@@ -6,7 +6,7 @@ from steps import sweep
 from steps.core.recorded import recorded_sweeps
 from steps.measuring.drawing import TIMED, Drawn
 from tests.shapes import problem
-from tutorial_lib.results import FRONT_DOOR
+from tutorial_lib.records import FRONT_DOOR
 
 pytestmark = pytest.mark.gpu
 DRAWN = [

@@ -15,7 +15,7 @@ from tutorial_lib.files import RESULTS
 from tutorial_lib.limits import Limit, UnknownRates, explain, floor, limit
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import recorded_physics
+from tutorial_lib.records import recorded_physics
 from tutorial_lib.sass import ALL_KINDS
 
 # One SM at 1 Hz, so that seconds are clocks, and a byte a second.

@@ -15,6 +15,7 @@ from tests.results.recorded import EVERYTHING, RECORDED, recorded
 from tutorial_lib import tables, timing
 from tutorial_lib.files import RESULTS, write_whole
 from tutorial_lib.passes import PASSES
+from tutorial_lib.records import recorded_searches
 from tutorial_lib.results import (
     OF_THE_LADDER,
     Ceiling,
@@ -24,7 +25,6 @@ from tutorial_lib.results import (
     best_of,
     in_all,
     of_every_part,
-    recorded_searches,
     same_code,
     speedup_of,
     verdict_of,

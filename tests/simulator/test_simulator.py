@@ -24,7 +24,7 @@ from tests.simulator import kernels
 from tutorial_lib.compiler import compile_gluon
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
-from tutorial_lib.results import recorded_agreements, recorded_traces
+from tutorial_lib.records import recorded_agreements, recorded_traces
 from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
 from tutorial_lib.simulator.run import launch, watched
 

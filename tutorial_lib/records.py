@@ -1,0 +1,396 @@
+"""All records but results.json: their schemas, and reading them.
+
+Files of older schemas, and those that are no such record, are passed over: they are nothing to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import (
+    Field,
+    ValidationError,
+)
+
+from tutorial_lib import timing
+from tutorial_lib.problem import Problem
+from tutorial_lib.results import (
+    Latency,
+    Naming,
+    Record,
+    StepName,
+    Sustained,
+    compilers,
+    folder_name,
+)
+
+SCHEMA = 2
+
+
+class Survey(Record):
+    """What the compiler made of every step for every architecture: ``Compiled.as_dict()``, or why there is nothing."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    compiler: str
+    problem: dict
+    architectures: list[str]
+    steps: list[StepName]
+    compiled: dict[StepName, dict[str, dict | str]]  # step -> architecture -> figures or reason
+
+
+class Configuration(Record):
+    """How a cuTile kernel was compiled in a search; null: left to the compiler."""
+
+    query: int
+    key: int
+    warps: int | None
+    cluster: int | None
+    occupancy: int | None
+
+    @property
+    def label(self) -> str:
+        together = [f"{self.warps} warps"] if self.warps else []
+        together += [f"cluster of {self.cluster}"] if self.cluster else []
+        return ", ".join([f"{self.query} x {self.key}", *together, f"{self.occupancy} an SM"])
+
+
+class Found(Record):
+    """What ``cuda.tile.tune`` measured of a configuration: the mean, and half of its 95 % confidence interval."""
+
+    configuration: Configuration
+    microseconds: float
+    margin: float
+    samples: int
+    tflops: float
+    registers: int
+    spill_instructions: int | None
+    shared_bytes: int
+
+
+class Searched(Record):
+    """A search on one problem, the fastest first, and why the others failed.
+
+    kernel: which of the step's kernels, where it has several. step: the step's name. date: when it was searched. Older
+    records lack both.
+    """
+
+    problem: dict
+    kernel: str | None = None
+    step: StepName | None = None
+    date: str | None = None
+    found: list[Found]
+    failed: dict[str, str]
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+
+class Search(Record):
+    """What was searched on one machine. date, machine and versions: of the newest part."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    searched: list[Searched]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
+class UnitRate(Record):
+    """What an SM does in a clock, measured by a kernel that does nothing else: see ``tutorial_lib.rates``."""
+
+    name: str
+    what: str
+    a_clock: Latency  # operations (of results, for exponentials and multiply-adds) a clock and SM; no milliseconds
+    clock_ghz: float
+
+
+class Load(Record):
+    """A load's speed, clock and power, with random numbers for inputs or with zeros. sustained: without any rest."""
+
+    name: str
+    inputs: Literal["random", "zeros"]
+    rested_ms: Latency
+    rested_tflops: float
+    rested_ghz: float | None
+    sustained: Sustained
+
+
+class Physics(Record):
+    """What a machine does whatever the kernel: the rates of its units in clocks, and what power does to its clock."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    problem: dict  # of the attention among the loads
+    rates: list[UnitRate]
+    loads: list[Load]
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    def rate(self, name: str) -> float | None:
+        """The median rate of a unit, or None where it was not measured."""
+        return next((r.a_clock.median for r in self.rates if r.name == name), None)
+
+
+class Trace(Record):
+    """When the roles of a kernel's blocks waited, issued products and took their softmax, in clocks of the SM.
+
+    slowed: how many times as long the kernel took with the stamps. clocks: of the traced blocks, the median.
+    shares: role -> what it did -> its share of the role's time, all traced blocks together. events: of one block, as
+    (role, kind, label, begin, end), kinds as ``steps.writing.stamps`` has them; those near its start and its end.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    problem: dict
+    step: StepName
+    slowed: Latency  # a factor; no milliseconds
+    blocks: int
+    clocks: float
+    shares: dict[str, dict[str, float]]
+    events: list[tuple[str, str, str, int, int]]
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    @property
+    def compilers(self) -> str:
+        return compilers(self.versions)
+
+
+class Difference(Record):
+    """Between a step's output on a GPU and on the simulator: the largest, over so many problems.
+
+    allowed: for that problem, what ``tutorial_lib.accuracy`` allows between an output and the exact one.
+    """
+
+    step: StepName
+    problems: int
+    largest: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.largest <= self.allowed  # False for NaN
+
+
+class Agreement(Record):
+    """Whether the same inputs give the same output on a GPU and on the simulator, up to the order of sums."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    steps: list[Difference]
+
+
+class TrainingTime(Record):
+    """Attention with its gradients, called eagerly: milliseconds of every round, by contender.
+
+    steps: of both passes; front_door: whether they were called through ``steps.attention``.
+    """
+
+    problem: dict
+    steps: list[StepName]
+    front_door: bool
+    milliseconds: dict[str, list[float]]
+
+
+class Training(Record):
+    """A small transformer trained with SDPA and with steps (``steps.train``).
+
+    losses: of every training step, nats a token, by what computed attention. floor: the least that the data allow.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    forward: StepName
+    backward: StepName
+    size: dict
+    floor: float
+    losses: dict[str, list[float]]
+    timed: list[TrainingTime]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
+class OpinionOn(Record):
+    """A problem, timed in several ways: of every round milliseconds a call, by step and by way (``tables.WAYS``)."""
+
+    problem: dict
+    rounds: list[dict[StepName, dict[str, float]]]
+
+
+class Opinion(Record):
+    """Steps, timed by our rule and by another (``steps.second_opinion``)."""
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    timed: list[OpinionOn]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+
+FRONT_DOOR, BASELINE = "steps.attention", "sdpa"  # the contenders of a sweep that take every problem
+
+
+class Swept(Record):
+    """A problem of a sweep: milliseconds a call in every round, by contender; ``Sweep`` says what a call is.
+
+    family, model: from which it was drawn; seed: of the drawing. steps: by which ``steps.attention`` computes it: one,
+    for "forward", or one for each pass; "sdpa" alone where it leaves it to PyTorch. host_us: microseconds that the host
+    needs for a call, by contender, the median of the rounds; empty where the calls' own times include it. skipped: who
+    takes no part, and why. max_error, limit: of the front door's output or gradients, as ``tutorial_lib.accuracy`` has
+    them; null where they were not checked. failure: why nothing was timed.
+    """
+
+    pass_: Literal["forward", "backward", "training"] = Field(alias="pass")
+    problem: dict
+    family: str
+    model: str
+    seed: int
+    date: str
+    versions: dict[str, str]
+    steps: list[StepName] = Field(default_factory=list)
+    milliseconds: dict[str, list[float]] = Field(default_factory=dict)
+    host_us: dict[str, float] = Field(default_factory=dict)
+    skipped: dict[str, str] = Field(default_factory=dict)
+    max_error: float | None = None
+    limit: float | None = None
+    failure: str | None = None
+
+    def the_problem(self) -> Problem:
+        return Problem(**self.problem)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the error is within its limit; None where that was not checked."""
+        return None if self.limit is None else self.max_error is not None and self.max_error <= self.limit
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is timed, and right as far as that was checked."""
+        return self.failure is None and self.correct is not False
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether ``steps.attention`` left it to PyTorch."""
+        return self.steps == [BASELINE]
+
+    def waited(self, name: str) -> list[float]:
+        """Milliseconds a call in every round that who makes such calls eagerly waits: no less than the host needs."""
+        least = self.host_us.get(name, 0.0) / 1000
+        return [max(found, least) for found in self.milliseconds[name]]
+
+    @property
+    def best_peer(self) -> str:
+        """The fastest of the others, by its median."""
+        others = [name for name in self.milliseconds if name != FRONT_DOOR]
+        return min(others, key=lambda name: timing.spread(self.milliseconds[name]).median)
+
+    def ratio(self, name: str) -> timing.Spread:
+        """How many times as fast ``steps.attention`` is as a contender, round by round."""
+        return timing.speedup(self.milliseconds[name], self.milliseconds[FRONT_DOOR])
+
+
+class Sweep(Record):
+    """``steps.attention`` beside all others on problems that people bring (``steps.sweep``).
+
+    A call is attention without gradients ("forward"), the gradients alone, by autograd ("backward"), or both
+    ("training"). The first two are times on the GPU, the host's left out; the third is what a caller waits, the host's
+    time included. date: of the newest row.
+    """
+
+    schema_: Literal[2] = Field(SCHEMA, alias="schema")
+    date: str
+    machine: dict
+    rows: list[Swept]
+
+    @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    def of(self, timed: str) -> list[Swept]:
+        """The timed rows of a pass, the slowest beside the best of the others first."""
+        rows = [row for row in self.rows if row.pass_ == timed and row.timed]
+        return sorted(rows, key=lambda row: row.ratio(row.best_peer).median)
+
+
+def recorded_physics(folder: Path) -> list[Physics]:
+    """Every readable ``<machine>/physics.json`` under ``folder``, newest first."""
+    return _readable(Physics, Path(folder).glob("*/physics.json"))
+
+
+def recorded_trainings(folder: Path, today: Naming | None = None) -> list[Training]:
+    """Every readable ``<machine>/training.json`` under ``folder``, newest first."""
+    return _readable(Training, Path(folder).glob("*/training.json"), today)
+
+
+def recorded_opinions(folder: Path, today: Naming | None = None) -> list[Opinion]:
+    """Every readable ``<machine>/second_opinion.json`` under ``folder``, newest first."""
+    return _readable(Opinion, Path(folder).glob("*/second_opinion.json"), today)
+
+
+def recorded_sweeps(folder: Path, today: Naming | None = None) -> list[Sweep]:
+    """Every readable ``<machine>/sweep.json`` under ``folder``, newest first."""
+    return _readable(Sweep, Path(folder).glob("*/sweep.json"), today)
+
+
+def recorded_agreements(folder: Path, today: Naming | None = None) -> list[Agreement]:
+    """Every readable ``<machine>/simulated.json`` under ``folder``, newest first."""
+    return _readable(Agreement, Path(folder).glob("*/simulated.json"), today)
+
+
+def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:
+    """Every readable ``<machine>/<problem>/trace_<step>.json`` under ``folder``, newest first; of one step, or all."""
+    return _readable(Trace, Path(folder).glob(f"*/*/trace_{step or '*'}.json"))
+
+
+def traces_in(folder: Path) -> list[Trace]:
+    """The readable traces beside a run's results.json, in the order in which they were made."""
+    return _readable(Trace, Path(folder).glob("trace_*.json"))[::-1]
+
+
+def _readable(kind: type, paths: Iterable[Path], today: Naming | None = None) -> list:
+    found = []
+    for path in sorted(paths):
+        try:
+            found.append(kind.model_validate_json(path.read_bytes(), context=today))
+        except (OSError, ValidationError):
+            continue  # an older schema, or a file of somebody else's: it is nothing to show
+    return sorted(found, key=lambda record: record.date, reverse=True)
+
+
+def read_search(path: Path, today: Naming | None = None) -> Search | None:
+    """The search in a file; None where there is none that can be read."""
+    return next(iter(_readable(Search, [path], today)), None)
+
+
+def recorded_searches(folder: Path, direction: str = "forward", today: Naming | None = None) -> list[Search]:
+    """Every readable search of this pass under ``folder`` (``<machine>/search.json``), newest first."""
+    return _readable(Search, Path(folder).glob(f"*/{folder_name('search', direction)}.json"), today)
