@@ -23,8 +23,9 @@ from tutorial_lib.problem import Problem
 TILES = 4  # of queries
 TOLD = "Roles are called by their functions, with a number. TMA arrives when its bytes are there."
 COUNTED = (
-    " Counts are in global memory, one for each head: who waits for one polls it until all have added to it (release, "
-    "acquire). The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one begin."
+    " Counts are numbers in global memory: who waits for one polls it until all have added to it (release, acquire). "
+    "That ends because blocks begin in the order of their numbers. The kernel before is awaited by "
+    "griddepcontrol.wait, and launch_dependents lets the next one begin."
 )
 BEFORE, NEXT = "kernel before", "next kernel"
 

@@ -9,9 +9,10 @@ order, so its last bits vary. There is no autograd. It needs PyTorch and Triton 
 Not included: the tutorial's step also has its PTX rewritten before ptxas sees it, by a hook in Triton. That makes
 descriptors of wgmma where they are used, and may take out barriers between warps that nothing needs.
 
-Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are in global memory,
-one for each head: who waits for one polls it until all have added to it (release, acquire). The kernel before is
-awaited by griddepcontrol.wait, and launch_dependents lets the next one begin.
+Roles are called by their functions, with a number. TMA arrives when its bytes are there. Counts are numbers in global
+memory: who waits for one polls it until all have added to it (release, acquire). That ends because blocks begin in the
+order of their numbers. The kernel before is awaited by griddepcontrol.wait, and launch_dependents lets the next one
+begin.
 
 barrier         slots  arrivals  who arrives           who waits, for which parity first
 d_output_empty  2      2         consume 0, consume 1  consume 0: 1, consume 1: 1, produce 2: 1
