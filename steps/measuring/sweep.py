@@ -22,6 +22,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.results import BASELINE, FRONT_DOOR, Swept
 from tutorial_lib.worker import Worker, WorkerFailure
 
+WANTED = (FRONT_DOOR, BASELINE)  # of every problem: the one is compared with the other
 PEERS = ("sdpa_cudnn", "sdpa_flash", "flash_attn_4", "flash_attn_3")
 CHECKED_PAIRS = 2e9  # of queries and keys, of all heads together: 16 GB of scores in float64, a piece at a time
 CHECKED_HEADS = 256  # query heads of all sequences together: each is computed by itself
@@ -119,9 +120,7 @@ class Sweeper:
 
     def missing(self, name: str) -> str | None:
         """Why a peer does not take the problem, or None where it does."""
-        return (
-            None if name in (FRONT_DOOR, BASELINE) else _step_of(name).unsupported(self.problem, target_of(self.device))
-        )
+        return None if name in WANTED else _step_of(name).unsupported(self.problem, target_of(self.device))
 
     def check(self) -> accuracy.Accuracy | None:
         """The front door's output, and gradients where they are asked for, beside float64 by the project's rule.
@@ -246,7 +245,7 @@ def time_problem(
 ) -> Swept:
     """A row of the sweep. steps: those of the front door; seed: of the drawing; the inputs' is drawn from ``chance``.
 
-    A peer that fails is skipped; if the front door fails, or is wrong, nothing is timed.
+    A peer that fails is skipped. Where the front door or SDPA fails, or the front door is wrong, nothing is timed.
     """
 
     def call(method: str, *args):
@@ -261,7 +260,7 @@ def time_problem(
         checked = call("check")
         if checked is not None and not checked.correct:
             raise WorkerFailure(checked.explain())
-        for name in (FRONT_DOOR, BASELINE, *PEERS):
+        for name in (*WANTED, *PEERS):
             if reason := call("missing", name):
                 skipped[name] = reason
                 continue
@@ -269,7 +268,7 @@ def time_problem(
                 call("prepare", name)
                 restoring.prepared.append(name)
             except WorkerFailure as failed:
-                if name == FRONT_DOOR:
+                if name in WANTED:
                     raise
                 skipped[name] = str(failed)
         for _ in range(rounds):
@@ -277,7 +276,7 @@ def time_problem(
                 try:
                     found.setdefault(name, []).append(call("sample", name))
                 except WorkerFailure as failed:
-                    if name == FRONT_DOOR:
+                    if name in WANTED:
                         raise
                     restoring.prepared.remove(name)
                     del found[name]
