@@ -233,7 +233,7 @@ class Restoring:
     prepared: list[str] = field(default_factory=list)
 
     def again(self, worker: Worker) -> None:
-        """Tell a fresh process; it is told nothing before the first problem."""
+        """Tell a fresh process; nothing where it is about to be told of another problem."""
         if self.asked:
             worker.call("open", *self.asked, timeout=self.timeout)
         for name in self.prepared:
@@ -255,8 +255,10 @@ def time_problem(
     found: dict[str, list[tuple[float, float | None]]] = {}
     checked, failure = None, None
     try:
-        restoring.asked, restoring.prepared = (drawn.problem, timed, chance.getrandbits(31)), []
-        call("open", *restoring.asked)
+        opened = drawn.problem, timed, chance.getrandbits(31)
+        restoring.asked, restoring.prepared = (), []  # a process that starts for the next call is told by that
+        call("open", *opened)
+        restoring.asked = opened
         checked = call("check")
         if checked is not None and not checked.correct:
             raise WorkerFailure(checked.explain())

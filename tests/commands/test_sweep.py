@@ -157,6 +157,32 @@ def test_a_peer_that_fails_is_skipped(faked, method):
     assert Fake.told == [told[0], *(("prepare", name) for name in restoring.prepared)]
 
 
+@pytest.mark.parametrize("dies", [None, ("sample", "sdpa_cudnn")], ids=str)
+def test_a_process_opens_a_problem_once(faked, tmp_path, monkeypatch, dies):
+    """Also one that starts for it, and one that takes the place of another, which is told what that was told."""
+
+    class Mortal(Fake):
+        def __init__(self, *args, on_start):
+            self.alive, self.on_start = False, on_start
+
+        def call(self, method, *args, timeout):
+            if not self.alive:
+                self.alive = True
+                Fake.told.append(("start",))
+                self.on_start(self)
+            if (method, *args) == dies:
+                self.alive = False
+                raise WorkerFailure("the process died")
+            return super().call(method, *args, timeout=timeout)
+
+    monkeypatch.setattr("tutorial_lib.worker.Worker", Mortal)
+    assert swept(tmp_path, "--count", "2") == 0
+    told = [args for args in Fake.told if args[0] in ("start", "open")]
+    first, second = (args for args in dict.fromkeys(told) if args[0] == "open")
+    start = ("start",)
+    assert told == ([start, first, start, first, second, start, second] if dies else [start, first, second])
+
+
 @pytest.mark.parametrize(
     "call", [("open", None), ("check", None), *itertools.product(("prepare", "sample"), (FRONT_DOOR, "sdpa"))]
 )
