@@ -59,10 +59,8 @@ class FlashAttn4:
         gradients = self.timed != "forward"
         with FakeTensorMode():
             shapes = [(problem.heads, problem.seq_len_q), *[(problem.kv_heads, problem.seq_len_kv)] * 2]
-            dtype, sizes = (
-                getattr(torch, problem.dtype),
-                [(problem.batch, *shape, problem.head_dim) for shape in shapes],
-            )
+            sizes = [(problem.batch, *shape, problem.head_dim) for shape in shapes]
+            dtype = getattr(torch, problem.dtype)
             tensors = [torch.empty(size, dtype=dtype, device="cuda", requires_grad=gradients) for size in sizes]
             o = _step_of("flash_attn_4").function(*tensors, problem.causal, problem.effective_scale, problem.window)
             if gradients:
