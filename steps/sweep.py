@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     from steps.core.recorded import recorded_sweeps
 
-    options.timed = options.timed.split(",")
+    options.timed = list(dict.fromkeys(options.timed.split(",")))  # each once
     for timed in options.timed:
         check_one_of("--pass", timed, list(TIMED))
     folder = options.output_dir

@@ -277,7 +277,7 @@ class HopperGradients(GradientStep, FusedStep):
                 return dq, dk, dv
             made = places(q, k, v, out)
             run(q, k, v, o, lse, do, *made)
-            return tuple(place if place is x else place.copy_(x) for place, x in zip(out, made, strict=True))
+            return tuple(given if given is x else given.copy_(x) for given, x in zip(out, made, strict=True))
 
         return launch
 

@@ -200,7 +200,7 @@ def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
     for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and has_own_dispatch(x):
             try:
-                return operator(q, k, v, causal, scale, window)
+                return _watched(q, k, v, causal, scale, window)
             except NotImplementedError as error:
                 raise ValueError(
                     f"{name} must be a tensor that takes new operators, got a {type(x).__name__}"
@@ -322,6 +322,8 @@ def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
         ready = None
     if ready is None:
+        if any(isinstance(x, torch.Tensor) and has_own_dispatch(x) for x in (q, k, v)):
+            return _unusual(q, k, v, causal, scale, window)
         q, k, v = plain(q=q, k=k, v=v)
         launch = _both_passes(q, k, v, causal, scale, window, repeats)
         kind = kind_of(q, k, v, causal, scale, None), window, repeats

@@ -144,7 +144,7 @@ def _distance(problem: Problem, arch: str, run: Run, whole: bool, knows: bool) -
 def waves(problem: Problem, arch: str) -> float:
     """How often the SMs of the reference GPU get a block each, if a block has ``ROWS`` queries of a head.
 
-    At most ``MANY_WAVES``. Where the GPU is not known, it is all tiles at once.
+    At most ``MANY_WAVES``; 1 where no reference GPU of ``arch`` is known.
     """
     gpu = REFERENCE_GPUS.get(arch)
     tiles = problem.batch * problem.heads * -(-problem.seq_len_q // ROWS)

@@ -69,7 +69,7 @@ def kind_of(q, k, v, causal: bool, scale: float | None, out) -> tuple:
 class Launches:
     """Launches by kind of call, as many as ``KEPT``. Several threads may ask at once.
 
-    find: ``find(kind)`` is the launch for calls of this kind, or None. last: what who asks found last, if it says so.
+    find: ``find(kind)`` is the launch for calls of this kind, or None. last: a caller may note here what it found last.
     """
 
     def __init__(self):

@@ -83,9 +83,10 @@ class DecodeStep(FusedStep):
         return None
 
     def scratch_bytes(self, problem: Problem) -> int:
-        """Parts and their log-sum-exp in float32, for as many splits as there are at most."""
-        splits = self.splits(problem, max(gpu.multiprocessors for gpu in REFERENCE_GPUS.values()))
-        return 4 * splits * self.rows(problem) * (self.in_tiles(problem).head_dim + 1) if self.split else 0
+        """Partial results and their log-sum-exp in float32, on the reference GPU that splits the keys most often."""
+        counts = {gpu.multiprocessors for gpu in REFERENCE_GPUS.values()}
+        splits = [self.splits(problem, n) for n in counts if self.on_so_many(problem, n).split]
+        return 4 * max(splits, default=0) * self.rows(problem) * (self.in_tiles(problem).head_dim + 1)
 
     def configured(self, problem: Problem, arch: str) -> DecodeStep:
         gpu = REFERENCE_GPUS.get(arch)

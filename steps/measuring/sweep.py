@@ -22,6 +22,7 @@ from tutorial_lib.problem import Problem
 from tutorial_lib.records import BASELINE, FRONT_DOOR, Swept
 from tutorial_lib.worker import Worker, WorkerFailure
 
+WANTED = (FRONT_DOOR, BASELINE)  # of every problem: the one is compared with the other
 PEERS = ("sdpa_cudnn", "sdpa_flash", "flash_attn_4", "flash_attn_3")
 CHECKED_PAIRS = 2e9  # of queries and keys, of all heads together: 16 GB of scores in float64, a piece at a time
 CHECKED_HEADS = 256  # query heads of all sequences together: each is computed by itself
@@ -58,10 +59,8 @@ class FlashAttn4:
         gradients = self.timed != "forward"
         with FakeTensorMode():
             shapes = [(problem.heads, problem.seq_len_q), *[(problem.kv_heads, problem.seq_len_kv)] * 2]
-            dtype, sizes = (
-                getattr(torch, problem.dtype),
-                [(problem.batch, *shape, problem.head_dim) for shape in shapes],
-            )
+            sizes = [(problem.batch, *shape, problem.head_dim) for shape in shapes]
+            dtype = getattr(torch, problem.dtype)
             tensors = [torch.empty(size, dtype=dtype, device="cuda", requires_grad=gradients) for size in sizes]
             o = _step_of("flash_attn_4").function(*tensors, problem.causal, problem.effective_scale, problem.window)
             if gradients:
@@ -119,9 +118,7 @@ class Sweeper:
 
     def missing(self, name: str) -> str | None:
         """Why a peer does not take the problem, or None where it does."""
-        return (
-            None if name in (FRONT_DOOR, BASELINE) else _step_of(name).unsupported(self.problem, target_of(self.device))
-        )
+        return None if name in WANTED else _step_of(name).unsupported(self.problem, target_of(self.device))
 
     def check(self) -> accuracy.Accuracy | None:
         """The front door's output, and gradients where they are asked for, beside float64 by the project's rule.
@@ -234,7 +231,7 @@ class Restoring:
     prepared: list[str] = field(default_factory=list)
 
     def again(self, worker: Worker) -> None:
-        """Tell a fresh process; it is told nothing before the first problem."""
+        """Tell a fresh process; nothing where it is about to be told of another problem."""
         if self.asked:
             worker.call("open", *self.asked, timeout=self.timeout)
         for name in self.prepared:
@@ -246,7 +243,7 @@ def time_problem(
 ) -> Swept:
     """A row of the sweep. steps: those of the front door; seed: of the drawing; the inputs' is drawn from ``chance``.
 
-    A peer that fails is skipped; if the front door fails, or is wrong, nothing is timed.
+    A peer that fails is skipped. Where the front door or SDPA fails, or the front door is wrong, nothing is timed.
     """
 
     def call(method: str, *args):
@@ -256,12 +253,14 @@ def time_problem(
     found: dict[str, list[tuple[float, float | None]]] = {}
     checked, failure = None, None
     try:
-        restoring.asked, restoring.prepared = (drawn.problem, timed, chance.getrandbits(31)), []
-        call("open", *restoring.asked)
+        opened = drawn.problem, timed, chance.getrandbits(31)
+        restoring.asked, restoring.prepared = (), []  # a process that starts for the next call is told by that
+        call("open", *opened)
+        restoring.asked = opened
         checked = call("check")
         if checked is not None and not checked.correct:
             raise WorkerFailure(checked.explain())
-        for name in (FRONT_DOOR, BASELINE, *PEERS):
+        for name in (*WANTED, *PEERS):
             if reason := call("missing", name):
                 skipped[name] = reason
                 continue
@@ -269,7 +268,7 @@ def time_problem(
                 call("prepare", name)
                 restoring.prepared.append(name)
             except WorkerFailure as failed:
-                if name == FRONT_DOOR:
+                if name in WANTED:
                     raise
                 skipped[name] = str(failed)
         for _ in range(rounds):
@@ -277,7 +276,7 @@ def time_problem(
                 try:
                     found.setdefault(name, []).append(call("sample", name))
                 except WorkerFailure as failed:
-                    if name == FRONT_DOOR:
+                    if name in WANTED:
                         raise
                     restoring.prepared.remove(name)
                     del found[name]

@@ -33,7 +33,6 @@ from steps.writing.trees import (
     uses,
 )
 
-PASS = (cst.parse_statement("pass"), cst.parse_statement("pass"))  # so that an empty list of statements has uses
 LONG, TINY = 12, 2  # statements of a function that is called once, and of one that is called twice
 
 
@@ -164,7 +163,7 @@ class _Place(cst.CSTTransformer):
 
     def _body(self, block, n: int, call: cst.Call) -> list | None:
         """The statements that stand in place of the n-th of a block, or None where that is not to be done simply."""
-        statement, before, until = block[n], uses(*block[:n], *PASS), uses(*block[: n + 1])
+        statement, before, until = block[n], uses(*block[:n]), uses(*block[: n + 1])
         names = [part.name.value for part in parameters(self.callee)]
         found = matched(list(call.args), names)
         targets = _names(assignment(statement)[0]) if assignment(statement) else []
@@ -193,9 +192,9 @@ class _Place(cst.CSTTransformer):
         ends = {  # names that this statement reads last, of what this block has assigned
             name
             for name in _assigned(block[:n]) - own
-            if until.loads[name] == around.loads[name] and not uses(*block[n + 1 :], *PASS).stores[name]
+            if until.loads[name] == around.loads[name] and not uses(*block[n + 1 :]).stores[name]
         }
-        stores = uses(*body, *PASS).stores
+        stores = uses(*body).stores
         renamed: dict[str, cst.BaseExpression] = {}
         bindings = []
         read_by_arguments = [name for value in arguments.values() for name in uses(value).loads]

@@ -281,10 +281,11 @@ class Program:
 
     def stand_in(self, module: str, thing: object) -> cst.BaseExpression | None:
         """What Triton has for an instruction of the project's own, where the installed version has it."""
-        space, name = (
-            STAND_INS.get(getattr(thing, "__name__", None), (None, None)) if is_instruction(thing) else ("", "")
-        )
-        if not name or not hasattr(getattr(sys.modules[module], space, None), name):
+        known = STAND_INS.get(getattr(thing, "__name__", None)) if is_instruction(thing) else None
+        if known is None:
+            return None
+        space, name = known
+        if not hasattr(getattr(sys.modules[module], space, None), name):
             return None
         return cst.parse_expression(f"{space}.{name}") if self.imported(module, space) else None
 
@@ -404,7 +405,7 @@ class Spell(Rewriter):
         known = self.program.constants.get(code(node))
         if isinstance(known, list):
             return self.program.literal(known)[1:-1]
-        return code(node)[1:-1] if isinstance(node, cst.List) else None
+        return ", ".join(code(part.value) for part in node.elements) if isinstance(node, cst.List) else None
 
     def leave_Call(self, original, updated):
         updated = self._with_less(original, updated)

@@ -130,7 +130,7 @@ class Tidy(Rewriter):
         """Whether it is a field of a named tuple, which is a name for something as well."""
         return isinstance(value, cst.Attribute) and code(value.value) in self.text.fields.variables
 
-    def _apart(self, statement, target: cst.Tuple, value: cst.BaseExpression, following: list) -> list | None:
+    def _apart(self, statement, target: cst.Tuple, value: cst.Tuple, following: list) -> list | None:
         """``a, b = x, y`` as two assignments, where one of them has no purpose, or both are too long for a line."""
         if len(value.elements) != len(target.elements):
             return None

@@ -1,5 +1,6 @@
 """``python -m steps.sweep``: drawn problems are timed, recorded one by one, gone on with, and shown."""
 
+import itertools
 import json
 import random
 from typing import ClassVar
@@ -129,7 +130,7 @@ def time_one(timed="forward", rounds=2):
 
 
 def test_passes_take_turns(faked, tmp_path):
-    assert swept(tmp_path, "--pass", "forward,training", "--count", "2") == 0
+    assert swept(tmp_path, "--pass", "forward,training,forward", "--count", "2") == 0
     [record] = recorded_sweeps(tmp_path)
     assert [row.pass_ for row in record.rows] == ["forward", "training"] * 2
 
@@ -157,11 +158,40 @@ def test_a_peer_that_fails_is_skipped(faked, method):
     assert Fake.told == [told[0], *(("prepare", name) for name in restoring.prepared)]
 
 
-@pytest.mark.parametrize("method", ["open", "check", "prepare", "sample"])
-def test_where_the_front_door_fails_nothing_is_timed(faked, method):
-    Fake.fails = {(method, FRONT_DOOR if method in ("prepare", "sample") else None): WorkerFailure("hung")}
+@pytest.mark.parametrize("dies", [None, ("sample", "sdpa_cudnn")], ids=str)
+def test_a_process_opens_a_problem_once(faked, tmp_path, monkeypatch, dies):
+    """Also one that starts for it, and one that takes the place of another, which is told what that was told."""
+
+    class Mortal(Fake):
+        def __init__(self, *args, on_start):
+            self.alive, self.on_start = False, on_start
+
+        def call(self, method, *args, timeout):
+            if not self.alive:
+                self.alive = True
+                Fake.told.append(("start",))
+                self.on_start(self)
+            if (method, *args) == dies:
+                self.alive = False
+                raise WorkerFailure("the process died")
+            return super().call(method, *args, timeout=timeout)
+
+    monkeypatch.setattr("tutorial_lib.worker.Worker", Mortal)
+    assert swept(tmp_path, "--count", "2") == 0
+    told = [args for args in Fake.told if args[0] in ("start", "open")]
+    first, second = (args for args in dict.fromkeys(told) if args[0] == "open")
+    start = ("start",)
+    assert told == ([start, first, start, first, second, start, second] if dies else [start, first, second])
+
+
+@pytest.mark.parametrize(
+    "call", [("open", None), ("check", None), *itertools.product(("prepare", "sample"), (FRONT_DOOR, "sdpa"))]
+)
+def test_where_the_front_door_or_sdpa_fails_nothing_is_timed(faked, call, tmp_path, capsys):
+    Fake.fails = {call: WorkerFailure("hung")}
     row, _ = time_one()
     assert row.failure == "hung" and not row.timed and row.milliseconds == {}
+    assert swept(tmp_path, "--count", "2") == 0 and capsys.readouterr().out.count("hung") == 4  # as timed, and shown
 
 
 def test_a_wrong_output_is_told(faked, monkeypatch, tmp_path, capsys):

@@ -108,6 +108,11 @@ def at_most(x):
     return x
 
 
+def one_list(x, choice):
+    """Two lists, of which one is in parentheses, are one list."""
+    return ([x, x + 1]) + [choice.width]  # noqa: RUF005
+
+
 def in_short(x, choice):
     """A function that is one expression, and one that changes what it is given."""
     y = one_more(x) * choice.width

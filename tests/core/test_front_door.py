@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 import steps
 from steps import get_step
@@ -468,6 +469,19 @@ def test_fake_tensors_first_and_real_ones_after(monkeypatch):
             with pytest.raises(ValueError, match="q must be a tensor with memory of its own, got a FakeTensor"):
                 get_step(name).attention(*fake)
     assert_right(steps.attention(q, k, v, causal=True), q, k, v, causal=True)
+
+
+def test_tensors_with_a_dispatch_of_their_own_have_gradients_too(pair):
+    """Outside of a mode; here each holds two tensors, and every operator goes to both."""
+    halves = [[random() for _ in "qkv"] for _ in range(2)]
+    leaves = [TwoTensor(*both).requires_grad_() for both in zip(*halves)]
+    o = steps.attention(*leaves, causal=True)
+    found = torch.autograd.grad(o, leaves, torch.ones_like(o))
+    for half, name in zip(halves, "ab"):
+        alone = [x.clone().requires_grad_() for x in half]
+        expected = torch.autograd.grad(steps.attention(*alone, causal=True).sum(), alone)
+        for mine, its in zip(found, expected, strict=True):
+            torch.testing.assert_close(getattr(mine, name), its, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])

@@ -13,6 +13,7 @@ from steps.core.problems import DECODING
 from steps.everyday import decoding
 from steps.everyday.decoding import MERGE, START, DecodeStep, at_once, number_of_splits
 from tutorial_lib import interpreter
+from tutorial_lib.architectures import REFERENCE_GPUS
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 from tutorial_lib.reference import log_sum_exp
@@ -159,6 +160,17 @@ def test_a_launch_has_the_splits_of_its_problem():
     assert step.splits(one, 132) == 32
     assert step.scratch_bytes(one) >= 4 * 32 * 128 * 129 and get_step("group_rows").scratch_bytes(one) == 0
     assert step.compile(one).blocks == 8 * 32
+
+
+def test_partial_results_have_room_on_every_gpu_and_none_where_nothing_is_split():
+    """More SMs do not always mean more splits: fewer may leave less of their last round empty."""
+    step = get_step("split_kv")
+    for shape in (decoding_of(batch=4, kv_heads=8, heads=32, seq_len_kv=23151, head_dim=128), decoding_of()):
+        splits = max(step.splits(shape, gpu.multiprocessors) for gpu in REFERENCE_GPUS.values())
+        partial = 4 * step.rows(shape) * (step.in_tiles(shape).head_dim + 1)
+        assert step.scratch_bytes(shape) == (splits * partial if splits > 1 else 0)
+    short = decoding_of(batch=64, kv_heads=8, heads=32, seq_len_kv=100)
+    assert step.scratch_bytes(short) == 0 < get_step("paged").scratch_bytes(dataclasses.replace(short, page_size=16))
 
 
 @pytest.mark.parametrize("step", SPLIT, ids=lambda s: s.name)
