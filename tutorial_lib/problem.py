@@ -310,7 +310,12 @@ class Problem:
 
 
 def number(name: str, value) -> float:
-    """The value as a float; raises ValueError for what is none, or too large for kernels: they multiply by log2(e)."""
+    """The value as a float; raises ValueError for what is none, or too large for kernels: they multiply by log2(e).
+
+    And for a tensor that requires a gradient, which would get none.
+    """
+    if getattr(value, "requires_grad", False):
+        raise ValueError(f"{name} must be a number, got a tensor that requires a gradient: pass {name}.item()")
     try:
         found = float(value)
     except (TypeError, ValueError, RuntimeError):

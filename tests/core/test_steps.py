@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import pytest
 import torch
 
+import steps
 from steps import STEPS, get_step
 from steps.blackwell.skeleton import BlackwellStep
 from steps.cdna.skeleton import AmdStep
@@ -289,6 +290,9 @@ def test_bad_scale_and_out_are_named():
     q, k, v = FORWARD.inputs(problem(), 0)
     with pytest.raises(ValueError, match="scale must be a finite number, got nan"):
         STEPS[2].attention(q, k, v, scale=float("nan"))
+    for of in (STEPS[2], steps):  # it would get no gradient
+        with pytest.raises(ValueError, match="scale must be a number, got a tensor that requires a gradient"):
+            of.attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(ValueError, match="out must be a tensor with shape"):
         STEPS[2].attention(q, k, v, out=torch.empty(3))
 
