@@ -39,12 +39,12 @@ EXERCISE = InKernel(
             "free: it must also wait for `there`, at which the other one tells.",
         ),
         (
-            r"(race on tiles|more arrivals).*# source.*tell_the_other(?!.*fetch_for_both).*wait\(free",
+            r"(race on tiles|more arrivals).*# source.*tell_the_other(?!.*fetch_for_both).*wait\(empty",
             "The other CTA is told that the slot is free before it is: the wait for `empty` must stand in front of "
             "`tell_the_other`.",
         ),
         (
-            r"(race on tiles|more arrivals).*# source(?!.*wait\(free)",
+            r"(race on tiles|more arrivals).*# source(?!.*wait\(empty)",
             "A tile is announced for a slot whose last tile is still there: both producers must wait until the slot "
             "of their own CTA is free.",
         ),

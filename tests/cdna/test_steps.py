@@ -115,13 +115,15 @@ def test_what_does_not_fit_is_refused_by_the_step_and_by_the_compiler():
 
 
 def test_the_compiler_says_of_an_ordinary_read_what_the_kernel_says_of_a_relaxed_one():
-    """A turn waits for its own tile alone, and all waves meet before it is overwritten.
+    """An iteration waits for its own tile alone, and all waves meet before it is overwritten.
 
     Before Triton 3.9 an ordinary read waited for all copies, and of a relaxed one nobody saw to it that it is in time.
     """
     whole = write_step(get_step("direct_to_lds"), big(causal=False))
     unsaid = edited(whole, ("        gl.barrier()\n", ""))
-    ordinary = edited(unsaid, ("async_copy.load_shared_relaxed(place, RIGHT)", "place.load(RIGHT)"))
+    slots = ("keys.index(stage).permute((1, 0))", "values.index(stage)")
+    reads = [(f"async_copy.load_shared_relaxed({slot}, RIGHT)", f"{slot}.load(RIGHT)") for slot in slots]
+    ordinary = edited(unsaid, *reads)
     loops = [[one.text for one in step.compile(step.written_for).hot_body] for step in (whole, unsaid, ordinary)]
     assert loops[0] == loops[1] == loops[2] and loops[0].count("s_barrier") == 2
     assert waits(whole) == [8]  # of 16 copies that a lane has under way
