@@ -168,6 +168,7 @@ def _of_decoding(step: decoding.DecodeStep, problem: Problem, arch: str) -> Laun
         "split": step.split,
         "merges_apart": step.merges_apart,
         "start": decoding.START,
+        "merging": decoding.MERGE,
         "occupancy": shape.occupancy or 1,
         "hints": hints(shape.warps, shape.occupancy, shape.cluster),
     }

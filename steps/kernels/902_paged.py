@@ -155,14 +155,14 @@ MERGE = ct.kernel(merge)
 
 @lru_cache(maxsize=256)
 def number_of_splits(seq_len_kv, groups, device):
-    """How many blocks share the keys, so that all are done soonest: beginning and ending takes one 4 tiles."""
+    """How many blocks share the keys. To begin and end takes as long as 4 tiles of them, to merge 10."""
     tiles = -(-seq_len_kv // TILE_KEY)
     at_a_time = 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
-    def rounds(splits):
-        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + 4)
+    def takes(splits):
+        return -(-groups * splits // at_a_time) * (-(-tiles // splits) + 4) + 10 * (splits > 1)
 
-    return min(range(1, tiles + 1), key=lambda splits: (rounds(splits), splits))
+    return min(range(1, tiles + 1), key=lambda splits: (takes(splits), splits))
 
 
 def paged(q, k_pages, v_pages, page_table, lengths, scale=None):

@@ -273,14 +273,14 @@ def test_of_two_adders_each_takes_every_other_tile():
     ],
     ids=["newest_first", "deferred_fence", "deferred_reduce_add"],
 )
-def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, pieces):
+def test_the_pieces_of_an_iteration_stand_in_the_order_that_a_step_says(name, shape, pieces):
     """Of the source. A compiler may still put a fence of its own before a product that reads shared memory."""
     marks = {
         "slot.store(d_scores)": ".store(d_scores)",
-        "dQ": "d_query = issue_part_of_d_query(",
+        "dQ": "d_query = issue_own_d_query(",
         "dK": "d_key = warpgroup_mma(",
         "fence": "fence_async_shared()",
-        "add": "add_stored(" if name == "deferred_reduce_add" else "add_to_query(",
+        "add": "let_tma_add(" if name == "deferred_reduce_add" else "add_by_tma(",
     }
     text = write_step(get_step(name), shape).text
     iteration = text[text.index("for iteration in range(iterations):", text.index("def consume")) :]
@@ -288,7 +288,7 @@ def test_the_pieces_of_a_turn_stand_in_the_order_that_a_step_says(name, shape, p
     assert sorted(pieces, key=lambda piece: iteration.index(marks[piece])) == list(pieces)
 
 
-def test_what_shortens_turns_is_where_it_pays():
+def test_what_shortens_iterations_is_where_it_pays():
     step = get_step("deferred_reduce_add")
     found = {
         (head_dim, causal): step.variant(standard(head_dim=head_dim, causal=causal))

@@ -65,7 +65,7 @@ def test_the_machine_code_holds_copies_to_both_and_no_other_step_does():
     ("left_out", "instead", "told"),
     [
         ("        mbarrier.wait(there.index(stage), iteration // STAGES & 1)\n", "", "race"),
-        ("        mbarrier.arrive(free_2, count=1)\n", "        nobody = free_2\n", "nobody can go on"),
+        ("        mbarrier.arrive(empty_2, count=1)\n", "        nobody = empty_2\n", "nobody can go on"),
         (multicast.MEET, "// nobody meets:", "has not come so far|not initialised|no fence"),
     ],
     ids=["wait", "arrival", "meeting"],
