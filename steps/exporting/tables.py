@@ -101,10 +101,9 @@ def noted() -> Iterator[Notes]:
         notes.row(self).wait.setdefault(state.role().name, parity)
         return passed(self, parity)
 
-    def noting_add(pointer, value, mask=None, sem=None, scope=None):
-        if sem == "release":
-            notes.count(pointer).arrive[state.role().name] = None
-        return operations["atomic_add"](pointer, value, mask, sem, scope)
+    def noting_add(pointer):
+        notes.count(pointer).arrive[state.role().name] = None
+        tell(pointer)
 
     def noting_poll(found, pointer, wanted):
         notes.count(pointer).wait[state.role().name] = None
@@ -118,15 +117,15 @@ def noted() -> Iterator[Notes]:
         notes.kernels[NEXT].arrive[state.role().name] = None
         return sequences[overtaken.LET](found)
 
-    operations, sequences = dict(language.OPERATIONS), dict(language.SEQUENCES)
+    tell, sequences = language.tell_who_polls, dict(language.SEQUENCES)
     MBarrier.arrive, MBarrier.fill, MBarrier.passed = noting_arrive, noting_fill, noting_passed
-    language.OPERATIONS["atomic_add"] = noting_add
+    language.tell_who_polls = noting_add  # and not the operation, which kernels that ran before hold already
     language.SEQUENCES |= {language.AWAIT: noting_poll, overtaken.AWAIT: noting_wait, overtaken.LET: noting_let}
     try:
         yield notes
     finally:
         MBarrier.arrive, MBarrier.fill, MBarrier.passed = arrive, fill, passed
-        language.OPERATIONS |= operations
+        language.tell_who_polls = tell
         language.SEQUENCES |= sequences
 
 

@@ -411,6 +411,13 @@ def test_all_writes_the_chosen_programs(tmp_path, monkeypatch):
     assert made == kept
 
 
+def test_a_table_is_the_same_when_the_kernel_has_run_before():
+    """The simulator keeps what it has made of a kernel, and what notes arrivals must not be a part of that."""
+    step = get_step("deferred_reduce_add")
+    first, again = (standalone(step, step.default_problem) for _ in range(2))
+    assert "\ncounts  " in first and first == again
+
+
 @pytest.mark.parametrize("step", KEPT, ids=lambda step: step.name)
 def test_a_program_that_is_kept_is_what_is_exported_now(step):
     kept = program_file(step).read_text(encoding="utf-8")

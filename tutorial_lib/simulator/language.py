@@ -226,10 +226,16 @@ def atomic_add(pointer: Pointer, value, mask=None, sem=None, scope=None):
     pointer.scatter(plain(value), plain(mask), add=True)
     me.time += me.block.machine.memory_latency if asked else me.block.machine.issue
     if sem == "release":
-        for role in me.block.processor.roles:
-            if role.why[0] == ANOTHER_BLOCK:
-                role.wake(me.time + me.block.machine.memory_latency)
+        tell_who_polls(pointer)
     return before
+
+
+def tell_who_polls(pointer: Pointer) -> None:
+    """Roles that wait for a number in global memory look again, once what was added to ``pointer`` is seen."""
+    me = state.role()
+    for role in me.block.processor.roles:
+        if role.why[0] == ANOTHER_BLOCK:
+            role.wake(me.time + me.block.machine.memory_latency)
 
 
 ANOTHER_BLOCK = "another block"  # what a role waits for that polls a number in global memory
