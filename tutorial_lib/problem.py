@@ -23,6 +23,7 @@ FEATURES = {
     "softcap": "soft cap",
     "lengths": "packed sequences",
     "page_size": "pages of keys and values",
+    "sinks": "attention sinks",
 }
 
 
@@ -44,6 +45,10 @@ class Problem:
     ``flash_attn_varlen_func``; ``lengths_kv``: keys of each (as many). ``batch`` is then 1, and ``seq_len_q`` and
     ``seq_len_kv`` are the sums. A query sees keys of its own sequence, and ``i`` and ``j`` count inside it. Shapes: q
     and o ``[seq_len_q, heads, head_dim]``, k and v ``[seq_len_kv, kv_heads, head_dim]``.
+
+    ``sinks``: every query head has one learned logit, which takes part in the sum of each softmax and has no value, as
+    in gpt-oss (https://arxiv.org/abs/2508.10925). It stands beside the scaled scores, and is not scaled itself. The
+    logits are one more input, float32 ``[heads]``. The log-sum-exp then holds the sink, too.
 
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
@@ -67,6 +72,7 @@ class Problem:
     lengths: tuple[int, ...] | None = None
     lengths_kv: tuple[int, ...] | None = None
     page_size: int | None = None
+    sinks: bool = False
 
     def __post_init__(self):
         if self.kv_heads is None:
@@ -83,6 +89,8 @@ class Problem:
             raise ValueError(f"scale must be a finite number, got {self.scale!r}")
         if self.softcap is not None and not 0 < self.softcap < math.inf:
             raise ValueError(f"softcap must be a finite number above 0, got {self.softcap!r}")
+        if not isinstance(self.sinks, bool):
+            raise ValueError(f"sinks must be True or False, got {self.sinks!r}")
         if self.lengths is not None or self.lengths_kv is not None:
             self._check_lengths()
         if self.window is not None:
@@ -103,7 +111,7 @@ class Problem:
         if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size < 1:
             raise ValueError(f"page_size must be a whole number of at least 1, got {self.page_size!r}")
         if others := [name for name in self.features if name != "page_size"]:
-            raise ValueError(f"page_size goes with none of window, softcap and lengths, got {', '.join(others)}, too")
+            raise ValueError(f"page_size goes with no other feature, got {', '.join(others)}, too")
         if self.seq_len_q > self.seq_len_kv:
             raise ValueError(
                 f"seq_len_q must be at most seq_len_kv ({self.seq_len_kv}) with pages, as queries are the last "
@@ -189,7 +197,7 @@ class Problem:
     @property
     def features(self) -> tuple[str, ...]:
         """What is asked for beside plain attention: keys of ``FEATURES``."""
-        return tuple(name for name in FEATURES if getattr(self, name) is not None)
+        return tuple(name for name in FEATURES if getattr(self, name) not in (None, False))
 
     @property
     def pairs_of_lengths(self) -> tuple[tuple[int, int], ...]:
@@ -258,7 +266,7 @@ class Problem:
     def order(self) -> tuple:
         """What problems are sorted by in tables: family first, then length, as numbers."""
         kind = (self.batch, self.heads, -self.kv_heads, self.head_dim, self.dtype, self.causal)
-        asked = (self.window or 0, self.softcap or 0, self.lengths or (), self.page_size or 0)
+        asked = (self.window or 0, self.softcap or 0, self.lengths or (), self.page_size or 0, self.sinks)
         return (*kind, *asked, self.seq_len_q, self.seq_len_kv)
 
     @property
@@ -271,6 +279,8 @@ class Problem:
             words.append(f"softcap={self.softcap:g}")
         if self.scale is not None:
             words.append(f"scale={self.scale:g}")
+        if self.sinks:
+            words.append("sinks")
         return " ".join(words)
 
     def _name_parts(self, lengths: bool) -> list[str]:
@@ -293,6 +303,8 @@ class Problem:
             parts.append(f"cap{self.softcap:g}")
         if self.scale is not None:
             parts.append(f"scale{self.scale:g}")
+        if self.sinks:
+            parts.append("sinks")
         return parts
 
     def describe(self) -> str:
@@ -305,8 +317,8 @@ class Problem:
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them: without those that plain attention does not have."""
-        plain = ("scale",)  # may be None, and always stood there
-        return {name: value for name, value in asdict(self).items() if value is not None or name in plain}
+        plain = ("scale", "causal")  # may be None or False, and always stood there
+        return {name: value for name, value in asdict(self).items() if value not in (None, False) or name in plain}
 
 
 def number(name: str, value) -> float:

@@ -52,7 +52,7 @@ def test_pages_are_a_pass_of_their_own_with_a_mask(capsys, tmp_path):
         (["--page-size", 16, "--direction", "backward"], "argument --page-size: goes without --direction backward"),
         (
             ["--page-size", 16, "--window", 4],
-            "page_size goes with none of window, softcap and lengths, got window, too",
+            "page_size goes with no other feature, got window, too",
         ),
         (["--page-size", 16, "--lengths", "3,4"], "argument --lengths: goes without --page-size"),
         (["--page-size", 16, "--steps", "exp2"], "must be steps of the paged pass, got 3 exp2"),

@@ -1,0 +1,119 @@
+"""Attention sinks: one logit a query head that takes part in each softmax's sum and has no value."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.everyday.test_masks import packed
+from tests.shapes import problem
+from tutorial_lib import reference
+from tutorial_lib.passes import BACKWARD, FORWARD
+from tutorial_lib.problem import Problem
+
+SINKS = problem(batch=2, heads=4, kv_heads=2, seq_len_q=150, seq_len_kv=150, sinks=True)
+SHAPES = [
+    SINKS,
+    replace(SINKS, causal=False, seq_len_kv=201, head_dim=128, dtype="bfloat16"),
+    replace(SINKS, window=33, softcap=5.0, scale=-0.4),
+    replace(SINKS, seq_len_q=1, seq_len_kv=1),
+]
+
+
+def written_out(q, k, v, sinks, shape):
+    """Attention in float64 as the formula reads: the sink is one more column of the scores, with a value of 0."""
+    k, v = (x.repeat_interleave(shape.group_size, 1) for x in (k, v))
+    scores = q @ k.mT * shape.effective_scale
+    if shape.softcap:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    if shape.causal:
+        seen = reference.visible(shape.seq_len_q, shape.seq_len_kv, shape.window or shape.seq_len_q, q.device)
+        scores = scores.masked_fill(~seen, -math.inf)
+    column = sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    return weights @ v, torch.cat([scores, column], -1).logsumexp(-1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_the_reference_is_the_formula(shape):
+    q, k, v, sinks = inputs = FORWARD.inputs(shape, 1)
+    assert sinks.shape == (shape.heads,) and sinks.dtype == torch.float32
+    more = {"window": shape.window, "softcap": shape.softcap, "sinks": sinks}
+    leaves = [x.double().requires_grad_() for x in inputs]
+    o, lse = written_out(*leaves, shape)
+    asked = (shape.causal, shape.scale)
+    torch.testing.assert_close(reference.attention_and_lse_float64(q, k, v, *asked, **more), (o, lse))
+    if shape.effective_scale > 0:
+        torch.testing.assert_close(reference.log_sum_exp(q, k, *asked, **more), lse.float())
+    do = torch.randn_like(o)
+    made = reference.gradients_float64(q, k, v, do, *asked, **more)
+    torch.testing.assert_close(made, torch.autograd.grad(o, leaves, do))
+
+
+def test_without_sinks_the_gradients_of_masks_are_those_of_the_formula():
+    shape = replace(SHAPES[2], sinks=False)
+    q, k, v = inputs = FORWARD.inputs(shape, 1)
+    leaves = [x.double().requires_grad_() for x in inputs]
+    o, _ = written_out(*leaves, torch.full((4,), -math.inf, dtype=torch.float64), shape)
+    do = torch.randn_like(o)
+    made = reference.gradients_float64(q, k, v, do, True, shape.scale, shape.window, shape.softcap)
+    torch.testing.assert_close(made, torch.autograd.grad(o, leaves, do))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.slug)
+def test_the_yardsticks_are_near_the_reference(shape):
+    """And far nearer than attention without sinks: a step that forgets them is wrong."""
+    inputs = FORWARD.inputs(shape, 2)
+    exact = FORWARD.reference(shape, inputs)
+    [error] = FORWARD.yardstick(shape, inputs, exact)
+    [without] = FORWARD.reference(replace(shape, sinks=False), inputs[:3])
+    assert 0 < error < 0.03 and (without - exact[0]).abs().max() > 10 * error
+    if not (shape.window or shape.softcap):
+        inputs = BACKWARD.inputs(shape, 2)
+        exact = BACKWARD.reference(shape, inputs)
+        errors = BACKWARD.yardstick(shape, inputs, exact)
+        assert len(exact) == len(errors) == len(BACKWARD.poisoned(inputs)) == 4
+        assert all(e <= 0.02 * x.abs().max() for e, x in zip(errors, exact))
+
+
+def test_packed_sequences_share_the_sinks():
+    shape = packed((40, 7), (9, 50), sinks=True)
+    q, k, v, begins_q, _, sinks = inputs = FORWARD.inputs(shape, 1)
+    assert begins_q.tolist() == [0, 40, 47] and sinks.shape == (4,)
+    [exact] = FORWARD.reference(shape, inputs)
+    alone = [x[a:b].transpose(0, 1)[None] for x, a, b in ((q, 40, 47), (k, 9, 59), (v, 9, 59))]
+    [expected] = reference.attention_float64(*alone, True, sinks=sinks)
+    torch.testing.assert_close(exact[40:].transpose(0, 1), expected)
+    assert FORWARD.yardstick(shape, inputs, (exact,))[0] < 0.01
+
+
+def test_a_row_without_a_finite_score_is_zero():
+    q, k, v, sinks = FORWARD.inputs(replace(SINKS, causal=False), 1)
+    k, q = k.clone(), torch.ones_like(q)
+    k[..., 0] = -math.inf
+    o, lse = reference.attention_and_lse_float64(q, k, v, sinks=sinks)
+    assert not o.any() and torch.equal(lse, sinks.double()[None, :, None].expand_as(lse))
+
+
+def test_a_record_holds_them_and_names_tell_them():
+    assert Problem(**json.loads(json.dumps(SINKS.as_dict()))) == SINKS
+    without = replace(SINKS, sinks=False)
+    assert "sinks" not in without.as_dict() and without.as_dict()["causal"] is True
+    assert replace(without, causal=False).as_dict()["causal"] is False
+    assert SINKS.features == ("sinks",) and SINKS.slug == without.slug + "_sinks"
+    assert SINKS.family == without.family + "_sinks" and SINKS.describe() == without.describe() + " sinks"
+    assert SINKS.order != without.order
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sinks": None}, "sinks must be True or False, got None"),
+        ({"page_size": 16}, "page_size goes with no other feature, got sinks, too"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SINKS, **fields)
