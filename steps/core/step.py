@@ -123,18 +123,15 @@ class Step:
         """``attention`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
         import torch
 
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(x, torch.Tensor) or x.ndim != 3:
-                came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+        tensors = packing.as_batches(q=q, k=k, v=v)
         begins = tuple(plain(**dict(zip(("cu_seqlens_q", "cu_seqlens_k"), begins))))
         for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
             packing.check(name, cu, q.device)
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         else:
-            check_out("out", out, q)
-        tensors, place = [packing.as_batch(x) for x in (q, k, v)], packing.as_batch(out)
+            check_out("out", out, q, v.shape[-1])
+        place = packing.as_batch(out)
         made = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins)(*tensors, place, *begins)
         return (out, made[1].squeeze(0)) if return_lse else out
 
@@ -198,7 +195,7 @@ class Step:
             kind = None  # for tensors of this kind alone: a launch reads what lies in memory
         problem = Problem.of(q, k, v, causal, scale, **features)
         if out is not None:
-            check_out("out", out, q)
+            check_out("out", out, q, v.shape[-1])
         if not self.takes_long_strides:
             check_strides(q=q, k=k, v=v, out=out)
         more = {"return_lse": True} if return_lse else {}
