@@ -1,7 +1,8 @@
 """Attention and its gradients in plain PyTorch, a tile of queries at a time: memory grows with the length.
 
 It computes everything that the front door takes, on every device: windows to both sides, soft caps, packed sequences,
-attention sinks, grouped heads, values of another width than keys. Products and sums are in float32. A tile of queries has all the keys that it sees at once, so its softmax needs no second pass.
+attention sinks, grouped heads, values of another width than keys. Products and sums are in float32. A tile of queries
+has all the keys that it sees at once, so its softmax needs no second pass.
 
 With weights P and capped scores s: dV = P^T dO, dP = dO V^T, ds = P (dP - delta), where delta is a row's sum of dO O.
 Who has a gradient of the log-sum-exp, too, takes it off delta: its derivative by a score is the weight. A sink's weight
