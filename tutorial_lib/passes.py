@@ -243,8 +243,7 @@ class Backward(Pass):
         return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
-        more = FORWARD._more(problem, inputs)
-        step.ready(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
+        step.ready(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs and outputs[:3])
 
     def reference(self, problem, inputs):
         q, k, v, _, _, do, *_ = inputs

@@ -75,10 +75,16 @@ def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
 
 
 @gluon.jit
-def no_maxima(variant: gl.constexpr):
-    """Maxima [query] before the first tile of keys."""
+def no_maxima(sink, variant: gl.constexpr):
+    """Maxima [query] before the first tile of keys: the sink of the head, where it has one.
+
+    A sink of minus infinity is none, and must not become a maximum.
+    """
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    return gl.full([variant.rows], LEAST, gl.float32, ROW)
+    if variant.sinks:
+        return gl.full([variant.rows], gl.maximum(sink, LEAST), gl.float32, ROW)
+    else:
+        return gl.full([variant.rows], LEAST, gl.float32, ROW)
 
 
 # --- maxima ---
@@ -160,6 +166,23 @@ def add_own(row_sum, correction, weights):
 def sum_lanes(row_sum, variant: gl.constexpr):
     """Sums [query] of whole rows, once all keys are done: the lanes that share a row add theirs up."""
     return gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
+
+
+@gluon.jit
+def with_sink(row_sum, sink, row_max, variant: gl.constexpr):
+    """The sums of the first tile, and the weight of the sink where there is one. The loop need not know of it.
+
+    Where the four lanes that share a row add their sums up at the end, each takes a quarter of it.
+    """
+    if variant.sinks:
+        weight = exp2(sink - row_max)
+        if len(row_sum.shape) == 2:
+            own = gl.convert_layout(weight, gl.SliceLayout(1, row_sum.type.layout))
+            return row_sum + 0.25 * own[:, None]
+        else:
+            return row_sum + weight
+    else:
+        return row_sum
 
 
 # --- the softmax under the PV product of the tile before; all take and return the same ---

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from steps import get_step
+from tests.core.test_steps import accuracy_of
 from tests.everyday.test_masks import packed
 from tests.shapes import problem
 from tutorial_lib import reference
@@ -117,3 +119,41 @@ def test_a_record_holds_them_and_names_tell_them():
 def test_what_makes_no_sense_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         replace(SINKS, **fields)
+
+
+# --- the kernels ---
+
+STEPS = ("attention_sinks", "cutile_sinks", "sinks_next_softmax_first")
+
+
+def takers(shape) -> list:
+    return [step for step in map(get_step, STEPS) if set(shape.features) <= set(step.takes)]
+
+
+KERNELS = [
+    problem(batch=1, heads=4, kv_heads=2, seq_len_q=300, seq_len_kv=300, sinks=True),
+    problem(batch=2, heads=2, seq_len_q=200, seq_len_kv=333, sinks=True, causal=False, head_dim=128, dtype="bfloat16"),
+    problem(
+        batch=1,
+        heads=8,
+        kv_heads=1,
+        seq_len_q=300,
+        seq_len_kv=300,
+        sinks=True,
+        window=70,
+        head_dim=64,
+        dtype="bfloat16",
+    ),
+    problem(batch=1, heads=6, kv_heads=2, seq_len_q=130, seq_len_kv=130, sinks=True, softcap=3.0, scale=-0.4),
+    problem(batch=1, heads=2, seq_len_q=1, seq_len_kv=1, sinks=True, head_dim=128),
+    problem(batch=1, heads=2, seq_len_q=200, seq_len_kv=150, sinks=True, head_dim=256),
+    packed((100, 3, 277, 1), sinks=True),
+    packed((100, 3, 277), (20, 300, 280), sinks=True, window=90, heads=12, head_dim=128, dtype="bfloat16"),
+]
+PAIRS = [(step, shape) for shape in KERNELS for step in takers(shape)]
+
+
+@pytest.mark.parametrize(("step", "shape"), PAIRS, ids=lambda x: getattr(x, "slug", None) or x.name)
+def test_a_kernel_is_right(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
