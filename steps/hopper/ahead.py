@@ -108,7 +108,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         accumulator = issue_output(weights, tiles.value, iteration, accumulator, variant)
 
         # --- what needs neither ---
-        sink = sink_of(next_head, work, variant)
+        next_sink = sink_of(next_head, work, variant)
         variant.free.softmax(barriers, query_iteration, variant)
         if query_iteration > 0:
             send(arrays, tiles, sent_tile, sent_head, sent_batch, query_iteration - 1, warpgroup, variant)
@@ -123,11 +123,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         # --- the next softmax; between its maxima and its exponentials the output is complete ---
         scores = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1, pred=more)
-        scores, row_max = first_maxima(scores, next_tile, sink, query_iteration + 1, scale, warpgroup, variant)
+        scores, row_max = first_maxima(scores, next_tile, next_sink, query_iteration + 1, scale, warpgroup, variant)
         variant.hold.wait(barriers, iteration, variant)
         accumulator, row_max = warpgroup_mma_wait(0, deps=[accumulator, row_max])
         o = (accumulator * inverse).to(dtype)
-        first = first_weights(scores, row_max, sink, dtype, scale, variant)
+        first = first_weights(scores, row_max, next_sink, dtype, scale, variant)
         release(barriers.value_empty, iteration, STAGES)
         tma.store_wait(0)
         output.reshape(o.shape).store(o)
