@@ -255,11 +255,11 @@ class Backward(Pass):
 
         A query that sees one key has weight 1 for it whatever the score: dP - D is the difference of two equal sums
         over head_dim, and what is left of it is chance, in PyTorch as elsewhere. dK adds up what is left of all
-        queries, whose signs are chance, too: it grows with the root of their number. The gradient of a sink is a sum
-        over all queries in float32. Its yardstick is at least what is lost of that when o is rounded to 16 bits.
-        """
-        import torch
+        queries, whose signs are chance, too: it grows with the root of their number.
 
+        With sinks PyTorch's are the gradients of the formula, which never sees a rounded o. So the errors are at least
+        those of float64 with D of the rounded o, as kernels have it.
+        """
         q, k, v, o, _, do, *sinks = inputs
         own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks)
         lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
@@ -269,11 +269,11 @@ class Backward(Pass):
         lost = (lost * k.abs().max().item(), lost * q.abs().max().item() * queries, 0.0)
         errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
         found = tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost))
-        if not problem.sinks:
+        if not sinks:
             return found
-        sizes = (x.float().square().mean().sqrt().item() for x in (o, do))
-        numbers = problem.batch * problem.seq_len_q * problem.head_dim
-        return *found, max(errors[3], torch.finfo(q.dtype).eps * math.prod(sizes) * math.sqrt(numbers))
+        rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, sinks=sinks[0], o=o)
+        least = [accuracy.max_error(*pair) for pair in zip(rounded, exact, strict=True)]
+        return tuple(map(max, (*found, errors[3]), least))
 
     def least_bytes(self, problem):
         """q, o and do are read and dq is written, k and v are read and dk and dv written, and lse is read."""
