@@ -284,6 +284,22 @@ def test_a_soft_cap_costs_an_exponential_and_a_reciprocal_for_every_score():
     assert capped.hot_loop["tensor core"] == without.hot_loop["tensor core"]
 
 
+@pytest.mark.parametrize("cap", [1e5, 1e6, 1e20])
+@pytest.mark.parametrize("name", ["soft_cap", "hopper_soft_cap"])
+def test_a_large_soft_cap_keeps_the_digits_of_scores(name, cap):
+    """Also where scores are so large that the cap is felt: the series ends at a quarter of it."""
+    for scale in (None, 100.0, cap / 50 if cap < 1e7 else 1e7):
+        accuracy = accuracy_of(get_step(name), replace(BAND, softcap=cap, scale=scale))
+        assert accuracy.correct, accuracy.explain()
+
+
+def test_only_a_large_soft_cap_pays_for_its_digits():
+    """In machine code: no exponential more, and up to a cap of 1,000 what there was before."""
+    step, shape = get_step("hopper_soft_cap"), problem(head_dim=128, seq_len_q=1024, seq_len_kv=1024)
+    small, large = (step.compile(replace(shape, softcap=cap), "sm_90").hot_loop for cap in (50.0, 1e5))
+    assert small["MUFU"] == large["MUFU"] and small["FP32"] < large["FP32"]
+
+
 def test_cu_seqlens_that_make_no_sense_are_named():
     step = get_step("varlen")
     q, k, v, begins, _ = FORWARD.inputs(packed((40, 60)), 0)
