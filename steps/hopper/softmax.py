@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from steps.core.fused import Pieces
 from steps.gluon.softmax import LEAST, exp2, hide, sum_own
 
-
 # Subtracted from 1, a hyperbolic tangent near 0 has an error of 2^-23 or so, whatever its size. The error of a score is
 # that times the soft cap. Up to this cap it is less than the rounding of a weight to fp16; a larger one needs more.
 MOST_LOST = gl.constexpr(1000.0)
