@@ -144,7 +144,8 @@ class Forward(Pass):
         sinks = ()
         if problem.sinks:
             mean = math.log(problem.visible_pairs / problem.seq_len_q)
-            sinks = (torch.empty(problem.heads, device=device).normal_(mean, 1.0, generator=generator),)
+            drawn = torch.empty(problem.heads, device=device).normal_(mean, 1.0, generator=generator)
+            sinks = (drawn.bfloat16().float(),)  # as models have them, and some peers take them
         if problem.lengths is None:
             return *tensors, *sinks
         begins = (remembered(lengths, device) for lengths in zip(*problem.pairs_of_lengths))

@@ -413,7 +413,9 @@ def test_gradients_under_a_window_are_pytorchs():
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("shape", [WINDOWS[2], CAPS[0], PACKED[4], PACKED[5]], ids=lambda p: p.slug)
+@pytest.mark.parametrize(
+    "shape", [WINDOWS[2], CAPS[0], PACKED[4], PACKED[5], replace(WINDOWS[2], sinks=True)], ids=lambda p: p.slug
+)
 def test_flex_attention_is_told_the_mask(shape, monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -431,6 +433,7 @@ def asked(*words):
 def test_the_command_asks_for_masks():
     [band] = asked("--seq-len", "4096", "--window", "1024", "--softcap", "30")
     assert (band.window, band.softcap, band.seq_len_q) == (1024, 30.0, 4096)
+    assert not band.sinks and all(one.sinks for one in asked("--sinks", "--direction", "backward"))
     [some] = asked("--lengths", "1000,3001,17", "--heads", "8", "--kv-heads", "2")
     assert some.lengths == (1000, 3001, 17) and some.seq_len_kv == 4018 and some.batch == 1
     [named] = asked("--lengths", "ragged")
@@ -449,6 +452,8 @@ def test_the_command_asks_for_masks():
         (("--window", "9", "--direction", "backward"), "argument --window: is for attention on one GPU"),
         (("--lengths", "9", "--direction", "backward"), "argument --lengths: is for attention on one GPU"),
         (("--softcap", "-1"), "argument --softcap: must be a number above 0"),
+        (("--sinks", "--parallel"), "argument --sinks: is for one GPU; no step over several takes them"),
+        (("--sinks", "--page-size", "64"), "page_size goes with no other feature, got sinks, too"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(words, message):
