@@ -152,7 +152,7 @@ class Forward(Pass):
         return *(as_packed(x).contiguous() for x in tensors), *begins, *sinks
 
     @staticmethod
-    def _more(problem: Problem, inputs: Tensors) -> dict:
+    def asked(problem: Problem, inputs: Tensors) -> dict:
         """What of a problem's features is an argument of the same name, tensors of the inputs included."""
         return masks(problem) | ({"sinks": inputs[-1]} if problem.sinks else {})
 
@@ -162,27 +162,27 @@ class Forward(Pass):
         return (torch.full_like(inputs[0], float("nan"), memory_format=torch.contiguous_format),)
 
     def call(self, step, problem, inputs, outputs=None):
-        out, more = outputs[0] if outputs else None, self._more(problem, inputs)
+        out, more = outputs[0] if outputs else None, self.asked(problem, inputs)
         if problem.lengths is not None:
             more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[3:5]
         return (step.attention(*inputs[:3], causal=problem.causal, scale=problem.scale, out=out, **more),)
 
     def make_ready(self, step, problem, inputs, outputs):
         if problem.lengths is None:  # packed sequences are made ready when they are called
-            more = self._more(problem, inputs)
+            more = self.asked(problem, inputs)
             step.ready(*inputs[:3], causal=problem.causal, scale=problem.scale, out=outputs[0], **more)
 
     def reference(self, problem, inputs):
         import torch
 
-        asked, more = (problem.causal, problem.scale), self._more(problem, inputs)
+        asked, more = (problem.causal, problem.scale), self.asked(problem, inputs)
         if problem.lengths is None:
             return (reference.attention_float64(*inputs[:3], *asked, **more),)
         each = split(*map(as_batch, inputs[:3]), problem.pairs_of_lengths)
         return (as_packed(torch.cat([reference.attention_float64(*one, *asked, **more) for one in each], dim=2)),)
 
     def yardstick(self, problem, inputs, exact):
-        more = self._more(problem, inputs)
+        more = self.asked(problem, inputs)
         if problem.lengths is not None:
             more["packing"] = Packing(*inputs[3:5], problem.pairs_of_lengths)
             inputs, exact = tuple(map(as_batch, inputs[:3])), tuple(map(as_batch, exact))
@@ -227,7 +227,7 @@ class Backward(Pass):
         import torch
 
         q, k, v, *sinks = FORWARD.inputs(problem, seed, device)
-        more = FORWARD._more(problem, sinks)
+        more = FORWARD.asked(problem, sinks)
         o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale, **more)
         generator = torch.Generator(device=device).manual_seed(seed + 1)
         do = torch.empty_like(q).normal_(0.0, 1.0, generator=generator)
@@ -240,7 +240,7 @@ class Backward(Pass):
         return tuple(torch.full_like(x, float("nan"), memory_format=torch.contiguous_format) for x in shaped)
 
     def call(self, step, problem, inputs, outputs=None):
-        more = FORWARD._more(problem, inputs)
+        more = FORWARD.asked(problem, inputs)
         return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
@@ -248,7 +248,7 @@ class Backward(Pass):
 
     def reference(self, problem, inputs):
         q, k, v, _, _, do, *_ = inputs
-        more = FORWARD._more(problem, inputs)
+        more = FORWARD.asked(problem, inputs)
         return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
 
     def yardstick(self, problem, inputs, exact):

@@ -11,6 +11,7 @@ import torch
 from steps import get_step
 from steps.core.step import Unsupported
 from steps.hopper import ahead
+from steps.writing.written import write_step
 from tests.core.test_steps import accuracy_of
 from tests.distinct import named
 from tests.everyday.test_masks import packed
@@ -182,7 +183,7 @@ def assert_right(step, shape, inputs):
     """Output and log-sum-exp, and the simulator finds no race."""
     exact = FORWARD.reference(shape, inputs)
     [out] = FORWARD.poisoned(inputs)
-    asked = FORWARD._more(shape, inputs)
+    asked = FORWARD.asked(shape, inputs)
     more = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs[3:5])) if shape.lengths else {}
     with watched(secrets.randbits(16)) as watch:
         _, lse = step.attention(*inputs[:3], shape.causal, shape.scale, out=out, return_lse=True, **asked, **more)
@@ -296,3 +297,12 @@ def test_dsinks_come_in_the_sinks_dtype_and_into_out():
         step.gradients(*tensors, causal, sinks=sinks[:2])
     with pytest.raises(Unsupported, match="sdpa_gradients: takes no attention sinks"):
         get_step("sdpa_gradients").gradients(*tensors, causal, sinks=sinks)
+
+
+@pytest.mark.parametrize("name", STEPS[:2])
+def test_a_kernel_that_is_written_out_takes_them(name):
+    shape = KERNELS[2]
+    written = write_step(get_step(name), shape)
+    assert "sink" in written.text.lower()
+    accuracy = accuracy_of(written, shape)
+    assert accuracy.correct, accuracy.explain()
