@@ -5,8 +5,7 @@ attention sinks, grouped heads, values of another width than keys. Products and 
 has all the keys that it sees at once, so its softmax needs no second pass.
 
 With weights P and capped scores s: dV = P^T dO, dP = dO V^T, ds = P (dP - delta), where delta is a row's sum of dO O.
-Who has a gradient of the log-sum-exp, too, takes it off delta: its derivative by a score is the weight. A sink's weight
-is ``exp(sink - lse)``, and its value is zero, which leaves -delta times the weight for its gradient.
+A gradient of the log-sum-exp comes off delta, as the derivative of that by a score is the weight.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def gradients(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
     with torch.autocast(q.device.type, enabled=False):
-        delta = torch.linalg.vecdot(o.float(), do.float())
+        delta = row_sums(o, do)
         if dlse is not None:
             delta -= dlse
         for queries, keys, offset in _tiles(q, k, scoring, pairs):
@@ -111,10 +110,22 @@ def gradients(
             dk[:, :, keys] += _product(slopes.mT, rows)
             made = _product(slopes, k[:, :, keys]).mul_(scoring.scale)
             dq[:, :, queries] = made.view(*weights.shape[:-1], -1).flatten(1, 2)
-    dsinks = None
-    if sinks is not None:
-        dsinks = -(torch.exp(sinks.float()[:, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
+    dsinks = None if sinks is None else gradient_of_sinks(sinks, lse, delta).to(sinks.dtype)
     return dq, dk.mul_(scoring.scale).to(k.dtype), dv.to(v.dtype), dsinks
+
+
+def row_sums(o: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
+    """delta: sums of do * o ``[..., Dv]`` along the last axis, in float32."""
+    return (o.float() * do.float()).sum(-1)
+
+
+def gradient_of_sinks(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """The gradient ``[Hq]`` of attention sinks, in float32: minus the sum of exp(sink - lse) delta over a head's rows.
+
+    sinks ``[Hq]``; lse, which holds them, and delta ``[B, Hq, Sq]``. exp(sink - lse) is the weight of the sink.
+    ds = P (dP - delta) holds for it, too: it has no value, so its dP is 0.
+    """
+    return -((sinks.float()[:, None] - lse).exp() * delta).sum((0, 2))
 
 
 def _tiles(q, k, scoring: Scoring, pairs: Sequence[tuple[int, int]] | None) -> Iterator[Tile]:

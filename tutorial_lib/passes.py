@@ -145,14 +145,15 @@ class Forward(Pass):
         sinks = ()
         if problem.sinks:
             mean = math.log(problem.visible_pairs / problem.seq_len_q)
-            sinks = (torch.empty(problem.heads, device=device).normal_(mean, 1.0, generator=generator),)
+            drawn = torch.empty(problem.heads, device=device).normal_(mean, 1.0, generator=generator)
+            sinks = (drawn.bfloat16().float(),)  # as models have them, and some peers take them
         if problem.lengths is None:
             return *tensors, *sinks
         begins = (remembered(lengths, device) for lengths in zip(*problem.pairs_of_lengths))
         return *(as_packed(x).contiguous() for x in tensors), *begins, *sinks
 
     @staticmethod
-    def _more(problem: Problem, inputs: Tensors) -> dict:
+    def asked(problem: Problem, inputs: Tensors) -> dict:
         """What of a problem's features is an argument of the same name, tensors of the inputs included."""
         return masks(problem) | ({"sinks": inputs[-1]} if problem.sinks else {})
 
@@ -163,27 +164,27 @@ class Forward(Pass):
         return (torch.full((*q.shape[:-1], v.shape[-1]), float("nan"), dtype=q.dtype, device=q.device),)
 
     def call(self, step, problem, inputs, outputs=None):
-        out, more = outputs[0] if outputs else None, self._more(problem, inputs)
+        out, more = outputs[0] if outputs else None, self.asked(problem, inputs)
         if problem.lengths is not None:
             more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[3:5]
         return (step.attention(*inputs[:3], causal=problem.causal, scale=problem.scale, out=out, **more),)
 
     def make_ready(self, step, problem, inputs, outputs):
         if problem.lengths is None:  # packed sequences are made ready when they are called
-            more = self._more(problem, inputs)
+            more = self.asked(problem, inputs)
             step.ready(*inputs[:3], causal=problem.causal, scale=problem.scale, out=outputs[0], **more)
 
     def reference(self, problem, inputs):
         import torch
 
-        asked, more = (problem.causal, problem.scale), self._more(problem, inputs)
+        asked, more = (problem.causal, problem.scale), self.asked(problem, inputs)
         if problem.lengths is None:
             return (reference.attention_float64(*inputs[:3], *asked, **more),)
         each = split(*map(as_batch, inputs[:3]), problem.pairs_of_lengths)
         return (as_packed(torch.cat([reference.attention_float64(*one, *asked, **more) for one in each], dim=2)),)
 
     def yardstick(self, problem, inputs, exact):
-        more = self._more(problem, inputs)
+        more = self.asked(problem, inputs)
         if problem.lengths is not None:
             more["packing"] = Packing(*inputs[3:5], problem.pairs_of_lengths)
             inputs, exact = tuple(map(as_batch, inputs[:3])), tuple(map(as_batch, exact))
@@ -228,7 +229,7 @@ class Backward(Pass):
         import torch
 
         q, k, v, *sinks = FORWARD.inputs(problem, seed, device)
-        more = FORWARD._more(problem, sinks)
+        more = FORWARD.asked(problem, sinks)
         o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale, **more)
         generator = torch.Generator(device=device).manual_seed(seed + 1)
         do = torch.empty_like(o, dtype=q.dtype).normal_(0.0, 1.0, generator=generator)
@@ -241,16 +242,15 @@ class Backward(Pass):
         return tuple(torch.full_like(x, float("nan"), memory_format=torch.contiguous_format) for x in shaped)
 
     def call(self, step, problem, inputs, outputs=None):
-        more = FORWARD._more(problem, inputs)
+        more = FORWARD.asked(problem, inputs)
         return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
-        more = FORWARD._more(problem, inputs)
-        step.ready(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
+        step.ready(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs and outputs[:3])
 
     def reference(self, problem, inputs):
         q, k, v, _, _, do, *_ = inputs
-        more = FORWARD._more(problem, inputs)
+        more = FORWARD.asked(problem, inputs)
         return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
 
     def yardstick(self, problem, inputs, exact):
@@ -258,11 +258,11 @@ class Backward(Pass):
 
         A query that sees one key has weight 1 for it whatever the score: dP - D is the difference of two equal sums
         over head_dim, and what is left of it is chance, in PyTorch as elsewhere. dK adds up what is left of all
-        queries, whose signs are chance, too: it grows with the root of their number. The gradient of a sink is a sum
-        over all queries in float32. Its yardstick is at least what is lost of that when o is rounded to 16 bits.
-        """
-        import torch
+        queries, whose signs are chance, too: it grows with the root of their number.
 
+        With sinks PyTorch's are the gradients of the formula, which never sees a rounded o. So the errors are at least
+        those of float64 with D of the rounded o, as kernels have it.
+        """
         q, k, v, o, _, do, *sinks = inputs
         own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks)
         lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
@@ -272,11 +272,11 @@ class Backward(Pass):
         lost = (lost * k.abs().max().item(), lost * q.abs().max().item() * queries, 0.0)
         errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
         found = tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost))
-        if not problem.sinks:
+        if not sinks:
             return found
-        sizes = (x.float().square().mean().sqrt().item() for x in (o, do))
-        numbers = problem.batch * problem.seq_len_q * problem.head_dim
-        return *found, max(errors[3], torch.finfo(q.dtype).eps * math.prod(sizes) * math.sqrt(numbers))
+        rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, sinks=sinks[0], o=o)
+        least = [accuracy.max_error(*pair) for pair in zip(rounded, exact, strict=True)]
+        return tuple(map(max, (*found, errors[3]), least))
 
     def least_bytes(self, problem):
         """q, o and do are read and dq is written, k and v are read and dk and dv written, and lse is read."""

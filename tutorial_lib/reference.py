@@ -102,6 +102,7 @@ def gradients_float64(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    o: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv) in float64, shaped as q, k and v; do ``[B, Hq, Sq, D]`` is the gradient of the output.
 
@@ -111,6 +112,8 @@ def gradients_float64(
 
     With sinks, (dq, dk, dv, dsinks ``[Hq]``): a sink is a score whose value is 0, so dP is 0 there, and what is left of
     dS is minus its weight times D, summed over the rows of its head.
+
+    o: D is a row's sum of do o, as kernels have it, and not of P dP: so one sees what is lost where o was rounded.
     """
     import torch
 
@@ -122,7 +125,7 @@ def gradients_float64(
         grad = do[b, h, rows].double()
         dv[b, kv_head, :keys] += weights.T @ grad
         d_weights = grad @ v[b, kv_head, :keys].double().T
-        delta = (weights * d_weights).sum(-1, keepdim=True)
+        delta = ((weights * d_weights) if o is None else grad * o[b, h, rows]).sum(-1, keepdim=True)
         d_scores = weights * (d_weights - delta) * used
         if softcap:
             d_scores *= 1 - scores.masked_fill(weights == 0, 0.0).div(softcap).square()

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import torch
 
+from steps.core.tensors import check_sinks, check_type_of_sinks
 from tutorial_lib import packing
 from tutorial_lib.blockwise import Scoring
 from tutorial_lib.problem import Problem, check_window, number
 
-SINK_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
 
 
@@ -54,10 +54,11 @@ def refuse(causal, **of_sdpa) -> None:
 
 def asked_of(causal: bool, scale: float | None, window, softcap, cu_seqlens_q, cu_seqlens_k, sinks) -> Asked:
     """The one form of these arguments of the front door; raises ValueError for what is none."""
-    kinds = {name: "an int32 tensor [sequences + 1]" for name in CU_SEQLENS} | {"sinks": "a tensor [heads]"}
-    for (name, wanted), x in zip(kinds.items(), (cu_seqlens_q, cu_seqlens_k, sinks)):
-        if x is not None and not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name} must be {wanted}, got {type(x).__name__}")
+    if sinks is not None:
+        check_type_of_sinks(sinks)
+    for name, cu in zip(CU_SEQLENS, (cu_seqlens_q, cu_seqlens_k)):
+        if cu is not None and not isinstance(cu, torch.Tensor):
+            raise ValueError(f"{name} must be an int32 tensor [sequences + 1], got {type(cu).__name__}")
     if cu_seqlens_q is not None and cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
     softcap = None if softcap is None else number("softcap", softcap)
@@ -114,7 +115,8 @@ def problem_of(q, k, v, asked: Asked) -> Problem:
         each = zip(CU_SEQLENS, begins, (q, k))
         more["lengths"], more["lengths_kv"] = (packing.read_lengths(name, cu, x.shape[2]) for name, cu, x in each)
     problem = Problem.of(q, k, v, asked.causal or asked.window is not None, asked.scale, **more)
-    _check_sinks(asked.sinks, q)
+    if asked.sinks is not None:
+        check_sinks(asked.sinks, q)
     return problem
 
 
@@ -129,15 +131,5 @@ def check_sizes(q, k, v, asked: Asked) -> None:
     sizes = [length for x in (q, k, v) if isinstance(x, torch.Tensor) for length in x.shape]
     if all(type(n) is int for n in sizes) and type(window) in (int, NoneType):
         Problem.of(q, k, v, asked.causal or window is not None, asked.scale, window=window, softcap=asked.softcap)
-    _check_sinks(asked.sinks, q)
-
-
-def _check_sinks(sinks, q) -> None:
-    """q: [batch, heads, query, head_dim]."""
-    if sinks is None:
-        return
-    if sinks.ndim != 1 or sinks.shape[0] != q.shape[1] or sinks.device != q.device:
-        wanted = f"sinks must be a tensor [{q.shape[1]}], a number for each query head, on q's device ({q.device})"
-        raise ValueError(f"{wanted}, got {tuple(sinks.shape)} on {sinks.device}")
-    if sinks.dtype not in SINK_DTYPES:
-        raise ValueError(f"sinks must be float32, float16 or bfloat16, got {sinks.dtype}")
+    if asked.sinks is not None:
+        check_sinks(asked.sinks, q)

@@ -305,10 +305,9 @@ def computed(q, k, v, asked: Asked, return_lse: bool):
         return (o, lse) if return_lse else o
     if has_long_strides(q, k, v) or rows_overlap(q, k, v):
         q, k, v = (x.contiguous() for x in (q, k, v))
+    asked = asked._replace(sinks=None if asked.sinks is None else asked.sinks.detach())
     names = ("window", "softcap", *CU_SEQLENS, "sinks")
     more = {name: x for name in names if (x := getattr(asked, name)) is not None}
-    if asked.sinks is not None:
-        more["sinks"] = asked.sinks.detach().float()
     made = step.attention(q, k, v, asked.causal, asked.scale, **more, **({"return_lse": True} if return_lse else {}))
     return made if return_lse else made.contiguous()
 

@@ -99,6 +99,29 @@ def check_out(name: str, out, like, width: int | None = None) -> None:
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
 
 
+def sinks_in_float32(sinks):
+    """Attention sinks as kernels read them, contiguous. Raises ValueError for what is no tensor of their dtypes."""
+    [sinks] = plain(sinks=sinks)
+    check_type_of_sinks(sinks)
+    return sinks.float().contiguous()
+
+
+def check_type_of_sinks(sinks) -> None:
+    import torch
+
+    taken = (torch.float32, torch.float16, torch.bfloat16)
+    if not isinstance(sinks, torch.Tensor) or sinks.dtype not in taken:
+        came = sinks.dtype if isinstance(sinks, torch.Tensor) else type(sinks).__name__
+        raise ValueError(f"sinks must be a tensor [heads] in float32, float16 or bfloat16, got {came}")
+
+
+def check_sinks(sinks, q) -> None:
+    """Raises ValueError unless there is a sink for each head of q ``[batch, heads, seq_len, head_dim]``, beside it."""
+    if sinks.shape != q.shape[1:2] or sinks.device != q.device:
+        wanted = f"sinks must be a tensor [{q.shape[1]}] on {q.device}, a number for each head of q"
+        raise ValueError(f"{wanted}, got {tuple(sinks.shape)} on {sinks.device}")
+
+
 def _overlaps_itself(x, but_for: int | None = None) -> bool:
     """Whether two elements may lie in one place: an axis begins again before those inside it have ended.
 

@@ -2,16 +2,25 @@
 
 import json
 import math
+import secrets
 from dataclasses import replace
 
 import pytest
 import torch
 
+from steps import get_step
+from steps.core.step import Unsupported
+from steps.hopper import ahead
+from steps.writing.written import write_step
+from tests.core.test_steps import accuracy_of
+from tests.distinct import named
 from tests.everyday.test_masks import packed
 from tests.shapes import problem
-from tutorial_lib import reference
+from tutorial_lib import packing, reference
+from tutorial_lib.accuracy import compare
 from tutorial_lib.passes import BACKWARD, FORWARD
 from tutorial_lib.problem import Problem
+from tutorial_lib.simulator.run import watched
 
 SINKS = problem(batch=2, heads=4, kv_heads=2, seq_len_q=150, seq_len_kv=150, sinks=True)
 SHAPES = [
@@ -89,7 +98,7 @@ def test_packed_sequences_share_the_sinks():
     assert FORWARD.yardstick(shape, inputs, (exact,))[0] < 0.01
 
 
-def test_a_row_without_a_finite_score_is_zero():
+def test_the_reference_of_a_row_without_a_finite_score_is_zero():
     q, k, v, sinks = FORWARD.inputs(replace(SINKS, causal=False), 1)
     k, q = k.clone(), torch.ones_like(q)
     k[..., 0] = -math.inf
@@ -117,3 +126,184 @@ def test_a_record_holds_them_and_names_tell_them():
 def test_what_makes_no_sense_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         replace(SINKS, **fields)
+
+
+# --- the kernels ---
+
+STEPS = ("attention_sinks", "cutile_sinks", "sinks_next_softmax_first")
+
+
+def takers(shape) -> list:
+    return [step for step in map(get_step, STEPS) if set(shape.features) <= set(step.takes)]
+
+
+KERNELS = [
+    problem(batch=1, heads=4, kv_heads=2, seq_len_q=300, seq_len_kv=300, sinks=True),
+    problem(batch=2, heads=2, seq_len_q=200, seq_len_kv=333, sinks=True, causal=False, head_dim=128, dtype="bfloat16"),
+    problem(
+        batch=1,
+        heads=8,
+        kv_heads=1,
+        seq_len_q=300,
+        seq_len_kv=300,
+        sinks=True,
+        window=70,
+        head_dim=64,
+        dtype="bfloat16",
+    ),
+    problem(batch=1, heads=6, kv_heads=2, seq_len_q=130, seq_len_kv=130, sinks=True, softcap=3.0, scale=-0.4),
+    problem(batch=1, heads=2, seq_len_q=1, seq_len_kv=1, sinks=True, head_dim=128),
+    problem(batch=1, heads=2, seq_len_q=200, seq_len_kv=150, sinks=True, head_dim=256),
+    packed((100, 3, 277, 1), sinks=True),
+    packed((100, 3, 277), (20, 300, 280), sinks=True, window=90, heads=12, head_dim=128, dtype="bfloat16"),
+]
+PAIRS = [(step, shape) for shape in KERNELS for step in takers(shape)]
+
+
+@pytest.mark.parametrize(("step", "shape"), PAIRS, ids=named)
+def test_a_kernel_is_right(step, shape):
+    accuracy = accuracy_of(step, shape)
+    assert accuracy.correct, accuracy.explain()
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 1, "dtype": "bfloat16", "scale": -0.3}])
+def test_the_next_softmax_begins_with_the_next_heads_sink(changes):
+    """At a tile's end the maxima are those of the next tile, which may be of another head."""
+    step = get_step("sinks_next_softmax_first")
+    shape = problem(
+        **{"batch": 1, "heads": 3, "seq_len_q": 2050, "seq_len_kv": 200, "head_dim": 128, "sinks": True} | changes
+    )
+    assert step.variant(shape).consume is ahead.consume
+    inputs = FORWARD.inputs(shape, secrets.randbits(32))
+    inputs[-1].copy_(torch.tensor([-3.0, 4.0, 9.0]))
+    assert_right(step, shape, inputs)
+
+
+def assert_right(step, shape, inputs):
+    """Output and log-sum-exp, and the simulator finds no race."""
+    exact = FORWARD.reference(shape, inputs)
+    [out] = FORWARD.poisoned(inputs)
+    asked = FORWARD.asked(shape, inputs)
+    more = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs[3:5])) if shape.lengths else {}
+    with watched(secrets.randbits(16)) as watch:
+        _, lse = step.attention(*inputs[:3], shape.causal, shape.scale, out=out, return_lse=True, **asked, **more)
+    assert not any(run.found for run in watch.runs)
+    accuracy = compare(out, *exact, *FORWARD.yardstick(shape, inputs, exact))
+    assert accuracy.correct, accuracy.explain()
+    q, k, v = map(packing.as_batch, inputs[:3]) if shape.lengths else inputs[:3]
+    each = packing.split(q, k, v, shape.pairs_of_lengths)
+    right = torch.cat([reference.attention_and_lse_float64(*x, shape.causal, shape.scale, **asked)[1] for x in each], 2)
+    torch.testing.assert_close(lse.double(), right.squeeze(0) if shape.lengths else right, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(("step", "shape"), PAIRS, ids=named)
+def test_so_is_one_that_also_gives_the_log_sum_exp(step, shape):
+    assert_right(step, shape, FORWARD.inputs(shape, secrets.randbits(32)))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_sink_may_be_large_or_none(name):
+    """So large that the keys have no weight, so small that it has none itself, and minus infinity, which is none."""
+    shape = replace(KERNELS[0], causal=False)
+    inputs = FORWARD.inputs(shape, secrets.randbits(32))
+    inputs[-1].copy_(torch.tensor([300.0, -1000.0, -math.inf, 1.0]))
+    assert_right(get_step(name), shape, inputs)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_row_without_a_finite_score_is_zero(name):
+    """In all tiles, or in the first ones alone; SDPA gives NaN for the former, without sinks."""
+    shape = replace(KERNELS[0], causal=False, seq_len_q=40)
+    q, k, v, sinks = FORWARD.inputs(shape, secrets.randbits(32))
+    q.fill_(1.0)
+    for hidden in (300, 200):
+        keys = k.clone()
+        keys[:, :, :hidden, 0] = -math.inf
+        inputs = q, keys, v, sinks
+        assert_right(get_step(name), shape, inputs)
+        assert hidden < 300 or not get_step(name).attention(q, keys, v, sinks=sinks).any()
+
+
+@pytest.mark.parametrize("name", STEPS[:2])
+def test_sinks_are_read_at_every_call(name):
+    """Whatever their dtype and strides; and a call without them is one of another kind."""
+    step, shape = replace(get_step(name)), KERNELS[0]
+    q, k, v, sinks = FORWARD.inputs(shape, secrets.randbits(32))
+    for given in (
+        sinks,
+        sinks + 2,
+        sinks.half(),
+        sinks.bfloat16(),
+        sinks.repeat_interleave(2)[::2],
+        sinks[:1].expand(4),
+    ):
+        exact = reference.attention_float64(q, k, v, True, sinks=given)
+        torch.testing.assert_close(step.attention(q, k, v, True, sinks=given).double(), exact, atol=2e-3, rtol=2e-3)
+    assert len(step.launches) == 1
+    without = reference.attention_float64(q, k, v, True)
+    torch.testing.assert_close(step.attention(q, k, v, True).double(), without, atol=2e-3, rtol=2e-3)
+    assert len(step.launches) == 2
+
+
+def test_sinks_that_make_no_sense_are_named():
+    step, shape = get_step("cutile_sinks"), KERNELS[0]
+    q, k, v, sinks = FORWARD.inputs(shape, 0)
+
+    def told(message, sinks, error=ValueError, step=step, **more):
+        with pytest.raises(error, match=message):
+            step.attention(q, k, v, True, sinks=sinks, **more)
+
+    told(r"sinks must be a tensor \[heads\] in float32, float16 or bfloat16, got float", 1.0)
+    told("got torch.float64", sinks.double())
+    told(r"sinks must be a tensor \[4\] on cpu, a number for each head of q, got \(3,\) on cpu", sinks[:3])
+    told(r"got \(2, 2\) on cpu", sinks.view(2, 2))
+    told("sinks must be on a CUDA device or the CPU, got a tensor on meta", sinks.to("meta"))
+    told("sinks must require no gradients", sinks.clone().requires_grad_())
+    told("window: takes no attention sinks", sinks, Unsupported, get_step("window"))
+    told("sdpa: takes no attention sinks", sinks, Unsupported, get_step("sdpa"))
+
+
+# --- gradients: any backward step that reads the log-sum-exp ---
+
+GRADIENTS = [
+    problem(batch=2, heads=4, kv_heads=2, seq_len_q=150, seq_len_kv=150, sinks=True),
+    problem(batch=1, heads=2, seq_len_q=100, seq_len_kv=170, causal=False, head_dim=128, dtype="bfloat16", sinks=True),
+    problem(batch=1, heads=2, seq_len_q=1, seq_len_kv=1, sinks=True),
+]
+BACKWARD_STEPS = ("formulas", "two_blocks", "deferred_reduce_add", "two_dq_writers")
+
+
+@pytest.mark.parametrize("shape", GRADIENTS, ids=lambda p: p.slug)
+@pytest.mark.parametrize("name", BACKWARD_STEPS)
+def test_a_backward_step_that_reads_the_log_sum_exp_has_the_gradients_of_sinks(name, shape):
+    inputs = BACKWARD.inputs(shape, secrets.randbits(32))
+    exact = BACKWARD.reference(shape, inputs)
+    accuracy = BACKWARD.check(get_step(name), shape, inputs, exact, BACKWARD.yardstick(shape, inputs, exact))
+    assert accuracy.correct, accuracy.explain()
+
+
+def test_dsinks_come_in_the_sinks_dtype_and_into_out():
+    shape = GRADIENTS[0]
+    *tensors, sinks = BACKWARD.inputs(shape, secrets.randbits(32))
+    step, causal = get_step("formulas"), shape.causal
+    *_, dsinks = step.gradients(*tensors, causal, sinks=sinks)
+    assert step.gradients(*tensors, causal, sinks=sinks.half())[3].dtype == torch.float16
+    out = tuple(map(torch.empty_like, (*tensors[:3], sinks)))
+    made = step.gradients(*tensors, causal, sinks=sinks, out=out)
+    assert all(x is y for x, y in zip(made, out)) and torch.equal(out[3], dsinks)
+    with pytest.raises(ValueError, match=r"out must be 4 tensors \(dq, dk, dv, dsinks\), got 3"):
+        step.gradients(*tensors, causal, sinks=sinks, out=out[:3])
+    with pytest.raises(ValueError, match="sinks must be a tensor"):
+        step.gradients(*tensors, causal, sinks=sinks[:2])
+    with pytest.raises(Unsupported, match="sdpa_gradients: takes no attention sinks"):
+        get_step("sdpa_gradients").gradients(*tensors, causal, sinks=sinks)
+
+
+@pytest.mark.parametrize("name", STEPS[:2])
+def test_a_kernel_that_is_written_out_takes_them(name):
+    shape = KERNELS[2]
+    step = get_step(name)
+    written = write_step(step, shape, "cpu" if step.backend == "cutile" else "sm_90")
+    assert "sink" in written.text.lower()
+    accuracy = accuracy_of(written, shape)
+    assert accuracy.correct, accuracy.explain()
