@@ -15,10 +15,10 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steps.core.alike import aligned, like, never
 from steps.core.asked import CU_SEQLENS, Asked, asked_of, check_sizes, for_steps, has_more, problem_of, refuse, scoring
 from steps.core.choice import best
 from steps.core.gradients import kind_of_gradients
@@ -28,7 +28,6 @@ from steps.core.problems import standard
 from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
 from steps.core.tensors import (
-    ALIGNED,
     has_long_strides,
     has_own_dispatch,
     is_plain,
@@ -37,6 +36,7 @@ from steps.core.tensors import (
     refuse_tangents,
     rows_overlap,
 )
+from steps.core.transformed import by_batches, is_mapped, layers
 from tutorial_lib import blockwise, reference
 from tutorial_lib.files import RESULTS
 from tutorial_lib.packing import as_batch, as_packed
@@ -110,7 +110,7 @@ def attention(
         return _watched(q, k, v, Asked(causal, scale))
     last, with_graph, kind = _launches.last, False, None
     try:
-        if last is None or last.asked != (causal, scale) or not (last.is_like(q, k, v) and _aligned(q, k, v)):
+        if last is None or last.asked != (causal, scale) or not (last.is_like(q, k, v) and aligned(q, k, v)):
             with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
             kind = None if with_graph else kind_of(q, k, v, causal, scale, None)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
@@ -128,7 +128,7 @@ def attention(
 
 
 class Ready(NamedTuple):
-    """What was made ready for a kind of call, and a short way to know another of its kind: ``_like``."""
+    """What was made ready for a kind of call, and a short way to know another of its kind: ``like``."""
 
     launch: Launch
     asked: tuple  # (causal, scale)
@@ -138,40 +138,10 @@ class Ready(NamedTuple):
 def _known_at_once(ready: Ready, kind: tuple, q, k, v) -> Ready:
     """What is ready for this kind of call, which the next one will be compared with before it is looked up."""
     if ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
-        ready = ready._replace(is_like=_like(q, k, v))
+        ready = ready._replace(is_like=like(q, k, v))
         _launches.keep(kind, ready)
     _launches.last = ready
     return ready
-
-
-def _like(q, k, v) -> Callable[..., bool]:
-    """``is_like(q, k, v)``: whether others have these tensors' type, dispatch keys, dtype, device, shape and strides.
-
-    And whether the same modes are on. It is PyTorch's own guard of compiled programs, one call into C++ where
-    ``kind_of`` takes many. What it does not know is never alike: a tensor that comes twice, and what is not
-    ``_aligned``. Where a version of PyTorch has no such guard, nothing is.
-    """
-    tensors = q, k, v
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-
-        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        if _aligned(*tensors) and guards.check(*tensors):
-            return guards.check
-    except (ImportError, TypeError, RuntimeError):
-        pass
-    return never
-
-
-def never(*_) -> bool:
-    return False
-
-
-def _aligned(q, k, v) -> bool:
-    """Whether all have memory, which begins where TMA takes it."""
-    a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    return not (a | b | c) % ALIGNED and 0 not in (a, b, c)
 
 
 def _with_more(q, k, v, asked: Asked, return_lse: bool):
@@ -210,7 +180,7 @@ def _watched(q, k, v, asked: Asked, return_lse: bool = False):
         if isinstance(x, torch.Tensor) and x.device.type == "meta":
             plain(**{name: x})
     check_sizes(q, k, v, asked)
-    wanted = _wants_gradients(*(inner for x in (q, k, v, asked.sinks) for inner in _layers(x)))
+    wanted = _wants_gradients(*(inner for x in (q, k, v, asked.sinks) for inner in layers(x)))
     return _by_operators(q, k, v, asked, return_lse, wanted)
 
 
@@ -222,13 +192,6 @@ def _by_operators(q, k, v, asked: Asked, return_lse: bool, wants_gradients: bool
     if torch.is_grad_enabled() and wants_gradients:
         return _differentiable(q, k, v, asked, return_lse)
     return (attention_with_lse if return_lse else operator)(q, k, v, *asked)
-
-
-def _layers(x):
-    """A tensor, and those that torch.func has wrapped: of gradients that are wanted of them vmap's own says nothing."""
-    yield x
-    while isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        yield (x := torch._C._functorch.get_unwrapped(x))
 
 
 def _unusual(q, k, v, causal: bool, scale: float | None):
@@ -336,40 +299,6 @@ def _by_blocks(function: Callable, q, k, v, asked: Asked, *others, **more) -> li
     return [x if x is None else back[x.ndim](x) for x in made]
 
 
-def _by_batches(number: int):
-    """A rule for torch.vmap: what it maps over goes into the batch of the first ``number`` arguments, tensors.
-
-    Where other tensors are among the arguments, which have no batch, each call is one by itself.
-    """
-
-    def rule(op):
-        def mapped(info, in_dims, *arguments):
-            if any(isinstance(x, torch.Tensor) for x in arguments[number:]):
-                return one_by_one(op, info.batch_size, in_dims, arguments)
-            tensors = [
-                x.movedim(axis, 0) if axis is not None else x.expand(info.batch_size, *x.shape)
-                for x, axis in zip(arguments[:number], in_dims)
-            ]
-            found = op(*(x.flatten(0, 1) for x in tensors), *arguments[number:])
-            batches = (info.batch_size, -1)
-            if isinstance(found, torch.Tensor):
-                return found.unflatten(0, batches), 0
-            return tuple(x.unflatten(0, batches) for x in found), (0,) * len(found)
-
-        return mapped
-
-    def one_by_one(op, times: int, in_dims, arguments):
-        given = [
-            [x if axis is None else x.select(axis, n) for x, axis in zip(arguments, in_dims)] for n in range(times)
-        ]
-        found = [op(*each) for each in given]
-        if isinstance(found[0], torch.Tensor):
-            return torch.stack(found), 0
-        return tuple(map(torch.stack, zip(*found))), (0,) * len(found[0])
-
-    return rule
-
-
 # --- with gradients ---
 
 
@@ -433,7 +362,7 @@ def _with_graph(q, k, v, causal: bool, scale: float | None):
         q, k, v = plain(q=q, k=k, v=v)
         launch = _both_passes(q, k, v, causal, scale, repeats)
         kind = kind_of(q, k, v, causal, scale, None), repeats
-        ready = Ready(launch, (causal, scale), _like(q, k, v))
+        ready = Ready(launch, (causal, scale), like(q, k, v))
         _launches.keep(kind, ready)
     return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
@@ -463,7 +392,7 @@ def _differentiable(q, k, v, asked: Asked, return_lse: bool = False):
     if not (return_lse or has_more(asked)) and _sdpa_is_better(q, k, v, asked, compiling and inside):
         # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way
         # right.
-        with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext():
+        with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and is_mapped() else nullcontext():
             return _by_pytorch(q, k, v, *asked[:2])
     o, lse = (_Transformed.apply if inside else attention_with_lse)(q, k, v, *asked)
     return (o, lse) if return_lse else o
@@ -492,11 +421,6 @@ def _by_pytorch(q, k, v, causal: bool, scale: float | None):
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
     with torch.autocast(q.device.type, enabled=False):
         return reference.sdpa(q if sign == 1 else q * sign, k, v, causal, positive_scale).contiguous()
-
-
-def _mapped() -> bool:
-    """Whether torch.vmap looks on."""
-    return any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack())
 
 
 def _a_number(head_dim: int) -> int:
@@ -687,9 +611,9 @@ class _TransformedGradients(torch.autograd.Function):
     jvp = backward
 
 
-operator.register_vmap(_by_batches(3)(operator))
-attention_with_lse.register_vmap(_by_batches(3)(attention_with_lse))
-gradients.register_vmap(_by_batches(6)(gradients))
+operator.register_vmap(by_batches(3)(operator))
+attention_with_lse.register_vmap(by_batches(3)(attention_with_lse))
+gradients.register_vmap(by_batches(6)(gradients))
 
 
 def training(problem: Problem, target: str, repeats: bool = False) -> Training:
@@ -727,7 +651,7 @@ def _recorded(direction: str) -> tuple:
 
 def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None) -> Ready:
     step = chosen(Problem.of(q, k, v, causal, scale), target_of(q.device))
-    is_like = _like(q, k, v)
+    is_like = like(q, k, v)
     far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
     if far:
         q, k, v = (x.contiguous() for x in (q, k, v))
