@@ -634,14 +634,19 @@ def training(problem: Problem, target: str, repeats: bool = False) -> Training:
 def chosen(problem: Problem, target: str) -> Step:
     """The step for a problem on "sm_90", "cpu" and the like: PyTorch's own where none is recorded to be as fast.
 
-    What a record without sinks says of a problem with them nobody knows.
+    Of what PyTorch's own does not compute, such as a soft cap, any record on this architecture counts, as what is left
+    are many calls for each tile. But what a record without sinks says of a problem with them nobody knows.
     """
+    own = get_step("sdpa")
     try:
         choice = best(problem, target, _recorded("forward"))
     except ValueError:  # an architecture that nothing is known of, or no recorded step takes the problem
-        return get_step("sdpa")
-    known = not problem.sinks or choice.record.the_problem().sinks
-    return choice.step if known and choice.beats_sdpa(target) else get_step("sdpa")
+        return own
+    if problem.sinks and not choice.record.the_problem().sinks:
+        return own
+    if own.unsupported(problem, target):
+        return choice.step if choice.record.machine["arch"] == target else own
+    return choice.step if choice.beats_sdpa(target) else own
 
 
 @cache

@@ -22,6 +22,7 @@ from steps import get_step
 from steps.core import attention as front
 from steps.core import launch
 from steps.core.asked import asked_of
+from tests.selection import sampled
 from tutorial_lib import blockwise
 from tutorial_lib.packing import cu_seqlens
 from tutorial_lib.problem import Problem
@@ -120,6 +121,16 @@ SHAPES = {
 }
 
 
+def is_core(shape, mask, softcap, sinks, dtype):
+    """Every mask and every shape, plain and with all."""
+    few = mask == "window" or shape == "groups"
+    return few and (softcap is None, sinks, dtype) in (
+        (True, None, torch.float16),
+        (False, torch.float32, torch.bfloat16),
+    )
+
+
+@sampled(core=is_core)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("sinks", [None, torch.float32, torch.bfloat16], ids=["no sinks", "sinks", "short sinks"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -194,6 +205,15 @@ def test_no_step_is_taken_for_a_mask_or_a_width_that_it_does_not_know(monkeypatc
             given[0].dtype,
             "o",
         )
+
+
+def test_a_soft_cap_is_left_to_pytorch_only_where_nothing_is_recorded():
+    """SDPA has none, so no record compares with it."""
+    shape = Problem(batch=4, heads=32, seq_len_q=4096, seq_len_kv=4096, head_dim=128, causal=True, softcap=50.0)
+    packed = Problem.packed((1000, 3096), heads=32, head_dim=128, causal=True, softcap=50.0)
+    for one in (shape, replace(shape, window=1024), packed):
+        assert "softcap" in front.chosen(one, "sm_90").takes
+        assert front.chosen(one, "sm_120").name == front.chosen(one, "cpu").name == "sdpa"
 
 
 def test_what_is_known_of_problems_without_sinks_says_nothing_of_them():
