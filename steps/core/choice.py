@@ -60,9 +60,10 @@ def best(
     Where the problem was measured on this architecture, it is the earliest step that none is faster than by the verdict
     (``best_of``): no answer flips within the noise. The record must hold every kind of kernel that takes the problem,
     or go as far as what is expected to be the fastest. Of several the one of the GPU of which most are recorded counts,
-    then the newest. Elsewhere it is the step that ``steps.core.cost.Model`` expects to be the fastest. The model is made of the records of this architecture (where
-    there are none, of others), which ask for the same beside plain attention, a window and the like (where there are
-    none, for as little else as can be). PyTorch's own is no candidate: it is what the choice is compared with.
+    then the newest. Elsewhere it is the step that ``steps.core.cost.Model`` expects to be the fastest. The model is
+    made of the records of this architecture (where there are none, of others), which ask for the same beside plain
+    attention, a window and the like (where there are none, for as little else as can be). PyTorch's own is no
+    candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
     """
