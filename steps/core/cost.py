@@ -21,9 +21,9 @@ from tutorial_lib.problem import Problem
 if TYPE_CHECKING:
     from tutorial_lib.results import Run
 
-LAUNCH = 3e-6  # seconds that any launch takes at least; chosen, not fitted
+LAUNCH = 3.0  # microseconds that any launch takes at least; chosen, not fitted
 ROUNDS = 3  # of fitting costs, and factors of whole problems beside them
-RIDGE = 1e-4  # keeps costs that the records do not tell apart small
+RIDGE = 3e-3  # keeps costs that the records do not tell apart small
 REACH = 0.7  # how far records are heard, in doublings of a length (``apart``): as far again they count 1/e
 REACH_OF_BASELINE = 0.15  # the same, beyond the nearest record, for PyTorch's attention
 DOUBT = 0.1  # of a record's weight: what no record's factor, 1, counts
@@ -66,8 +66,8 @@ class Model:
             for m in (*run.steps, *run.inside):
                 if m.latency_ms and m.correct and (work := getattr(get_step(m.name), "work", None)):
                     counts = work(problem, arch).counts(problem)
-                    self.timed[m.name].append((n, counts, max(LAUNCH, m.latency_ms.median / 1000 - LAUNCH)))
-        self.costs: dict[str, list[float]] = {}
+                    self.timed[m.name].append((n, counts, max(LAUNCH, 1000 * m.latency_ms.median - LAUNCH)))
+        self.costs: dict[str, list[float]] = {}  # in microseconds
         self.factors = [1.0] * len(self.problems)  # of whole problems: what all steps share there
         for _ in range(ROUNDS):
             self._fit()
@@ -75,10 +75,10 @@ class Model:
     def _fit(self) -> None:
         off = defaultdict(list)
         for name, found in self.timed.items():
-            rows = [[x * self.factors[n] / seconds for x in counts] for n, counts, seconds in found]
+            rows = [[x * self.factors[n] / us for x in counts] for n, counts, us in found]
             self.costs[name] = _not_negative(rows)
-            for n, counts, seconds in found:
-                off[n].append(seconds / _product(self.costs[name], counts))
+            for n, counts, us in found:
+                off[n].append(us / _product(self.costs[name], counts))
         self.factors = [sorted(off[n])[len(off[n]) // 2] if off[n] else 1.0 for n in range(len(self.problems))]
 
     def estimate(self, name: str, problem: Problem, arch: str) -> Estimate | None:
@@ -88,10 +88,10 @@ class Model:
             return None
         near = self._near(problem)
         weight = sum(near[n] for n, _, _ in found)
-        off = sum(near[n] * math.log(s / _product(self.costs[name], c) / self.factors[n]) for n, c, s in found)
+        off = sum(near[n] * math.log(us / _product(self.costs[name], c) / self.factors[n]) for n, c, us in found)
         shared = sum(w * math.log(f) for w, f in zip(near, self.factors)) / sum(near)
         expected = _product(self.costs[name], get_step(name).work(problem, arch).counts(problem))
-        return Estimate(LAUNCH + expected * math.exp(off / (weight + DOUBT) + shared), weight)
+        return Estimate((LAUNCH + expected * math.exp(off / (weight + DOUBT) + shared)) / 1e6, weight)
 
     def of_baseline(self, problem: Problem) -> float | None:
         """How many times as fast as PyTorch's attention the fastest step should be; None where no record tells.

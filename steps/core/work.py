@@ -66,17 +66,17 @@ class Work:
     def counts(self, problem: Problem) -> tuple[float, ...]:
         """What each cost is multiplied with: products, softmax, ends of tiles, a launch, merging, bytes.
 
-        In units that make all costs of one size.
+        In units that each take about a microsecond: of the first three a tile of 128 by 128, and head_dim 128.
         """
         scores = self.iterations * self.tile.query * self.tile.key
         keys = 2 * problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT
         return (
-            scores * self.head_dim / 1e9,
-            scores / 1e7,
-            self.tiles * self.tile.query * self.head_dim / 1e7,
-            1e-3,
-            self.merged * self.head_dim / 1e6,
-            (keys + 4 * self.rows * self.head_dim) / 3e9,
+            scores * self.head_dim / 128**3,
+            scores / 128**2,
+            self.tiles * self.tile.query * self.head_dim / 128**2,
+            1.0,
+            self.merged * self.head_dim / 128**2,
+            (keys + 4 * self.rows * self.head_dim) / 3e6,
         )
 
 
