@@ -19,6 +19,7 @@ from steps.core.gradients import GradientStep, tiles_visited
 from steps.core.rules import Rule, rule_for
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
+from steps.core.work import Work, places
 from steps.cutile.launching import compiled_when_launched, runner
 from steps.cutile.skeleton import array
 from tutorial_lib.problem import Problem
@@ -120,6 +121,12 @@ class CuTileGradients(GradientStep, FusedStep):
             prepared=self.prepared,
             leaves_unseen=problem.causal and problem.group_size > 1 and self.d_query == "ordered atomics",
         )
+
+    def work(self, problem: Problem, arch: str) -> Work:
+        """What a launch has to do, most of which the kernel does whose blocks own keys."""
+        step = self.configured(problem, arch)
+        held = places(arch, step.keys.occupancy or 1, step.keys.cluster or 1)
+        return Work.of_keys(problem, step.keys.tile, problem.kv_heads, held, self.in_tiles(problem).head_dim)
 
     def entry(self, problem: Problem, arch: str) -> tuple[Callable, dict]:
         step = self.configured(problem, arch)

@@ -19,6 +19,7 @@ from steps.core.launch import gluon_launcher, in_a_row
 from steps.core.order import tiles_a_head
 from steps.core.rules import Rule, rule_for
 from steps.core.step import DEFAULT_ARCH
+from steps.core.work import Work, places
 from steps.gluon.tensors import contiguous_copy
 from steps.hopper.launching import describable
 from steps.hopper.lib import NO_TURNS, Turns
@@ -215,6 +216,12 @@ class HopperGradients(GradientStep, FusedStep):
             begin=self.begin,
             line_of_block=self.line_of_block,
         )
+
+    def work(self, problem: Problem, arch: str) -> Work:
+        """What a launch has to do, most of which the kernel does whose blocks own keys."""
+        variant = self.variant(problem, arch)
+        heads = own_blocks(problem, variant)[1]
+        return Work.of_keys(problem, variant.tile, heads, places(arch), variant.head_dim)
 
     def enough_iterations(self, problem: Problem, tile) -> bool:
         """Whether a block takes enough iterations for a query head, in the mean, for each to have blocks of its own."""

@@ -1,43 +1,49 @@
 """The front door: which step to use for a problem, from what was measured.
 
-``steps.best(problem, "cuda").step.attention(q, k, v, causal=True)`` runs the fastest recorded step; ``.why`` says in
-one line which record the choice stands on, and whether that is what was asked.
+``steps.best(problem, "cuda").step.attention(q, k, v, causal=True)`` runs the step that is expected to be the fastest;
+``.why`` says in one line what that stands on. What was measured is answered by its record, anything else by a model
+that is fitted to all records (``steps.core.cost``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steps.core import ladder
+from steps.core.cost import HEARD, Model, apart
 from steps.core.ladder import get_step, line
 from steps.core.recorded import recorded_runs
 from steps.core.step import Step, Unsupported, target_of
-from tutorial_lib.architectures import ARCHITECTURES, REFERENCE_GPUS
+from tutorial_lib.architectures import ARCHITECTURES
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import PASSES
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Run, best_of, of_one_machine
 from tutorial_lib.tables import provenance
 
-ROWS = 128  # of the tiles that most steps have
-MANY_WAVES = 8  # of blocks: with more the last one, which leaves SMs idle, counts little
+SAME = 1.005  # times the shortest expected time: nearer than that the earliest is taken, as in ``best_of``
+MOST_MODELS = 8  # that are kept
+_models: dict[tuple[int, ...], tuple[list[Run], Model]] = {}  # with the runs, which their numbers are the names of
 
 
 @dataclass(frozen=True)
 class Choice:
-    """step: the one to use; why: one line on the record behind it; record: that record."""
+    """step: the one to use; why: one line on what that stands on; record: that of the step which is nearest.
+
+    of_baseline: how many times as fast as PyTorch's own attention the step was, or is expected to be; None: not known.
+    """
 
     step: Step
     why: str
     record: Run = field(repr=False)
+    of_baseline: float | None = None
 
     def beats_sdpa(self, arch: str) -> bool:
-        """Whether the record is of this architecture, and PyTorch's own attention is not faster there."""
-        ratio = self.record.measurement(self.step.name).speedup_vs_baseline
-        return self.record.machine["arch"] == arch and ratio is not None and ratio.verdict != "slower"
+        """Whether PyTorch's own attention is not faster on this architecture, of which the record is."""
+        ratio = self.of_baseline
+        return self.record.machine["arch"] == arch and ratio is not None and ratio >= 1
 
 
 def best(
@@ -47,19 +53,16 @@ def best(
     direction: str = "forward",
     among: Callable[[Step], bool] | None = None,
 ) -> Choice:
-    """The fastest recorded step of the ladder that takes ``problem`` on ``device``.
-
-    It is the earliest that none is faster than by the verdict (``best_of``): no answer flips within the noise.
+    """The step of the ladder that is the fastest for ``problem`` on ``device``, by the records.
 
     device: "cuda" (this machine's GPU), or an architecture such as "sm_90". results: recorded runs, or their folder.
     direction: "backward" for the fastest backward step. among: which steps may be named (None: all).
-    Of the recorded problems the nearest counts: same architecture before what is asked for beside plain attention (a
-    window and the like), whether bytes or operations decide, head_dim, mask, size, dtype, and the number of heads in
-    all sequences. Size is lengths, query heads a key/value head and ``waves`` together: how few blocks there are
-    decides as much as how long each runs. Records in which a kind of kernel is missing may not know the fastest. They
-    come behind all others of their head_dim, unless they hold the step of the main path that the fastest by those
-    others is or goes on from, or another that goes on from it. Of several as near the problem's own counts, then those
-    with every kind, then those of the GPU of which most are recorded, and then the newest. PyTorch's own is no
+    Where the problem was measured on this architecture, it is the earliest step that none is faster than by the verdict
+    (``best_of``): no answer flips within the noise. The record must hold every kind of kernel that takes the problem,
+    or go as far as what is expected to be the fastest. Of several the one of the GPU of which most are recorded counts,
+    then the newest. Elsewhere it is the step that ``steps.core.cost.Model`` expects to be the fastest. The model is
+    made of the records of this architecture (where there are none, of others), which ask for the same beside plain
+    attention, a window and the like (where there are none, for as little else as can be). PyTorch's own is no
     candidate: it is what the choice is compared with.
 
     Raises ValueError for a device that is neither; Unsupported when no recorded step takes the problem there.
@@ -71,28 +74,86 @@ def best(
     arch = _architecture(device)
     runs = recorded_runs(Path(results), direction) if isinstance(results, str | Path) else list(results)
     runs = [run for run in runs if run.machine["arch"][:2] == arch[:2]]  # "sm", of NVIDIA's; other makers' tell nothing
-    of_most = {id(run) for run in of_one_machine(runs)}
-    runs = sorted(runs, key=lambda run: (id(run) in of_most, run.date), reverse=True)
-    whole = {id(run): _has_every_kind(run) for run in runs}
 
-    def may(step: Step) -> bool:
+    def may(name: str) -> bool:
+        step = get_step(name)
         return step.unsupported(problem, arch) is None and (among is None or among(step))
 
-    def of_the_nearest(knows: Callable[[Run], bool]) -> Choice:
-        for run in sorted(runs, key=lambda run: _distance(problem, arch, run, whole[id(run)], knows(run))):
-            able = [m for m in run.by_speed() if may(get_step(m.name))]
-            if able:
-                chosen = best_of(run, able)
-                tried = any(r.the_problem() == problem and r.machine["arch"] == arch for r in runs)
-                return Choice(get_step(chosen.name), _word(problem, arch, run, chosen, able[0], tried), run)
-        raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
+    def of_model() -> Choice | None:
+        def differs(run: Run) -> tuple[bool, int]:
+            return run.machine["arch"] != arch, len({*problem.features} ^ {*run.the_problem().features})
 
-    usual = of_the_nearest(lambda run: whole[id(run)]).step
-    while (usual.fork or usual.inside) and usual.previous is not None:
-        usual = usual.previous
-    return of_the_nearest(
-        lambda run: whole[id(run)] or any(usual.name in line(get_step(m.name)) for m in run.by_speed())
+        kinds = sorted({differs(run) for run in runs})
+        alike = ([run for run in runs if differs(run) == kind] for kind in kinds)
+        return next(filter(None, (_as_modelled(problem, arch, found, may) for found in alike)), None)
+
+    of_most = {id(run) for run in of_one_machine(runs)}
+    own = [run for run in runs if run.machine["arch"] == arch and _same(run.the_problem(), problem)]
+    own = sorted(own, key=lambda run: (_has_every_kind(run), id(run) in of_most, run.date), reverse=True)
+    able = [m for m in own[0].by_speed() if may(m.name)] if own else []
+    if able and _has_every_kind(own[0]):
+        return _as_recorded(own[0], best_of(own[0], able), able[0])
+    if (expected := of_model()) is None:
+        raise Unsupported(f"no recorded step takes {problem.describe()} on {arch}: measure with python -m steps.run")
+    if able and _goes_as_far(own[0], expected.step):
+        return _as_recorded(own[0], best_of(own[0], able), able[0])
+    return expected
+
+
+def _goes_as_far(run: Run, step: Step) -> bool:
+    """Whether a run holds this step, or one that goes on from where it stands on the main path."""
+    while (step.fork or step.inside) and step.previous is not None:
+        step = step.previous
+    return any(step.name in line(get_step(m.name)) for m in run.by_speed())
+
+
+def _same(a: Problem, b: Problem) -> bool:
+    """Whether two problems cost the same: the scale is a number that a kernel multiplies with."""
+    return replace(a, scale=None) == replace(b, scale=None)
+
+
+def _as_recorded(run: Run, m, fastest) -> Choice:
+    first = f"the earliest that none is faster than, by our verdict: the fastest, {fastest.label}, is the same"
+    which = "the fastest" if m is fastest else first
+    why = f"Of the steps that were measured {m.label} is {which}. {m.tflops:.0f} TFLOPS, {provenance(run)}."
+    ratio = m.speedup_vs_baseline
+    level = ratio and ratio.verdict != "slower"
+    return Choice(get_step(m.name), why, run, max(1.0, ratio.median) if level else ratio and ratio.median)
+
+
+def _as_modelled(problem: Problem, arch: str, runs: list[Run], may: Callable[[str], bool]) -> Choice | None:
+    """What the model of these records expects to be the fastest; None where none of their steps may be named."""
+    model = _model_of(runs)
+    known = {name: model.estimate(name, problem, arch) for name in model.timed if may(name)}
+    known = {name: found for name, found in known.items() if found}
+    if not known:
+        return None
+    least = HEARD * max(found.weight for found in known.values())
+    heard = {name: found.seconds for name, found in known.items() if found.weight >= least}
+    same = (name for name in heard if heard[name] <= SAME * min(heard.values()))
+    name = min(same, key=[step.name for step in ladder.whole_ladder()].index)
+    record = min((run for run in runs if _timed(run, name)), key=lambda run: apart(problem, run.the_problem()))
+    seconds, step, ratio = known[name].seconds, get_step(name), model.of_baseline(problem)
+    compared = f", {ratio:.2f} times as fast as PyTorch's" if ratio else ""
+    why = (
+        f"Not measured: {problem.describe()} on {arch}. By a model of {len(runs)} records {step.label} is the fastest; "
+        f"it should take {1000 * seconds:.3g} ms{compared}. The nearest record of it: {provenance(record)}."
     )
+    return Choice(step, why, record, ratio)
+
+
+def _timed(run: Run, name: str) -> bool:
+    m = run.measurement(name)
+    return m is not None and m.tflops is not None
+
+
+def _model_of(runs: list[Run]) -> Model:
+    key = tuple(map(id, runs))
+    if key not in _models:
+        while len(_models) >= MOST_MODELS:
+            _models.pop(next(iter(_models)))
+        _models[key] = runs, Model(runs)
+    return _models[key][1]
 
 
 def _architecture(device: str) -> str:
@@ -111,46 +172,6 @@ def _architecture(device: str) -> str:
     return target_of(asked)
 
 
-def _distance(problem: Problem, arch: str, run: Run, whole: bool, knows: bool) -> tuple:
-    """What differs, most important first; lengths, windows, heads of a group, waves and heads as factors.
-
-    whole: whether the run has every kind of kernel. knows: whether it is taken to know the fastest.
-    """
-    recorded, by_bytes = run.the_problem(), PASSES[run.direction].by_bytes
-
-    def apart(a: float, b: float) -> float:
-        return abs(math.log2(a / b))
-
-    return (
-        run.machine["arch"] != arch,
-        len({*problem.features} ^ {*recorded.features}),
-        by_bytes(problem) != by_bytes(recorded),
-        apart(problem.head_dim, recorded.head_dim),
-        not knows,
-        problem.causal != recorded.causal,
-        apart(problem.seq_len_kv, recorded.seq_len_kv)
-        + apart(problem.seq_len_q, recorded.seq_len_q)
-        + apart(problem.group_size, recorded.group_size)
-        + apart(problem.window or 1, recorded.window or 1)
-        + apart(waves(problem, arch), waves(recorded, arch)),
-        problem.dtype != recorded.dtype,
-        apart(problem.batch * problem.heads, recorded.batch * recorded.heads),
-        (problem.batch, problem.heads) != (recorded.batch, recorded.heads),  # as many in all, in other batches
-        problem != recorded,  # such as sequences of other lengths, as many and with as many tokens
-        not whole,
-    )
-
-
-def waves(problem: Problem, arch: str) -> float:
-    """How often the SMs of the reference GPU get a block each, if a block has ``ROWS`` queries of a head.
-
-    At most ``MANY_WAVES``; 1 where no reference GPU of ``arch`` is known.
-    """
-    gpu = REFERENCE_GPUS.get(arch)
-    tiles = problem.batch * problem.heads * -(-problem.seq_len_q // ROWS)
-    return min(MANY_WAVES, tiles / (gpu.multiprocessors if gpu else tiles))
-
-
 def _has_every_kind(run: Run) -> bool:
     """Whether of every skeleton that takes the run's problem there, some step was measured, now or earlier."""
     problem, arch = run.the_problem(), run.machine["arch"]
@@ -165,15 +186,3 @@ def _has_every_kind(run: Run) -> bool:
 def _kinds(run: Run) -> set[str]:
     """Of which skeletons steps were measured: in its rounds, or earlier, and slower than its fastest."""
     return {get_step(m.name).backend for m in run.known()}
-
-
-def _word(problem: Problem, arch: str, run: Run, m, fastest, tried: bool) -> str:
-    recorded = run.the_problem()
-    asked = f"{problem.describe()} on {arch}"
-    first = f"the earliest that none is faster than, by our verdict: the fastest, {fastest.label}, is the same"
-    which = "the fastest" if m is fastest else first
-    told = f"Of the steps that were measured {m.label} is {which}. {m.tflops:.0f} TFLOPS, {provenance(run)}"
-    if recorded == problem and run.machine["arch"] == arch:
-        return f"{told}."
-    lacking = "of which only some kinds of kernels were measured" if tried else "which was not measured"
-    return f"{told}. That is the nearest record to {asked}, {lacking}."

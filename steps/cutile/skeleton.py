@@ -18,6 +18,7 @@ from steps.core.order import NATURAL, Order
 from steps.core.rules import rule_for
 from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
+from steps.core.work import Work, places
 from steps.cutile.kernel import make_kernel_function
 from steps.cutile.variant import Latency, MaskLoop, Variant
 from tutorial_lib.identity import use_relative_paths
@@ -143,6 +144,15 @@ class CuTileStep(FusedStep):
         """What blocks, and the order of their tiles, follow: for a tile of several heads as if these were one."""
         heads = problem.kv_heads if variant.together else problem.heads
         return dataclasses.replace(problem, heads=heads), Tile(variant.rows, variant.tile.key)
+
+    def work(self, problem: Problem, arch: str) -> Work:
+        """What a launch has to do."""
+        step = self.configured(problem, arch)
+        variant = step.variant(problem, arch)
+        launched, rows = step.launched(problem, variant)
+        held = places(arch, step.occupancy or 1, step.cluster or 1)
+        ordered = bool(variant.persistent or variant.section)
+        return Work.of_queries(launched, rows, held, ordered, variant.tile, variant.head_dim)
 
     def kernel_function(self, variant: Variant):
         """The kernel as a plain Python function, for the interpreter and the compiler."""

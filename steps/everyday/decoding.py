@@ -16,6 +16,7 @@ from steps.core.launch import each_stream, empty_lse
 from steps.core.order import processors
 from steps.core.step import Unsupported, target_of
 from steps.core.tiles import BlockShape, Tile
+from steps.core.work import Work, places
 from steps.cutile.launching import compiled_when_launched, runner
 from steps.cutile.skeleton import array, power_of_two
 from steps.cutile.variant import Latency
@@ -145,6 +146,23 @@ class DecodeStep(FusedStep):
         tiles = -(-problem.seq_len_kv // self.key(problem))
         at_a_time = (self.kernel(self.variant(problem, self.made_for))[1].occupancy or 1) * multiprocessors
         return number_of_splits(tiles, problem.batch * self.groups(problem), at_a_time)
+
+    def work(self, problem: Problem, arch: str) -> Work:
+        """What a launch has to do."""
+        step = self.configured(problem, arch)
+        variant, held = step.variant(problem, arch), places(arch)
+        tiles = -(-problem.seq_len_kv // variant.tile.key)
+        splits = step.splits(problem, held)
+        rounds = -(-splits * step.groups(problem) * problem.batch // (held * (step.kernel(variant)[1].occupancy or 1)))
+        split = splits > 1
+        return Work(
+            rounds * -(-tiles // splits),
+            rounds,
+            variant.tile,
+            variant.head_dim,
+            rows=split * splits * step.rows(problem),
+            merged=split * splits * (variant.tile.query if step.last_block_merges else 1),
+        )
 
     def kernel(self, variant: DecodeVariant) -> tuple[Callable, BlockShape]:
         """The kernel that goes through the keys, and how it is compiled."""

@@ -10,6 +10,7 @@ from functools import partial
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
 from steps.core.launch import empty_lse, gluon_launcher
 from steps.core.step import target_of
+from steps.core.work import Work, places
 from steps.gluon.tensors import contiguous_copy, copyable, shapes
 from tutorial_lib import compiler
 from tutorial_lib.problem import Problem, positive
@@ -41,6 +42,11 @@ class PointerStep(FusedStep):
     def shared_clocks(self, problem: Problem) -> float | None:
         """Clocks a K/V tile that shared memory is busy at least; None where that is not known."""
         return None
+
+    def work(self, problem: Problem, arch: str) -> Work:
+        """What a launch has to do."""
+        tile = self.variant(problem, arch).tile
+        return Work.of_queries(problem, tile, places(arch), False, tile, self.in_tiles(problem).head_dim)
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem, self.made_for).tile)

@@ -10,6 +10,7 @@ from steps.core.driver import places_like
 from steps.core.fused import FusedStep, grid, tiles_visited, too_long_to_simulate
 from steps.core.launch import each_stream, empty_lse, gluon_launcher
 from steps.core.order import NATURAL, Order
+from steps.core.work import Work, places
 from steps.gluon.tensors import contiguous_copy, shapes
 from steps.hopper import packed
 from tutorial_lib import compiler
@@ -49,6 +50,12 @@ class TmaStep(FusedStep):
     def shared_clocks(self, problem: Problem) -> float | None:
         """Clocks a K/V tile that shared memory is busy at least; None where that is not known."""
         return None
+
+    def work(self, problem: Problem, arch: str) -> Work:
+        """What a launch has to do."""
+        variant, ordered = self.variant(problem, arch), self.order_for(problem).persistent
+        held = places(arch, together=variant.neighbours * variant.ctas)
+        return Work.of_queries(problem, variant.tile, held, ordered, variant.tile, self.in_tiles(problem).head_dim)
 
     def too_long_on_cpu(self, problem: Problem) -> str | None:
         return too_long_to_simulate(problem, self.variant(problem).tile)

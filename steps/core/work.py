@@ -1,0 +1,102 @@
+"""What a launch has to do: how much falls to the place on the GPU that has most.
+
+A GPU holds so many blocks at a time. Each of these *places* computes one tile of queries after the other, and the
+launch ends with the place that ends last. ``steps.core.cost`` has a model of the time that this takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from steps.core.fused import tiles_seen
+from steps.core.tiles import Tile
+from tutorial_lib.architectures import REFERENCE_GPUS
+from tutorial_lib.problem import BYTES_PER_ELEMENT, Problem
+
+DEALT_BY_HAND = 8  # blocks a place, up to which it is computed which place takes which; with more, ends hardly differ
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch has to do.
+
+    iterations: tiles of scores that the place which ends last computes, one after the other. tiles: of queries (in the
+    backward pass of keys) that it begins. tile, head_dim: of the kernel. rows: of partial results in float32 that go
+    through memory. merged: of these, those of one query tile that are merged one after the other.
+    """
+
+    iterations: float
+    tiles: float
+    tile: Tile
+    head_dim: int
+    rows: int = 0
+    merged: int = 0
+
+    @classmethod
+    def dealt(cls, lengths: Sequence[int], heads: int, places: int, longest_first: bool, *args, **fields) -> Work:
+        """The work of blocks that go to the place that is free first.
+
+        lengths: iterations of a head's blocks, in the order of their numbers. longest_first: whether these go first, of
+        all heads; else head comes after head.
+        """
+        return cls(*_of_the_last(tuple(lengths), heads, places, longest_first), *args, **fields)
+
+    @classmethod
+    def of_queries(cls, problem: Problem, rows: Tile, places: int, longest_first: bool, *args, **fields) -> Work:
+        """The work of blocks that own tiles of queries; rows: the tile as the problem counts it."""
+        lengths = [
+            tiles_seen(each, rows, i) for each in problem.sequences for i in range(-(-each.seq_len_q // rows.query))
+        ]
+        return cls.dealt(lengths, problem.batch * problem.heads, places, longest_first, *args, **fields)
+
+    @classmethod
+    def of_keys(cls, problem: Problem, tile: Tile, heads: int, held: int, head_dim: int) -> Work:
+        """The work of a backward pass, whose blocks own tiles of keys of so many heads of a sequence."""
+        tiles = -(-problem.seq_len_q // tile.query)
+        firsts = [
+            j * tile.key // tile.query if problem.causal else 0 for j in range(-(-problem.seq_len_kv // tile.key))
+        ]
+        lengths = [max(0, tiles - first) * (problem.heads // heads) for first in firsts]
+        rows = 2 * problem.batch * problem.heads * problem.seq_len_q  # of dQ: written, and read
+        return cls.dealt(lengths, problem.batch * heads, held, True, tile, head_dim, rows=rows)
+
+    def counts(self, problem: Problem) -> tuple[float, ...]:
+        """What each cost is multiplied with: products, softmax, ends of tiles, a launch, merging, bytes.
+
+        In units that each take about a microsecond: of the first three a tile of 128 by 128, and head_dim 128.
+        """
+        scores = self.iterations * self.tile.query * self.tile.key
+        keys = 2 * problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim * BYTES_PER_ELEMENT
+        return (
+            scores * self.head_dim / 128**3,
+            scores / 128**2,
+            self.tiles * self.tile.query * self.head_dim / 128**2,
+            1.0,
+            self.merged * self.head_dim / 128**2,
+            (keys + 4 * self.rows * self.head_dim) / 3e6,
+        )
+
+
+def places(arch: str, a_processor: int = 1, together: int = 1) -> int:
+    """Blocks that the reference GPU of ``arch`` holds; together: SMs that share one."""
+    gpu = REFERENCE_GPUS.get(arch)
+    return max(1, (gpu.multiprocessors if gpu else 1) * a_processor // together)
+
+
+@lru_cache(maxsize=1024)  # many steps have the same tiles
+def _of_the_last(lengths: tuple[int, ...], heads: int, held: int, longest_first: bool) -> tuple[float, float]:
+    """(iterations, tiles) of the place that ends last."""
+    blocks = len(lengths) * heads
+    if blocks > DEALT_BY_HAND * held:
+        late = min(lengths) if longest_first else max(lengths)  # what begins last; half of it is beyond the mean
+        return sum(lengths) * heads / held + late / 2, blocks / held
+    ordered = sorted(lengths, reverse=True) if longest_first else lengths
+    free = [(0, 0)] * min(held, blocks)  # (when, tiles so far)
+    for length in (n for n in ordered for _ in range(heads)) if longest_first else ordered * heads:
+        when, tiles = heapq.heappop(free)
+        heapq.heappush(free, (when + length + 1, tiles + 1))  # 1: to begin and to end
+    when, tiles = max(free)
+    return when - tiles, tiles
