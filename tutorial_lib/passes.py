@@ -57,7 +57,8 @@ class Pass(ABC):
 
     def operations(self, problem: Problem) -> float:
         """Floating-point operations of the matrix products, by which TFLOPS are counted."""
-        return 2 * self.products * problem.batch * problem.heads * problem.head_dim * problem.visible_pairs
+        widths = problem.head_dim * -(-self.products // 2) + problem.value_dim * (self.products // 2)  # those of v last
+        return 2 * problem.batch * problem.heads * widths * problem.visible_pairs
 
     @abstractmethod
     def least_bytes(self, problem: Problem) -> int:
@@ -131,15 +132,15 @@ class Forward(Pass):
         generator = torch.Generator(device=device).manual_seed(seed)
         dtype = getattr(torch, problem.dtype)
 
-        def normal(heads: int, seq_len: int, mean: float) -> torch.Tensor:
+        def normal(heads: int, seq_len: int, mean: float, width: int = problem.head_dim) -> torch.Tensor:
             # Drawn in the 16-bit type itself: a float32 copy of a long problem would not fit beside naive attention.
-            tensor = torch.empty(problem.batch, heads, seq_len, problem.head_dim, dtype=dtype, device=device)
+            tensor = torch.empty(problem.batch, heads, seq_len, width, dtype=dtype, device=device)
             return tensor.normal_(mean, 1.0, generator=generator)
 
         tensors = (
             normal(problem.heads, problem.seq_len_q, 0.0),
             normal(problem.kv_heads, problem.seq_len_kv, 0.0),
-            normal(problem.kv_heads, problem.seq_len_kv, 0.5),
+            normal(problem.kv_heads, problem.seq_len_kv, 0.5, problem.value_dim),
         )
         sinks = ()
         if problem.sinks:
@@ -159,7 +160,8 @@ class Forward(Pass):
     def poisoned(self, inputs):
         import torch
 
-        return (torch.full_like(inputs[0], float("nan"), memory_format=torch.contiguous_format),)
+        q, _, v, *_ = inputs
+        return (torch.full((*q.shape[:-1], v.shape[-1]), float("nan"), dtype=q.dtype, device=q.device),)
 
     def call(self, step, problem, inputs, outputs=None):
         out, more = outputs[0] if outputs else None, self.asked(problem, inputs)
@@ -197,12 +199,12 @@ class Forward(Pass):
 
     @staticmethod
     def _bytes(problem: Problem, keys: int) -> int:
-        rows = 2 * problem.heads * problem.seq_len_q + 2 * problem.kv_heads * keys
-        return problem.batch * rows * problem.head_dim * BYTES_PER_ELEMENT
+        rows = problem.heads * problem.seq_len_q + problem.kv_heads * keys
+        return problem.batch * rows * (problem.head_dim + problem.value_dim) * BYTES_PER_ELEMENT
 
     def needed_bytes(self, problem, check):
         """Inputs, two outputs, and for the reference its float64 output and two blocks of scores."""
-        elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
+        elements = problem.batch * problem.heads * problem.seq_len_q * problem.value_dim
         checking = 8 * elements + 2 * reference.SCORE_BYTES if check else 0
         # PyTorch is given a window as a mask of one byte, and makes one in the inputs' dtype of it.
         pairs = max(a * b for a, b in problem.pairs_of_lengths) if problem.window else 0
@@ -230,7 +232,7 @@ class Backward(Pass):
         more = FORWARD.asked(problem, sinks)
         o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale, **more)
         generator = torch.Generator(device=device).manual_seed(seed + 1)
-        do = torch.empty_like(q).normal_(0.0, 1.0, generator=generator)
+        do = torch.empty_like(o, dtype=q.dtype).normal_(0.0, 1.0, generator=generator)
         return q, k, v, o.to(q.dtype), lse.float(), do, *sinks
 
     def poisoned(self, inputs):

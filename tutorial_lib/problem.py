@@ -24,6 +24,7 @@ FEATURES = {
     "lengths": "packed sequences",
     "page_size": "pages of keys and values",
     "sinks": "attention sinks",
+    "head_dim_v": "values of another width than keys",
 }
 
 
@@ -50,6 +51,9 @@ class Problem:
     in gpt-oss (https://arxiv.org/abs/2508.10925). It stands beside the scaled scores, and is not scaled itself. The
     logits are one more input, float32 ``[heads]``. The log-sum-exp then holds the sink, too.
 
+    ``head_dim_v``: the width of v and o where that is not ``head_dim``, as in DeepSeek's latent attention (192 for
+    queries and keys, 128 for values; https://arxiv.org/abs/2405.04434).
+
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
     queries are the last of their sequence: under ``causal`` query ``i`` of ``seq_len_q`` sees of ``n`` keys those with
@@ -73,12 +77,17 @@ class Problem:
     lengths_kv: tuple[int, ...] | None = None
     page_size: int | None = None
     sinks: bool = False
+    head_dim_v: int | None = None  # None: as head_dim
 
     def __post_init__(self):
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_kv", "head_dim"):
+        if self.head_dim_v == self.head_dim:
+            object.__setattr__(self, "head_dim_v", None)
+        for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_kv", "head_dim", "head_dim_v"):
             value = getattr(self, name)
+            if value is None and name == "head_dim_v":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.heads % self.kv_heads:
@@ -179,8 +188,8 @@ class Problem:
                 f"k must be [{batch}, kv_heads, seq_len_kv, {head_dim}] to match q {tuple(q.shape)}, "
                 f"got {tuple(k.shape)}"
             )
-        if v.shape != k.shape:
-            raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+        if v.shape[:3] != k.shape[:3]:
+            raise ValueError(f"v must have k's shape {tuple(k.shape)}, but for its width, got {tuple(v.shape)}")
         return cls(
             batch=batch,
             heads=heads,
@@ -188,6 +197,7 @@ class Problem:
             seq_len_q=seq_len_q,
             seq_len_kv=seq_len_kv,
             head_dim=head_dim,
+            head_dim_v=v.shape[3],
             dtype=str(q.dtype).removeprefix("torch."),
             causal=flag("causal", causal),
             scale=None if scale is None else number("scale", scale),
@@ -228,6 +238,11 @@ class Problem:
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
+    def value_dim(self) -> int:
+        """The width of v and o."""
+        return self.head_dim_v or self.head_dim
+
+    @property
     def group_size(self) -> int:
         """How many query heads share one key/value head."""
         return self.heads // self.kv_heads
@@ -266,7 +281,14 @@ class Problem:
     def order(self) -> tuple:
         """What problems are sorted by in tables: family first, then length, as numbers."""
         kind = (self.batch, self.heads, -self.kv_heads, self.head_dim, self.dtype, self.causal)
-        asked = (self.window or 0, self.softcap or 0, self.lengths or (), self.page_size or 0, self.sinks)
+        asked = (
+            self.window or 0,
+            self.softcap or 0,
+            self.lengths or (),
+            self.page_size or 0,
+            self.sinks,
+            self.value_dim,
+        )
         return (*kind, *asked, self.seq_len_q, self.seq_len_kv)
 
     @property
@@ -296,7 +318,8 @@ class Problem:
             parts.append(f"packed{len(self.lengths)}-{which:08x}")
         if self.page_size is not None:
             parts.append(f"pages{self.page_size}")
-        parts += [f"d{self.head_dim}", SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
+        width = f"d{self.head_dim}" + (f"v{self.head_dim_v}" if self.head_dim_v else "")
+        parts += [width, SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
         if self.window is not None:
             parts.append(f"w{self.window}")
         if self.softcap is not None:
@@ -313,7 +336,8 @@ class Problem:
         lengths = f"S={self.seq_len_q}" + (f"x{self.seq_len_kv}" if self.seq_len_kv != self.seq_len_q else "")
         batch = f"B={self.batch}" if self.lengths is None else f"{_counted(self.lengths)} packed,"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
-        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
+        width = f"D={self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
+        return f"{batch} {heads} {lengths} {width} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them: without those that plain attention does not have."""

@@ -28,10 +28,10 @@ def attention_float64(
 ) -> torch.Tensor:
     """Attention in float64, a few query rows of one head at a time.
 
-    q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]`` of any float dtype; returns float64 ``[B, Hq, Sq, D]`` on
-    q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window``, ``softcap`` and ``sinks``
-    ``[Hq]`` of any float dtype are as in ``Problem``. A query that sees no finite score gets 0 where its head has a
-    finite sink, and NaN elsewhere.
+    q ``[B, Hq, Sq, D]``, k ``[B, Hkv, Skv, D]``, v ``[B, Hkv, Skv, Dv]`` of any float dtype; returns float64
+    ``[B, Hq, Sq, Dv]`` on q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window``,
+    ``softcap`` and ``sinks`` ``[Hq]`` of any float dtype are as in ``Problem``. A query that sees no finite score gets
+    0 where its head has a finite sink, and NaN elsewhere.
     """
     return attention_and_lse_float64(q, k, v, causal, scale, window, softcap, sinks)[0]
 
@@ -52,7 +52,7 @@ def attention_and_lse_float64(
     """
     import torch
 
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale, window, softcap):
         weights, lse[b, h, rows] = _softmax_float64(scores, sinks, h)
@@ -286,7 +286,7 @@ def unfused(
             scores = torch.cat([scores, sinks[h].float().expand(len(scores), 1)], dim=-1)
         weights = torch.softmax(scores, dim=-1)[:, : k.shape[2]]
         made.append(weights.to(q.dtype) @ v[b, h // group])
-    return torch.stack(made).view(q.shape)
+    return torch.stack(made).view(*q.shape[:-1], v.shape[-1])
 
 
 def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None) -> tuple:

@@ -141,19 +141,15 @@ class Step:
         """``attention`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
         import torch
 
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(x, torch.Tensor) or x.ndim != 3:
-                came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+        tensors = packing.as_batches(q=q, k=k, v=v)
         begins = tuple(plain(**dict(zip(("cu_seqlens_q", "cu_seqlens_k"), begins))))
         for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
             packing.check(name, cu, q.device)
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         else:
-            check_out("out", out, q)
-        tensors, place = [packing.as_batch(x) for x in (q, k, v)], packing.as_batch(out)
-        more = begins if sinks is None else (*begins, sinks)
+            check_out("out", out, q, v.shape[-1])
+        place, more = packing.as_batch(out), begins if sinks is None else (*begins, sinks)
         launch = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins, sinks)
         made = launch(*tensors, place, *more)
         return (out, made[1].squeeze(0)) if return_lse else out
@@ -225,7 +221,7 @@ class Step:
         if sinks is not None:
             check_sinks(sinks, q)
         if out is not None:
-            check_out("out", out, q)
+            check_out("out", out, q, v.shape[-1])
         if not self.takes_long_strides:
             check_strides(q=q, k=k, v=v, out=out)
         more = {"return_lse": True} if return_lse else {}

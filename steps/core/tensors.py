@@ -78,14 +78,18 @@ def has_own_dispatch(x) -> bool:
     return not x.is_nested and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-def check_out(name: str, out, like) -> None:
-    """Raises ValueError unless ``out`` is a place for what is shaped as ``like``, with memory for each number."""
+def check_out(name: str, out, like, width: int | None = None) -> None:
+    """Raises ValueError unless ``out`` is a place for what is shaped as ``like``, with memory for each number.
+
+    width: of the last axis, where that is not as ``like`` has it.
+    """
     import torch
 
-    wanted = f"{name} must be a tensor with shape {tuple(like.shape)}, {like.dtype} on {like.device}"
+    shape = (*like.shape[:-1], like.shape[-1] if width is None else width)
+    wanted = f"{name} must be a tensor with shape {shape}, {like.dtype} on {like.device}"
     if not isinstance(out, torch.Tensor):
         raise ValueError(f"{wanted}, got {type(out).__name__}")
-    if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
+    if (out.shape, out.dtype, out.device) != (shape, like.dtype, like.device):
         raise ValueError(f"{wanted}, got {tuple(out.shape)}, {out.dtype} on {out.device}")
     try:
         if is_plain(out) and not _overlaps_itself(out):
