@@ -212,12 +212,13 @@ def test_a_sink_may_be_large_or_none(name):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_row_without_a_finite_score_is_zero(name):
-    """In all tiles, or in the first ones alone; SDPA gives NaN for the former, without sinks."""
+    """In all tiles, or in the first ones alone, where a head may also have no sink."""
     shape = replace(KERNELS[0], causal=False, seq_len_q=40)
     q, k, v, sinks = FORWARD.inputs(shape, secrets.randbits(32))
     q.fill_(1.0)
-    for hidden in (300, 200):
+    for hidden, last in ((300, 1.0), (200, -math.inf)):
         keys = k.clone()
+        sinks[-1] = last
         keys[:, :, :hidden, 0] = -math.inf
         inputs = q, keys, v, sinks
         assert_right(get_step(name), shape, inputs)
