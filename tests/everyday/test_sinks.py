@@ -168,14 +168,14 @@ def test_a_kernel_is_right(step, shape):
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 1, "dtype": "bfloat16", "scale": -0.3}])
 def test_the_next_softmax_begins_with_the_next_heads_sink(changes):
-    """At a tile's end the maxima are those of the next tile, which may be of another head."""
+    """At a tile's end the maxima are those of the next tile, which may be of another head: three blocks share two."""
     step = get_step("sinks_next_softmax_first")
     shape = problem(
-        **{"batch": 1, "heads": 3, "seq_len_q": 2050, "seq_len_kv": 200, "head_dim": 128, "sinks": True} | changes
+        **{"batch": 1, "heads": 2, "seq_len_q": 2050, "seq_len_kv": 200, "head_dim": 128, "sinks": True} | changes
     )
     assert step.variant(shape).consume is ahead.consume
     inputs = FORWARD.inputs(shape, secrets.randbits(32))
-    inputs[-1].copy_(torch.tensor([-3.0, 4.0, 9.0]))
+    inputs[-1].copy_(torch.tensor([-3.0, 9.0]))
     assert_right(step, shape, inputs)
 
 
