@@ -399,6 +399,8 @@ def test_derivatives_in_forward_mode_are_refused_by_name():
         dual = torch.autograd.forward_ad.make_dual(given[3], given[3])
         with pytest.raises(ValueError, match="sinks must have no derivative in forward mode"):
             attention([*given[:3], dual], asked)
+        with pytest.raises(ValueError, match="sinks must have no derivative in forward mode"):
+            front.operator(*given[:3], sinks=dual)
 
 
 @FEATURES
