@@ -20,7 +20,7 @@ from steps.core.step import target_of
 from steps.gluon.launching import arguments
 from steps.gluon.tensors import shapes
 from steps.writing.written import edited, write_step
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right
 from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import hardware
@@ -268,16 +268,13 @@ def test_a_vote_is_of_a_wave():
 def test_q_is_scaled_only_where_one_more_rounding_does_no_harm(scale):
     shape = problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale)
     assert get_step("scaled_query").variant(shape).scale_query == (abs(scale) <= 2 / 64**0.5)
-    for _ in range(5):
-        accuracy = accuracy_of(get_step("scaled_query"), shape)
-        assert accuracy.correct, accuracy.explain()
+    assert_right(get_step("scaled_query"), shape)
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.125, 1.0, 4.0])
 def test_a_maximum_that_stays_behind_is_still_right(scale):
     """Small scores, of which no maximum moves far, and large ones, with weights up to 2^8."""
-    accuracy = accuracy_of(get_step("vote"), problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale))
-    assert accuracy.correct, accuracy.explain()
+    assert_right(get_step("vote"), problem(seq_len_q=70, seq_len_kv=300, causal=False, scale=scale))
 
 
 # --- where such a GPU is ---
