@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,25 +111,24 @@ def test_the_loop_costs_as_much_in_bfloat16_as_in_float16(step, shape):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"kv_heads": 8}, {"causal": False}],
-    ids=str,
+    ("name", "before", "shape", "differs"),
+    [
+        ("l2_aware_lpt", "decoupled_warpgroups", standard(4096, 64, True), True),
+        (
+            "l2_aware_lpt",
+            "decoupled_warpgroups",
+            dataclasses.replace(standard(head_dim=64, causal=True), kv_heads=8),
+            False,
+        ),
+        ("l2_aware_lpt", "decoupled_warpgroups", standard(head_dim=64), False),
+        ("backward_ping_pong", "l2_aware_lpt", standard(head_dim=64), False),
+        ("backward_ping_pong", "l2_aware_lpt", standard(head_dim=128), True),
+        ("backward_ping_pong", "l2_aware_lpt", standard(head_dim=256), False),
+    ],
+    ids=lambda x: getattr(x, "slug", x),
 )
-def test_blocks_begin_in_sections_only_where_that_paid(changes):
-    """Elsewhere the kernel is that of the step before."""
-    before, now = get_step("decoupled_warpgroups"), get_step("l2_aware_lpt")
-    paid = standard(head_dim=64, causal=True)
-    other = dataclasses.replace(paid, **changes)
-    assert now.variant(paid) != before.variant(paid) and now.variant(other) == before.variant(other)
-
-
-def test_warp_groups_take_turns_only_at_head_dim_128():
-    before, now = get_step("l2_aware_lpt"), get_step("backward_ping_pong")
-    assert [now.variant(p) != before.variant(p) for p in map(partial(standard, 4096), (64, 128, 256))] == [
-        False,
-        True,
-        False,
-    ]
+def test_a_step_differs_from_the_one_before_only_where_that_paid(name, before, shape, differs):
+    assert (get_step(name).variant(shape) != get_step(before).variant(shape)) is differs
 
 
 def test_every_block_has_its_place_in_a_section(monkeypatch):

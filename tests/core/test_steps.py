@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import re
 import secrets
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from steps.cdna.skeleton import AmdStep
 from steps.core.fused import FusedStep
 from steps.core.ladder import kernels_of
 from steps.core.order import Order
+from steps.core.problems import HEADLINE
 from steps.core.step import PADDING, PIECE, Unsupported
 from steps.cutile.skeleton import CuTileStep
 from steps.cutile.variant import Latency, MaskLoop
@@ -280,6 +282,24 @@ def test_bad_scale_and_out_are_named():
 def test_what_the_hardware_cannot_index_is_refused(shape, message):
     assert re.search(message, CUTILE[0].unsupported(shape, "sm_90"))
     assert CUTILE[0].unsupported(problem(), "sm_90") is None
+
+
+AMD = [step for step in kernels_of("forward") if step.made_for.startswith("gfx")]
+CLUSTERS = [get_step(name) for name in ("cluster", "l2_aware", "autotuned")]
+OTHERS = [  # steps, architectures that they are not for, and what is said
+    (CLUSTERS, ("sm_80",), "made of clusters .* not {}"),
+    (HOPPER, ("sm_80", "sm_100", "sm_120"), "wgmma, which sm_90 alone has, not {}"),
+    (BLACKWELL, ("sm_80", "sm_90", "sm_110", "sm_120"), "tcgen05 and tensor memory, for sm_100 and sm_103, not for {}"),
+    (AMD, ("sm_80", "sm_90", "gfx90a", "gfx1201"), "made for AMD's CDNA GPUs, gfx942 and gfx950, not for {}"),
+]
+
+
+@pytest.mark.parametrize(("those", "architectures", "message"), OTHERS, ids=["clusters", "Hopper", "Blackwell", "CDNA"])
+def test_other_architectures_are_refused_by_name(those, architectures, message):
+    """Before a compiler sees them: some would end the process."""
+    for step, arch in product(those, architectures):
+        with pytest.raises(Unsupported, match=message.format(arch)):
+            step.compile(HEADLINE, arch)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import cuda.tile as ct
 import pytest
 from cuda.tile.compilation import CallingConvention, KernelSignature, TupleConstraint
 
-from steps import Unsupported, get_step
+from steps import get_step
 from steps.core.problems import FULL
 from steps.core.problems import HEADLINE as EVEN
 from steps.cutile.skeleton import array, signature
@@ -132,12 +132,6 @@ def test_the_compiler_explains_itself():
     compiled = get_step("mma").compile(EVEN)
     assert compiled.remarks and "MMA" in " ".join(remark.text for remark in compiled.remarks)
     assert "entry @fmha" in compiled.tile_ir and compiled.ptx is None
-
-
-@pytest.mark.parametrize("name", ["cluster", "l2_aware", "autotuned"])
-def test_clusters_are_refused_where_there_are_none(name):
-    with pytest.raises(Unsupported, match=r"made of clusters .* not sm_80"):
-        get_step(name).compile(EVEN, "sm_80")
 
 
 def test_a_cluster_fetches_for_both_its_blocks():

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from steps import Unsupported, get_step
+from steps import get_step
 from steps.core.problems import HEADLINE as EVEN
 from steps.hopper.variant import GROUP_WARPS
 from tests.core.test_steps import HOPPER
@@ -118,14 +118,6 @@ def test_every_hopper_step_compiles_and_its_hot_loop_is_found(step, head_dim):
 def test_products_and_copies_are_those_of_hopper():
     ptx = get_step("wgmma").compile(EVEN).ptx
     assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
-
-
-@sampled(core=lambda step, arch: arch == "sm_100")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
-@pytest.mark.parametrize("step", HOPPER, ids=lambda s: s.name)
-def test_hopper_steps_refuse_other_architectures_by_name(step, arch):
-    with pytest.raises(Unsupported, match=f"wgmma, which sm_90 alone has, not {arch}"):
-        step.compile(EVEN, arch)
 
 
 @pytest.mark.parametrize("name", ["intra_warpgroup_overlap", "lpt_scheduler", "epilogue_overlap"])

@@ -24,12 +24,6 @@ def test_tiles_that_are_visited_have_a_look_of_their_own(shape):
     assert "a block owns" in axes.get_title()
 
 
-def test_no_share_lies_on_the_frame():
-    axes = pictures.shares({"dealt": [70, 70, 63], "in turn": [72, 70, 61]}, "tiles of keys").axes[0]
-    bottom, top = axes.get_ylim()
-    assert bottom == 0 and top > 72
-
-
 def test_a_simulated_timeline_names_products_of_either_kind_once():
     for kinds in (["wgmma", "wait"], ["tensor cores", "wait"], ["wgmma", "tensor cores", "wait"]):
         trace = [((0, 0, 0), "all warps", kind, "", 10.0 * n, 10.0 * n + 5) for n, kind in enumerate(kinds)]
