@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from steps.running.progress import Estimate, Listener, progress, rounded
+from steps.running.progress import Estimate, Listener, progress
 
 
 class Clock:
@@ -52,13 +52,6 @@ def test_a_person_is_told_what_goes_on_what_is_done_and_how_long_the_rest_takes(
     listener.doing("timing, round 1 of 2")
     clock.now += 5
     assert listener.seconds() == "Seconds: starting 0, checking 60, timing 5."
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(1, "5 s"), (42, "40 s"), (99, "100 s"), (100, "2 min"), (400, "7 min")]
-)
-def test_nobody_knows_it_to_the_second(seconds, words):
-    assert rounded(seconds) == words
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -50,9 +50,3 @@ def test_steps_that_do_not_fit_are_refused(faked, tmp_path, capsys):
         said = capsys.readouterr().err
         assert said.startswith("steps.second_opinion: argument --steps: ") and told in said and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_without_a_gpu_and_a_record_it_is_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: False)
-    assert second_opinion.main(["--output-dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

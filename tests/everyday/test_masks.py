@@ -21,12 +21,11 @@ from steps.core.step import Unsupported
 from steps.hopper import launching
 from steps.reference import peers
 from steps.run import make_parser, make_problems
-from tests.core.test_steps import accuracy_of
+from tests.checking import assert_right
 from tests.distinct import core, distinct, named
 from tests.selection import sampled
 from tests.shapes import problem
 from tutorial_lib import interpreter, packing, reference
-from tutorial_lib.command import BadRequest
 from tutorial_lib.passes import FORWARD
 from tutorial_lib.problem import Problem
 
@@ -85,8 +84,7 @@ PAIRS = [
 def test_who_takes_a_mask_is_right(step, shape):
     if shape.softcap and step.name == "sdpa":
         pytest.fail("PyTorch's attention has no soft cap")
-    accuracy = accuracy_of(step, shape)
-    assert accuracy.correct, accuracy.explain()
+    assert_right(step, shape)
 
 
 def test_every_kind_is_taken_by_a_kernel():
@@ -232,8 +230,7 @@ def test_a_launch_does_not_depend_on_what_cu_seqlens_holds():
     for name in ("varlen", "pack_gqa", "hopper_varlen", "sdpa"):
         step = replace(get_step(name))
         for lengths in ((100, 3, 77), (1, 178, 1), (60, 60, 60)):
-            accuracy = accuracy_of(step, packed(lengths))
-            assert accuracy.correct, accuracy.explain()
+            assert_right(step, packed(lengths))
         assert len(step.launches) == (3 if step.reads_lengths else 1)
 
 
@@ -257,8 +254,7 @@ def test_the_count_of_tiles_is_as_before_behind_every_launch(monkeypatch):
     monkeypatch.setattr(launching, "each_stream", lambda make, device: lambda: kept.append(make()) or kept[0])
     step = replace(get_step("hopper_varlen"))
     for lengths in ((100, 3, 277), (1, 378, 1)):
-        accuracy = accuracy_of(step, packed(lengths))
-        assert accuracy.correct, accuracy.explain()
+        assert_right(step, packed(lengths))
         assert all(torch.equal(kept[0], fresh) for fresh in kept[1:]) and kept[0][0] == 0
     assert len(kept) > 1
 
@@ -405,7 +401,7 @@ def test_flex_attention_is_told_the_mask(shape, monkeypatch):
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)
     [peer] = [peer for peer in peers.PEERS if peer.name == "flex"]
     monkeypatch.setattr(type(peer), "unsupported", lambda *_: None)  # it is timed on a GPU only
-    assert accuracy_of(peer, shape).correct
+    assert_right(peer, shape)
 
 
 def asked(*words):
@@ -419,22 +415,3 @@ def test_the_command_asks_for_masks():
     assert some.lengths == (1000, 3001, 17) and some.seq_len_kv == 4018 and some.batch == 1
     [named] = asked("--lengths", "ragged")
     assert len(named.lengths) == 16 and sum(named.lengths) == 32768
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--lengths", "100,a"), "argument --lengths: must be ragged, or whole numbers such as 1000,3001,17"),
-        (("--lengths", "100,0"), "argument --lengths: must be ragged"),
-        (("--lengths", "100", "--batch", "2"), "argument --lengths: goes without --batch"),
-        (("--lengths", "100", "--seq-len", "64"), "argument --lengths: goes without --seq-len"),
-        (("--window", "0"), "argument --window"),
-        (("--window", "9", "--no-causal"), "window takes a causal mask"),
-        (("--window", "9", "--direction", "backward"), "argument --window: is for attention on one GPU"),
-        (("--lengths", "9", "--direction", "backward"), "argument --lengths: is for attention on one GPU"),
-        (("--softcap", "-1"), "argument --softcap: must be a number above 0"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_refused(words, message):
-    with pytest.raises(BadRequest, match=message):
-        asked(*words)

@@ -108,27 +108,10 @@ def test_links_lead_from_a_report_to_the_files_of_its_steps(tmp_path):
     assert link("a title", "steps/run.py", tmp_path) == link("a title", None, ROOT) == "a title"  # no way there
 
 
-def test_a_report_names_no_step_of_its_own():
-    """What knows the ladder is steps/report.py."""
-    for path in ("report", "tables", "plots", "results"):
-        text = (ROOT / "tutorial_lib" / f"{path}.py").read_text(encoding="utf-8")
-        known = {step.name for step in (*STEPS, *INSIDE)} - {
-            "sdpa",
-            "latency",
-            "occupancy",
-            "register_reallocation",
-            "autotuned",
-        }
-        assert not known & set(re.findall(r'"(\w+)"', text)), path
-        assert "import steps" not in text and "from steps" not in text
-
-
 def test_bad_paths_get_one_line(tmp_path, capsys):
-    assert report.main([str(tmp_path / "missing.json")]) == 2
     assert report.main([str(tmp_path)]) == 2
-    assert report.main(["--colour"]) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 3 and "cannot read" in err[0] and "no results.json under" in err[1]
+    err = capsys.readouterr().err
+    assert "no results.json under" in err and err.count("\n") == 1
 
 
 @pytest.fixture
