@@ -161,6 +161,16 @@ def test_a_record_holds_it_and_its_name_tells_it(shape):
         ({"window": 9, "causal": False}, "window takes a causal mask"),
         ({"window": 9, "seq_len_q": 200}, "with 200 queries and 128 keys at least 73, got 9"),
         ({"softcap": 0.0}, "softcap must be a finite number above 0, got 0.0"),
+        ({"softcap": 1e39}, "softcap must be between"),
+        ({"softcap": "50"}, "softcap must be a number, got '50'"),
+        ({"scale": "0.5"}, "scale must be a number, got '0.5'"),
+        ({"scale": 10**400}, "scale must be a finite number, got inf"),
+        ({"causal": "no"}, "causal must be True or False, got 'no'"),
+        ({"causal": None}, "causal must be True or False, got NoneType"),
+        ({"lengths": 128}, "lengths must be whole numbers of at least 1, got 128"),
+        ({"lengths": torch.tensor([64, 64])}, "lengths must be whole numbers of at least 1, got tensor"),
+        ({"lengths": (True, 127)}, "lengths must be whole numbers of at least 1"),
+        ({"lengths_kv": (128,)}, "lengths must be whole numbers of at least 1, got None"),
         ({"lengths": (100, 30)}, "lengths must add up to the tensor's 128 tokens, got 130"),
         ({"lengths": (128, 0)}, "lengths must be whole numbers of at least 1"),
         ({"lengths": (128,), "lengths_kv": (64, 64)}, r"lengths_kv must be as many as lengths \(1\), got 2"),
@@ -314,6 +324,21 @@ def test_lengths_are_read_at_every_call():
     with torch.inference_mode():
         for name in ("sdpa", "varlen"):
             get_step(name).attention(q, q, q, causal=True, cu_seqlens_q=packing.cu_seqlens((40, 60)))
+
+
+@pytest.mark.parametrize("name", ["sdpa", "varlen", "hopper_soft_cap"])
+def test_lengths_are_checked_whatever_came_before(name):
+    """On the CPU; a GPU would have to be waited for."""
+    q = torch.randn(30, 2, 64).half()
+    for _ in range(2):
+        get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((12, 18)))
+        with pytest.raises(
+            ValueError, match="cu_seqlens_q must rise from 0 to the number of tokens, 30, got 0, 12, 31"
+        ):
+            get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((12, 19)))
+    known = len(get_step(name).launches)
+    get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((11, 19)))
+    assert (len(get_step(name).launches) == known) is not get_step(name).reads_lengths
 
 
 def test_who_never_writes_may_have_lengths_remembered():
