@@ -180,6 +180,7 @@ class CuTileGradients(GradientStep, FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel for keys. Where dQ has a kernel of its own it is one of two, and no model of the step."""
+        self.refuse(problem, arch)
         return self.compile_kernel(self.entry(problem, arch)[0], problem, arch)
 
     def compile_kernel(self, function: Callable, problem: Problem, arch: str):

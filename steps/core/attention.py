@@ -182,6 +182,8 @@ def _watched(q, k, v, causal: bool, scale: float | None, window: int | None):
 
 
 def _in_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
+    if forward_ad._current_level >= 0:  # what is traced shows no tangents, and the operators would drop them
+        refuse_tangent("q, k or v")
     if torch.is_grad_enabled() and _wants_gradients(q, k, v):
         return _differentiable(q, k, v, causal, scale, window)
     return operator(q, k, v, causal, scale, window)
@@ -201,7 +203,7 @@ def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
         if isinstance(x, torch.Tensor) and has_own_dispatch(x):
             try:
                 return _watched(q, k, v, causal, scale, window)
-            except NotImplementedError as error:
+            except (NotImplementedError, TypeError) as error:  # as its class refuses what it does not know
                 raise ValueError(
                     f"{name} must be a tensor that takes new operators, got a {type(x).__name__}"
                 ) from error
@@ -388,7 +390,7 @@ def trains(head_dim: int, dtype: str, device: torch.device, causal: bool, repeat
     repeats: of steps whose gradients are the same bits every time. Lengths do not decide this, so that what
     torch.compile makes serves all of them.
     """
-    if not head_dim:
+    if not head_dim or (device.type == "cuda" and not torch.cuda.is_available()):  # as of a fake tensor
         return False
     problem = replace(standard(causal=causal), head_dim=head_dim, dtype=dtype.removeprefix("torch."))
     return _trains(problem, target_of(device), repeats)

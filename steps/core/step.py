@@ -102,9 +102,9 @@ class Step:
         ``window`` and ``softcap`` are as in ``Problem``; a step computes what it ``takes``.
         With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
         D]``, k and v ``[tokens, Hkv, D]``, lse ``[Hq, tokens]``. ``cu_seqlens_k`` says where those of the keys begin,
-        None: as those of the queries. What both hold is checked at the first call of a kind, and read by the kernel:
-        later calls that hold something else must also rise from 0 to the number of tokens, and a window must leave
-        every query a key, or o is not defined.
+        None: as those of the queries. What both hold is checked at the first call of a kind (on the CPU at each), and
+        read by the kernel: later calls that hold something else must also rise from 0 to the number of tokens, and a
+        window must leave every query a key, or o is not defined.
 
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
@@ -163,15 +163,18 @@ class Step:
             scale = number("scale", scale)
         if softcap is not None and type(softcap) is not float:
             softcap = number("softcap", softcap)
+        if type(return_lse) is not bool:
+            return_lse = flag("return_lse", return_lse)
         features: dict = {"window": window, "softcap": softcap}
-        lengths = _lengths(begins, q, k) if begins and self.reads_lengths else None
+        read = begins and (self.reads_lengths or q.device.type == "cpu")  # where nobody waits for it
+        lengths = _lengths(begins, q, k) if read else None
         try:
             kind = kind_of(q, k, v, causal, scale, out)
             if return_lse or begins or window is not None or softcap is not None:
                 if type(window) not in (int, NoneType):
                     raise TypeError
                 kind = kind, return_lse, window, softcap, *map(len, begins)
-                if lengths:
+                if self.reads_lengths:
                     kind = kind, lengths
         except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
             kind = None
@@ -232,6 +235,8 @@ class Step:
 
     def refuse(self, problem: Problem, target: str) -> None:
         """Raises Unsupported for a problem that this step cannot compute on ``target``, ValueError for no target."""
+        if not isinstance(problem, Problem):
+            raise ValueError(f"problem must be a Problem, got {type(problem).__name__}")
         if not isinstance(target, str):
             raise ValueError(f'arch must be the name of an architecture, such as "sm_90", got {target!r}')
         if reason := self.unsupported(problem, target):

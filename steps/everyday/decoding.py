@@ -14,7 +14,7 @@ from cuda.tile.compilation import CallingConvention, KernelSignature, ScalarCons
 from steps.core.fused import FusedStep, hole
 from steps.core.launch import each_stream, empty_lse
 from steps.core.order import processors
-from steps.core.step import Unsupported, target_of
+from steps.core.step import target_of
 from steps.core.tiles import BlockShape, Tile
 from steps.core.work import Work, places
 from steps.cutile.launching import compiled_when_launched, runner
@@ -225,6 +225,7 @@ class DecodeStep(FusedStep):
 
     def compile(self, problem, arch="sm_90"):
         """The kernel that goes through the keys; the one that merges is among its other kernels."""
+        self.refuse(problem, arch)
         step = self.configured(problem, arch)
         return step.compile_kernel(step.entry(problem, arch)[0], problem, arch)
 
@@ -232,8 +233,7 @@ class DecodeStep(FusedStep):
         """As ``compile``, for a function of that kernel that is given."""
         from tutorial_lib import compiler
 
-        if reason := self.unsupported(problem, arch):
-            raise Unsupported(f"step {self.label}: {reason}")
+        self.refuse(problem, arch)
         variant = self.variant(problem, arch)
         gpu = REFERENCE_GPUS.get(arch)
         splits = self.splits(problem, gpu.multiprocessors if gpu else 1)

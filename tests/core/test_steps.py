@@ -270,6 +270,15 @@ def test_bad_scale_and_out_are_named():
             of.attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(ValueError, match="out must be a tensor with shape"):
         STEPS[2].attention(q, k, v, out=torch.empty(3))
+    with pytest.raises(ValueError, match="return_lse must be True or False, got a tensor"):
+        STEPS[2].attention(q, k, v, return_lse=torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ["mma", "swizzle", "wgmma", "longest_first", "transposed_scores", "paged", "split_kv"])
+def test_what_is_no_problem_is_not_compiled(name):
+    for given in (None, "B=1", {}):
+        with pytest.raises(ValueError, match="problem must be a Problem, got"):
+            get_step(name).compile(given)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,16 @@ def test_a_record_holds_it_and_its_name_tells_it(shape):
         ({"window": 9, "causal": False}, "window takes a causal mask"),
         ({"window": 9, "seq_len_q": 200}, "with 200 queries and 128 keys at least 73, got 9"),
         ({"softcap": 0.0}, "softcap must be a finite number above 0, got 0.0"),
+        ({"softcap": 1e39}, "softcap must be between"),
+        ({"softcap": "50"}, "softcap must be a number, got '50'"),
+        ({"scale": "0.5"}, "scale must be a number, got '0.5'"),
+        ({"scale": 10**400}, "scale must be a finite number, got inf"),
+        ({"causal": "no"}, "causal must be True or False, got 'no'"),
+        ({"causal": None}, "causal must be True or False, got NoneType"),
+        ({"lengths": 128}, "lengths must be whole numbers of at least 1, got 128"),
+        ({"lengths": torch.tensor([64, 64])}, "lengths must be whole numbers of at least 1, got tensor"),
+        ({"lengths": (True, 127)}, "lengths must be whole numbers of at least 1"),
+        ({"lengths_kv": (128,)}, "lengths must be whole numbers of at least 1, got None"),
         ({"lengths": (100, 30)}, "lengths must add up to the tensor's 128 tokens, got 130"),
         ({"lengths": (128, 0)}, "lengths must be whole numbers of at least 1"),
         ({"lengths": (128,), "lengths_kv": (64, 64)}, r"lengths_kv must be as many as lengths \(1\), got 2"),
@@ -261,14 +271,13 @@ def test_the_count_of_tiles_is_as_before_behind_every_launch(monkeypatch):
 
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_what_leaves_a_tile_no_key_hangs_nothing(head_dim):
-    """At a later call nobody checks the lengths: o is not defined then, but the kernel ends."""
-    step, window = replace(get_step("hopper_varlen")), 32
+    """On a GPU nobody checks the lengths at a later call: o is not defined then, but the kernel ends."""
     q, k, v, begins, _ = FORWARD.inputs(packed((100, 300), head_dim=head_dim), 0)
-    step.attention(q, k, v, True, window=window, cu_seqlens_q=begins)
+    tensors = [packing.as_batch(x) for x in (q, k, v, torch.empty_like(q))]
+    launch = get_step("hopper_varlen").ready(*tensors[:3], True, out=tensors[3], window=32, begins=(begins, begins))
     others = [torch.tensor(begins, dtype=torch.int32) for begins in ([0, 350, 400], [0, 50, 400], [0, 0, 400])]
     for begins_q, begins_k in itertools.permutations(others, 2):
-        step.attention(q, k, v, True, window=window, cu_seqlens_q=begins_q, cu_seqlens_k=begins_k)
-    assert len(step.launches) == 1
+        launch(*tensors, begins_q, begins_k)
 
 
 def test_a_soft_cap_costs_an_exponential_and_a_reciprocal_for_every_score():
@@ -310,6 +319,21 @@ def test_lengths_are_read_at_every_call():
     with torch.inference_mode():
         for name in ("sdpa", "varlen"):
             get_step(name).attention(q, q, q, causal=True, cu_seqlens_q=packing.cu_seqlens((40, 60)))
+
+
+@pytest.mark.parametrize("name", ["sdpa", "varlen", "hopper_soft_cap"])
+def test_lengths_are_checked_whatever_came_before(name):
+    """On the CPU; a GPU would have to be waited for."""
+    q = torch.randn(30, 2, 64).half()
+    for _ in range(2):
+        get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((12, 18)))
+        with pytest.raises(
+            ValueError, match="cu_seqlens_q must rise from 0 to the number of tokens, 30, got 0, 12, 31"
+        ):
+            get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((12, 19)))
+    known = len(get_step(name).launches)
+    get_step(name).attention(q, q, q, cu_seqlens_q=packing.cu_seqlens((11, 19)))
+    assert (len(get_step(name).launches) == known) is not get_step(name).reads_lengths
 
 
 def test_who_never_writes_may_have_lengths_remembered():

@@ -195,6 +195,8 @@ def test_pages_that_are_no_power_of_two_and_calls_of_the_other_kind_are_refused(
     assert step.unsupported(in_pages(page_size=24), "sm_90") == "page_size must be a power of two, at least 8, got 24"
     with pytest.raises(Unsupported, match="step 902 paged reads pages: call its paged_attention"):
         step.attention(1, 2, 3)
+    with pytest.raises(Unsupported, match="reads keys and values from pages: ask for a page_size"):
+        step.compile(dataclasses.replace(in_pages(), page_size=None))
     with pytest.raises(ValueError, match="page_size must be a whole number of at least 1, got 0"):
         in_pages(page_size=0)
     with pytest.raises(ValueError, match="page_size goes with none of window, softcap and lengths, got window, too"):
