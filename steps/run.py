@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tutorial_lib import worker
+from tutorial_lib import needs, worker
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
@@ -252,14 +252,14 @@ def choose_best(problem, device: str, direction: str = "forward"):
 
 def choose_device(asked: str) -> str:
     """ "cuda" or "cpu"; raises BadRequest for a GPU that is not there."""
-    from tutorial_lib.hardware import has_gpu
+    from tutorial_lib.hardware import why_no_gpu
 
     if asked == "cpu":
         return "cpu"
-    if has_gpu():
+    if (why := why_no_gpu()) is None:
         return "cuda"
     if asked == "cuda":
-        raise BadRequest("argument --device: PyTorch finds no CUDA GPU here; use --device cpu")
+        raise BadRequest(f"argument --device: {why}; use --device cpu")
     return "cpu"
 
 
@@ -544,6 +544,8 @@ def measure_all(
                 f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
+    for line in needs.left_out():
+        console.print(line, soft_wrap=True)
     threading.Thread(target=make_ready, daemon=True).start()  # while workers measure
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):

@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tutorial_lib.architectures import ARCHITECTURES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,10 +24,22 @@ PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch can use a CUDA GPU here."""
+    """Whether there is a GPU here that PyTorch can use and the compilers make code for."""
+    return why_no_gpu() is None
+
+
+def why_no_gpu() -> str | None:
+    """Why kernels run on the CPU here, as a clause; None where there is a GPU for them.
+
+    On a GPU that is older than what the compilers know, kernels run on the CPU as if there were none.
+    """
     import torch
 
-    return torch.cuda.is_available()
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA GPU here"
+    if (arch := architecture_of(0)) not in ARCHITECTURES:
+        return f"the compilers make no code for the GPU here, which is {arch}"
+    return None
 
 
 def architecture_of(gpu: int | torch.device) -> str:
