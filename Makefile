@@ -26,7 +26,7 @@ newest: .venv/ready
 
 # The GPU tests; fails, instead of skipping them all, where there is no GPU.
 test-gpu: .venv/ready
-	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(None if h.has_gpu() else 'test-gpu: PyTorch finds no CUDA GPU here')"
+	@$(PY) -c "import sys, tutorial_lib.hardware as h; sys.exit(h.why_no_gpu())"
 	$(PY) -m pytest -m gpu $(ARGS)
 
 # Twelve problems of results/, whose steps must be right and as far ahead of PyTorch's as recorded; at most 150 s on an

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 WAITS: list[Callable[[bool], None]] = []  # see ``gpu_turn``
+NO_GPU = "PyTorch finds no CUDA GPU here"
 PACKAGES = ("torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "flash-attn-4", "tokenspeed-fa3", "tilegym")
 
 
@@ -36,7 +37,7 @@ def why_no_gpu() -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        return "PyTorch finds no CUDA GPU here"
+        return NO_GPU
     if (arch := architecture_of(0)) not in ARCHITECTURES:
         return f"the compilers make no code for the GPU here, which is {arch}"
     return None
