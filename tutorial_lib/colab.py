@@ -15,7 +15,7 @@ from tutorial_lib.course import TABLE
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 LAST = "# notebook servers"  # how the first line of requirements.txt begins that the cells of chapters do not need
 
-CELL = f'''# On Colab: fetch the course and what it needs (some minutes). Where the course is already, this does nothing.
+CELL = f'''# On Colab: fetch the course and what it needs, which takes minutes. Elsewhere this does nothing.
 import os
 import subprocess
 import sys
