@@ -148,7 +148,8 @@ interpreted, and the others simulated. `python -m steps.run --doctor` says the s
 - On GPUs that were not timed, kernels are launched by rules that nobody has tested: `steps/core/rules.toml` has them.
   [compiled/](compiled/) holds what the compilers made for each.
 - On Windows there is no `make`. The commands are `python -m venv .venv`,
-  `.venv\\Scripts\\pip install -r requirements.txt` and `.venv\\Scripts\\python -m steps.run --seq-len 128`. All of the course should run under WSL 2.
+  `.venv\\Scripts\\pip install -r requirements.txt` and `.venv\\Scripts\\python -m steps.run --seq-len 128`.
+  All of the course should run under WSL 2.
 - On a Mac, all of the course should run on the CPU in a container, which `.devcontainer/` describes. On Apple silicon
   that is Linux on aarch64. Every package has a wheel for it. Nobody has tried this yet.
 - Every machine needs Python 3.11 or newer. [versions.md](versions.md) says how large `.venv` gets.

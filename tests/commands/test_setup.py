@@ -9,15 +9,13 @@ from pathlib import Path
 import yaml
 
 from steps.core.ladder import whole_ladder
+from tests.newest import pins
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def requirements() -> dict[str, str]:
-    lines = [
-        line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    ]
-    return dict(re.fullmatch(r"([\w-]+)==([\w.]+)", line).groups() for line in lines if line)  # a loose pin fails here
+    return pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))  # a loose pin fails here
 
 
 def test_everything_is_pinned_and_installed_as_pinned():
