@@ -13,7 +13,9 @@ import pytest
 
 from steps import get_step, machines, run
 from steps.core.ladder import whole_ladder
+from steps.core.problems import HEADLINE
 from steps.core.recorded import read_survey
+from steps.reference.peers import peers_of
 from steps.running.doctor import why_not
 from tutorial_lib import colab, hardware
 from tutorial_lib.files import RESULTS
@@ -96,6 +98,13 @@ def test_a_gpu_before_ampere_is_refused_by_every_kernel():
     assert len(kernels) > 50
     for step in kernels:
         assert "sm_75" in (step.unsupported(step.default_problem, "sm_75") or ""), step.label
+
+
+def test_a_peer_says_which_gpus_it_is_made_for():
+    peers = {peer.name: peer for direction in ("forward", "backward") for peer in peers_of(direction)}
+    assert "sm_75" in peers["sdpa_flash"].unsupported(HEADLINE, "sm_75")
+    assert "sm_80" in peers["flash_attn_3"].unsupported(HEADLINE, "sm_80")
+    assert peers["sdpa_efficient"].unsupported(HEADLINE, "sm_75") is None
 
 
 @pytest.fixture
