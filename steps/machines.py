@@ -56,7 +56,9 @@ MACHINES = (
     Machine("B200", "sm_100", "Linux x86_64", "compiled for and simulated; not run on one"),
     Machine("MI300X", "gfx942", "Linux x86_64", f"{COMPILED}; it needs PyTorch for ROCm, which PyPI does not have"),
     Machine("Colab with a T4", "sm_75", "Linux x86_64", "run with a GPU that PyTorch was made to report"),
-    Machine("Colab without a GPU", None, "Linux x86_64", f"{BARE}; not on Colab"),
+    Machine(
+        "Colab without a GPU", None, "Linux x86_64", "first cell and a chapter run in a bare environment elsewhere"
+    ),
     Machine("Codespaces, a container", None, "Linux x86_64", f"{BARE}; not in Codespaces"),
     Machine("Windows with WSL 2", None, "Linux x86_64", "not tried; with a GPU it should be as Linux with that GPU"),
     Machine("Windows", None, "Windows x86_64", "on Linux, with Triton hidden; not on Windows"),
@@ -174,7 +176,8 @@ def run(options: argparse.Namespace) -> int:
     if options.look_up:
         wheels = {name: {"version": v, "systems": look_up(name, v)} for name, (v, _) in pinned().items()}
         data = {"date": date.today().isoformat(), "wheels": wheels}
-        write_whole(RESULTS / DATA, json.dumps(data, indent=1) + "\n")
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in wheels.items())
+        write_whole(RESULTS / DATA, f'{{"date": "{data["date"]}", "wheels": {{\n{lines}\n}}}}\n')
     write_whole(RESULTS / PAGE, page(data))
     make_console().print(f"Written: {RESULTS / PAGE}", soft_wrap=True)
     return 0
