@@ -56,9 +56,7 @@ MACHINES = (
     Machine("B200", "sm_100", "Linux x86_64", "compiled for and simulated; not run on one"),
     Machine("MI300X", "gfx942", "Linux x86_64", f"{COMPILED}; it needs PyTorch for ROCm, which PyPI does not have"),
     Machine("Colab with a T4", "sm_75", "Linux x86_64", "run with a GPU that PyTorch was made to report"),
-    Machine(
-        "Colab without a GPU", None, "Linux x86_64", "first cell and a chapter run in a bare environment elsewhere"
-    ),
+    Machine("Colab without a GPU", None, "Linux x86_64", "first cell and a chapter run in a bare environment"),
     Machine("Codespaces, a container", None, "Linux x86_64", f"{BARE}; not in Codespaces"),
     Machine("Windows with WSL 2", None, "Linux x86_64", "not tried; with a GPU it should be as Linux with that GPU"),
     Machine("Windows", None, "Windows x86_64", "on Linux, with Triton hidden; not on Windows"),
