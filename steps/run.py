@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tutorial_lib import worker
+from tutorial_lib import needs, worker
 from tutorial_lib.command import BadRequest, OneLineParser, as_command, check_writable, make_console, whole_number
 from tutorial_lib.files import RESULTS
 from tutorial_lib.naming import unknown
@@ -134,6 +134,8 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--output-dir", type=Path, default=RESULTS, metavar="DIR", help="where to write (results)")
     listed = "list the steps and the GPUs that they run on, or what the steps of a part change, and stop"
     measuring.add_argument("--list", nargs="?", const="", metavar="PART", help=listed)
+    doctor = "show versions, GPU and driver, which kernels run here and why others do not, and stop"
+    measuring.add_argument("--doctor", action="store_true", help=doctor)
     keys = "; ".join(f"{key}: {column.about}" for key, column in COLUMNS.items())
     shown = f"of the table, in place of those that fit: all, or some of {keys}".replace("%", "%%")
     measuring.add_argument("--columns", metavar="NAMES", help=shown)
@@ -200,6 +202,14 @@ def others_told(options: argparse.Namespace, steps: Sequence) -> str | None:
     )
 
 
+def examine() -> int:
+    """What works on this machine, on one screen."""
+    from steps.running.doctor import examine
+
+    examine(make_console())
+    return 0
+
+
 def columns_of(options: argparse.Namespace) -> tuple[str, ...]:
     """The keys of the columns that are asked for; raises BadRequest."""
     from tutorial_lib.columns import parse
@@ -251,15 +261,17 @@ def choose_best(problem, device: str, direction: str = "forward"):
 
 
 def choose_device(asked: str) -> str:
-    """ "cuda" or "cpu"; raises BadRequest for a GPU that is not there."""
-    from tutorial_lib.hardware import has_gpu
+    """ "cuda" or "cpu"; raises BadRequest for a GPU that is not there, or that no kernel is made for."""
+    from tutorial_lib.hardware import NO_GPU, why_no_gpu
 
     if asked == "cpu":
         return "cpu"
-    if has_gpu():
+    if (why := why_no_gpu()) is None:
         return "cuda"
     if asked == "cuda":
-        raise BadRequest("argument --device: PyTorch finds no CUDA GPU here; use --device cpu")
+        raise BadRequest(f"argument --device: {why}; use --device cpu")
+    if why != NO_GPU:
+        print(f"{why[0].upper()}{why[1:]}.")
     return "cpu"
 
 
@@ -544,6 +556,8 @@ def measure_all(
                 f"Batch and heads not given default to {problems[0][0].batch} and {problems[0][0].heads} here "
                 f"({problems[0][1].batch} and {problems[0][1].heads} on a GPU)."
             )
+    for line in needs.left_out():
+        console.print(line, soft_wrap=True)
     threading.Thread(target=make_ready, daemon=True).start()  # while workers measure
     written, failed, interrupted = [], False, False
     for (here, asked), steps in zip(problems, chosen):
@@ -598,6 +612,8 @@ def rested(run) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         options = make_parser().parse_args(arguments)
+        if options.doctor:
+            return examine()
         if arguments is None and options.list is None and options.parallel is None:  # as a command, with workers
             worker.context = worker.start_importing(*OF_WORKERS)
         return list_steps(options.list) if options.list is not None else run(options)

@@ -247,11 +247,11 @@ def run(options: argparse.Namespace) -> int:
     from datetime import UTC, datetime
 
     from tutorial_lib.files import write_whole
-    from tutorial_lib.hardware import describe_machine, describe_versions, has_gpu
+    from tutorial_lib.hardware import describe_machine, describe_versions, why_no_gpu
 
     check_writable("--output-dir", options.output_dir)
-    if not has_gpu():
-        raise BadRequest("a search is timed, and PyTorch finds no CUDA GPU here: chapter 15 shows what is recorded")
+    if why := why_no_gpu():
+        raise BadRequest(f"a search is timed, and {why}: chapter 15 shows what is recorded")
     console = make_console()
     machine = describe_machine("cuda")
     kernels = [kernel for kernel in SEARCHED if kernel.direction == options.direction]

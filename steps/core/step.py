@@ -13,6 +13,7 @@ from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_de
 from steps.core.tensors import check_out, check_strides, plain, refuse_tangents, tell_autograd, undisturbed
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
+from tutorial_lib.needs import lacking
 from tutorial_lib.packing import Packing
 from tutorial_lib.problem import FEATURES, Problem, flag, masks, number, positive
 
@@ -64,6 +65,7 @@ class Step:
     runs_on_cpu: ClassVar[bool] = True  # False: without a GPU it compiles, and does not run
     counted: ClassVar[str] = "fmha"  # a regular expression: kernels of such names have their hardware counters read
     several: ClassVar[bool] = False  # True: it computes on several ranks at once, each with its part of the sequence
+    package: ClassVar[str | None] = None  # that its kernel is written in, as ``tutorial_lib.needs`` names it
     made_for: ClassVar[str] = DEFAULT_ARCH  # compiled for where no architecture is named
 
     @property
@@ -244,6 +246,8 @@ class Step:
 
     def unsupported(self, problem: Problem, target: str) -> str | None:
         """Why this step cannot compute ``problem`` on ``target`` ("sm_90", "cpu"), or None when it can."""
+        if reason := lacking(self.package):
+            return reason
         if others := [FEATURES[name] for name in problem.features if name not in self.takes]:
             return f"takes no {' and no '.join(others)}"
         if not self.takes_head_dim(problem.head_dim):

@@ -25,6 +25,7 @@ from steps.measuring.bench import Bench, input_sets
 from tutorial_lib import timing
 from tutorial_lib.counters import CountersError, find_ncu, read_counters, together
 from tutorial_lib.hardware import available_bytes, describe_machine, describe_versions, gpu_turn
+from tutorial_lib.needs import is_missing, lacking
 from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import Problem
 from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, speedup_of
@@ -266,7 +267,8 @@ def _as_compiled(
     What then goes wrong is told in each step's own turn.
     """
     kernels = [c for c in contenders if c.step.backend not in ("torch", "peer")]
-    kernels = [c for c in kernels if c.step.unsupported(problem, arch) is None] if settings.isolated else []
+    able = settings.isolated and not is_missing("triton")
+    kernels = [c for c in kernels if c.step.unsupported(problem, arch) is None] if able else []
     try:
         names = (
             worker.call("not_compiled", [c.step for c in kernels], arch, timeout=settings.timeout) if kernels else ()
@@ -295,6 +297,9 @@ def _qualify(
 ) -> list[str]:
     """Find out whether a step can run and is right, and what its compiler makes of it; returns notes."""
     step, notes = contender.step, []
+    if reason := lacking(step.package):  # what stands in for it cannot be sent to another process
+        contender.reason = reason
+        return notes
     arch = step.made_for if settings.device == "cpu" else arch
 
     def call(method: str, *args):
@@ -322,7 +327,7 @@ def _qualify(
                 if reason := _unsteady(step, contender.repeat_difference):
                     contender.fail(reason)
                     return notes
-        if step.backend not in ("torch", "peer"):
+        if step.backend not in ("torch", "peer") and not (runs and is_missing("triton")):  # cuobjdump is part of it
             progress.doing(f"compiling {step.label} for {arch}")
             try:
                 contender.resources = call("compile", step, arch)

@@ -10,6 +10,7 @@ from importlib.metadata import version
 import yaml
 
 from steps.core.ladder import whole_ladder
+from tests.newest import pins
 from tests.results.recorded import ROOT, tracked
 
 FILES = {
@@ -83,10 +84,7 @@ def test_dependencies_point_one_way():
 
 
 def requirements() -> dict[str, str]:
-    lines = [
-        line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    ]
-    return dict(re.fullmatch(r"([\w-]+)==([\w.]+)", line).groups() for line in lines if line)  # a loose pin fails here
+    return pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))  # a loose pin fails here
 
 
 def test_everything_is_pinned_and_installed_as_pinned():

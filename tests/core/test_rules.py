@@ -84,9 +84,17 @@ def test_what_an_h100_launches_spills_only_by_a_rule_with_a_record():
 
 
 def test_gpus_of_one_family_take_the_same_rules():
-    for kernel, head_dim in product(("attention", "keys", "queries"), HEAD_DIMS):
-        found = {rule_for(kernel, standard(head_dim=head_dim), f"sm_{n}").name for n in (100, 103, 107, 110)}
+    families = (100, 103, 107, 110), (120, 121), (86, 89)
+    for kernel, head_dim, family in product(("attention", "keys", "queries"), HEAD_DIMS, families):
+        found = {rule_for(kernel, standard(head_dim=head_dim), f"sm_{n}").name for n in family}
         assert len(found) == 1
+
+
+def test_where_a_second_loop_would_spill_there_is_one_loop():
+    step, problem = get_step("mask_loop"), standard(causal=True)
+    loops = {arch: step.variant(problem, arch).mask_loop for arch in (*COMPILED, "sm_121", "cpu")}
+    assert {arch for arch, loop in loops.items() if loop is None} == {"sm_80", "sm_86", "sm_89"}
+    assert step.compile(problem, "sm_80").spilled_bytes == 0
 
 
 def test_gradients_with_fewer_queries_spill_no_more_and_are_slower():

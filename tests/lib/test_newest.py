@@ -31,7 +31,7 @@ class Runner:
 
 
 def test_pins_are_read_without_comments():
-    text = "# all\ntorch==2.15.0\n\nsphinx==9.0.4  # the last for Python 3.11\na-b==1.0+cu1\n"
+    text = "# all\ntorch==2.15.0\n\nsphinx==9.0.4  # the last for Python 3.11\na-b==1.0+cu1; x == 'y'\n"
     assert newest.pins(text) == {"torch": "2.15.0", "sphinx": "9.0.4", "a-b": "1.0+cu1"}
     with pytest.raises(BadRequest, match="expected name==VERSION, got 'torch>=2'"):
         newest.pins("torch>=2\n")

@@ -14,7 +14,7 @@ from tests.selection import ROOT
 
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "results/README.md", "results/versions.md", "notebooks/README.md"),
-    "steps/kernels/README.md",
+    *("steps/kernels/README.md", "results/machines.md"),
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"python -m ((?:steps|tutorial_lib)[\w.]*)")
