@@ -90,6 +90,8 @@ def make_parser() -> argparse.ArgumentParser:
     window = "sliding window: a query sees itself and the N - 1 keys before it"
     problem.add_argument("--window", type=whole_number, metavar="N", help=window)
     problem.add_argument("--softcap", type=_above_zero, metavar="X", help="soft cap: a score s becomes X tanh(s / X)")
+    sinks = "attention sinks: a learned logit of each query head that takes part in the softmax and has no value"
+    problem.add_argument("--sinks", action="store_true", help=sinks)
     packed = "sequences of these lengths packed into one tensor, in place of --batch and --seq-len: 1000,3001,17, or "
     packed += "ragged, for 16 from 44 to 8192"
     problem.add_argument("--lengths", type=_lengths, metavar="N,N,...", help=packed)
@@ -294,6 +296,8 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
         raise BadRequest(f"argument --head-dim: must be one of {known} ({PADDING}), got {unknown[0]}")
 
     masks = [name for name in ("window", "softcap", "lengths") if getattr(options, name)]
+    if options.sinks and options.parallel is not None:
+        raise BadRequest("argument --sinks: is for one GPU; no step over several takes them")
     if masks and (options.direction == "backward" or options.parallel is not None):
         others = "no gradients, and no step over several GPUs"
         raise BadRequest(f"argument --{masks[0]}: is for attention on one GPU; {others}")
@@ -322,6 +326,7 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
             "page_size": options.page_size,
             "window": options.window,
             "softcap": options.softcap,
+            "sinks": options.sinks,
         }
         if options.lengths:
             return Problem.packed(options.lengths, **kind)
@@ -342,7 +347,7 @@ def make_problems(options: argparse.Namespace, device: str) -> list[tuple]:
 
 OF_ONE_PROBLEM = (
     *("seq_len", "seq_len_kv", "seq_len_q", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal"),
-    *("window", "softcap", "lengths", "page_size"),
+    *("window", "softcap", "lengths", "page_size", "sinks"),
 )
 
 
@@ -368,7 +373,7 @@ def _problems_of_grid(options: argparse.Namespace, device: str) -> list[tuple]:
         found = some_of(GRIDS[options.grid].problems, options.problems, options.grid)
     except ValueError as error:
         raise BadRequest(f"argument --problems: {error}") from None
-    if options.direction == "backward" and any(problem.features for problem in found):
+    if options.direction == "backward" and any({*problem.features} - {"sinks"} for problem in found):
         raise BadRequest(f"argument --grid: {options.grid} is for attention, and not for its gradients")
     return [(problem, problem) for problem in found]
 

@@ -35,6 +35,17 @@ def as_batch(packed: torch.Tensor) -> torch.Tensor:
     return packed.transpose(0, 1).unsqueeze(0)
 
 
+def as_batches(**tensors) -> list[torch.Tensor]:
+    """As ``as_batch``, of each; raises ValueError naming the one that is no packed tensor."""
+    import torch
+
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor) or x.ndim != 3:
+            came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+    return [as_batch(x) for x in tensors.values()]
+
+
 def as_packed(batch: torch.Tensor) -> torch.Tensor:
     """``[1, heads, tokens, head_dim]`` seen as ``[tokens, heads, head_dim]``."""
     return batch.squeeze(0).transpose(0, 1)

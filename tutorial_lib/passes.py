@@ -57,7 +57,8 @@ class Pass(ABC):
 
     def operations(self, problem: Problem) -> float:
         """Floating-point operations of the matrix products, by which TFLOPS are counted."""
-        return 2 * self.products * problem.batch * problem.heads * problem.head_dim * problem.visible_pairs
+        widths = problem.head_dim * -(-self.products // 2) + problem.value_dim * (self.products // 2)  # those of v last
+        return 2 * problem.batch * problem.heads * widths * problem.visible_pairs
 
     @abstractmethod
     def least_bytes(self, problem: Problem) -> int:
@@ -111,7 +112,7 @@ class Forward(Pass):
     """q ``[batch, heads, seq_len_q, head_dim]``, k and v ``[batch, kv_heads, seq_len_kv, head_dim]`` -> o, as q.
 
     Packed sequences: q ``[seq_len_q, heads, head_dim]``, k and v ``[seq_len_kv, kv_heads, head_dim]``, and
-    ``cu_seqlens`` of the queries and of the keys.
+    ``cu_seqlens`` of the queries and of the keys. Sinks come last, float32 ``[heads]``.
     """
 
     name = "forward"
@@ -123,58 +124,71 @@ class Forward(Pass):
         """q and k are standard normal. v is standard normal plus 1/2.
 
         The mean of the output is then not zero, so that a lost tile or a wrong normalisation shows even where a long
-        average hides the noise.
+        average hides the noise. Sinks are normal about the logarithm of how many keys a query sees in the mean, so
+        that they take about half of the weights.
         """
         import torch
 
         generator = torch.Generator(device=device).manual_seed(seed)
         dtype = getattr(torch, problem.dtype)
 
-        def normal(heads: int, seq_len: int, mean: float) -> torch.Tensor:
+        def normal(heads: int, seq_len: int, mean: float, width: int = problem.head_dim) -> torch.Tensor:
             # Drawn in the 16-bit type itself: a float32 copy of a long problem would not fit beside naive attention.
-            tensor = torch.empty(problem.batch, heads, seq_len, problem.head_dim, dtype=dtype, device=device)
+            tensor = torch.empty(problem.batch, heads, seq_len, width, dtype=dtype, device=device)
             return tensor.normal_(mean, 1.0, generator=generator)
 
         tensors = (
             normal(problem.heads, problem.seq_len_q, 0.0),
             normal(problem.kv_heads, problem.seq_len_kv, 0.0),
-            normal(problem.kv_heads, problem.seq_len_kv, 0.5),
+            normal(problem.kv_heads, problem.seq_len_kv, 0.5, problem.value_dim),
         )
+        sinks = ()
+        if problem.sinks:
+            mean = math.log(problem.visible_pairs / problem.seq_len_q)
+            drawn = torch.empty(problem.heads, device=device).normal_(mean, 1.0, generator=generator)
+            sinks = (drawn.bfloat16().float(),)  # as models have them, and some peers take them
         if problem.lengths is None:
-            return tensors
+            return *tensors, *sinks
         begins = (remembered(lengths, device) for lengths in zip(*problem.pairs_of_lengths))
-        return (*(as_packed(x).contiguous() for x in tensors), *begins)
+        return *(as_packed(x).contiguous() for x in tensors), *begins, *sinks
+
+    @staticmethod
+    def asked(problem: Problem, inputs: Tensors) -> dict:
+        """What of a problem's features is an argument of the same name, tensors of the inputs included."""
+        return masks(problem) | ({"sinks": inputs[-1]} if problem.sinks else {})
 
     def poisoned(self, inputs):
         import torch
 
-        return (torch.full_like(inputs[0], float("nan"), memory_format=torch.contiguous_format),)
+        q, _, v, *_ = inputs
+        return (torch.full((*q.shape[:-1], v.shape[-1]), float("nan"), dtype=q.dtype, device=q.device),)
 
     def call(self, step, problem, inputs, outputs=None):
-        out, more = outputs[0] if outputs else None, masks(problem)
+        out, more = outputs[0] if outputs else None, self.asked(problem, inputs)
         if problem.lengths is not None:
-            more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[3:]
+            more["cu_seqlens_q"], more["cu_seqlens_k"] = inputs[3:5]
         return (step.attention(*inputs[:3], causal=problem.causal, scale=problem.scale, out=out, **more),)
 
     def make_ready(self, step, problem, inputs, outputs):
         if problem.lengths is None:  # packed sequences are made ready when they are called
-            step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs[0], **masks(problem))
+            more = self.asked(problem, inputs)
+            step.ready(*inputs[:3], causal=problem.causal, scale=problem.scale, out=outputs[0], **more)
 
     def reference(self, problem, inputs):
         import torch
 
-        asked = (problem.causal, problem.scale, problem.window, problem.softcap)
+        asked, more = (problem.causal, problem.scale), self.asked(problem, inputs)
         if problem.lengths is None:
-            return (reference.attention_float64(*inputs, *asked),)
+            return (reference.attention_float64(*inputs[:3], *asked, **more),)
         each = split(*map(as_batch, inputs[:3]), problem.pairs_of_lengths)
-        return (as_packed(torch.cat([reference.attention_float64(*one, *asked) for one in each], dim=2)),)
+        return (as_packed(torch.cat([reference.attention_float64(*one, *asked, **more) for one in each], dim=2)),)
 
     def yardstick(self, problem, inputs, exact):
-        more = masks(problem)
+        more = self.asked(problem, inputs)
         if problem.lengths is not None:
-            more["packing"] = Packing(*inputs[3:], problem.pairs_of_lengths)
+            more["packing"] = Packing(*inputs[3:5], problem.pairs_of_lengths)
             inputs, exact = tuple(map(as_batch, inputs[:3])), tuple(map(as_batch, exact))
-        return (reference.sdpa_error(inputs, exact[0], problem.causal, problem.scale, **more),)
+        return (reference.sdpa_error(inputs[:3], exact[0], problem.causal, problem.scale, **more),)
 
     def least_bytes(self, problem):
         keys = sum(min(a, b) if problem.causal else b for a, b in problem.pairs_of_lengths)
@@ -185,12 +199,12 @@ class Forward(Pass):
 
     @staticmethod
     def _bytes(problem: Problem, keys: int) -> int:
-        rows = 2 * problem.heads * problem.seq_len_q + 2 * problem.kv_heads * keys
-        return problem.batch * rows * problem.head_dim * BYTES_PER_ELEMENT
+        rows = problem.heads * problem.seq_len_q + problem.kv_heads * keys
+        return problem.batch * rows * (problem.head_dim + problem.value_dim) * BYTES_PER_ELEMENT
 
     def needed_bytes(self, problem, check):
         """Inputs, two outputs, and for the reference its float64 output and two blocks of scores."""
-        elements = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
+        elements = problem.batch * problem.heads * problem.seq_len_q * problem.value_dim
         checking = 8 * elements + 2 * reference.SCORE_BYTES if check else 0
         # PyTorch is given a window as a mask of one byte, and makes one in the inputs' dtype of it.
         pairs = max(a * b for a, b in problem.pairs_of_lengths) if problem.window else 0
@@ -202,7 +216,7 @@ class Backward(Pass):
     """q, k, v, the output o, the log-sum-exp lse ``[batch, heads, seq_len_q]`` and do, as o -> dq, dk, dv.
 
     o and lse are those of attention in float64, rounded: what a forward step hands on must not decide whether a
-    backward step is right.
+    backward step is right. With sinks, which come last, lse holds them, and their gradient comes last.
     """
 
     name = "backward"
@@ -214,26 +228,30 @@ class Backward(Pass):
         """q, k and v as the forward pass has them; do is standard normal."""
         import torch
 
-        q, k, v = FORWARD.inputs(problem, seed, device)
-        o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale)
+        q, k, v, *sinks = FORWARD.inputs(problem, seed, device)
+        more = FORWARD.asked(problem, sinks)
+        o, lse = reference.attention_and_lse_float64(q, k, v, problem.causal, problem.scale, **more)
         generator = torch.Generator(device=device).manual_seed(seed + 1)
-        do = torch.empty_like(q).normal_(0.0, 1.0, generator=generator)
-        return q, k, v, o.to(q.dtype), lse.float(), do
+        do = torch.empty_like(o, dtype=q.dtype).normal_(0.0, 1.0, generator=generator)
+        return q, k, v, o.to(q.dtype), lse.float(), do, *sinks
 
     def poisoned(self, inputs):
         import torch
 
-        return tuple(torch.full_like(x, float("nan"), memory_format=torch.contiguous_format) for x in inputs[:3])
+        shaped = (*inputs[:3], *inputs[6:])
+        return tuple(torch.full_like(x, float("nan"), memory_format=torch.contiguous_format) for x in shaped)
 
     def call(self, step, problem, inputs, outputs=None):
-        return step.gradients(*inputs, causal=problem.causal, scale=problem.scale, out=outputs)
+        more = FORWARD.asked(problem, inputs)
+        return step.gradients(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs, **more)
 
     def make_ready(self, step, problem, inputs, outputs):
-        step.ready(*inputs, causal=problem.causal, scale=problem.scale, out=outputs)
+        step.ready(*inputs[:6], causal=problem.causal, scale=problem.scale, out=outputs and outputs[:3])
 
     def reference(self, problem, inputs):
-        q, k, v, _, _, do = inputs
-        return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale)
+        q, k, v, _, _, do, *_ = inputs
+        more = FORWARD.asked(problem, inputs)
+        return reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, **more)
 
     def yardstick(self, problem, inputs, exact):
         """PyTorch's errors; where a gradient is zero everywhere, at least what float32 loses in its sums.
@@ -241,16 +259,24 @@ class Backward(Pass):
         A query that sees one key has weight 1 for it whatever the score: dP - D is the difference of two equal sums
         over head_dim, and what is left of it is chance, in PyTorch as elsewhere. dK adds up what is left of all
         queries, whose signs are chance, too: it grows with the root of their number.
+
+        With sinks PyTorch's are the gradients of the formula, which never sees a rounded o. So the errors are at least
+        those of float64 with D of the rounded o, as kernels have it.
         """
-        q, k, v, _, _, do = inputs
-        own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale)
+        q, k, v, o, _, do, *sinks = inputs
+        own = reference.sdpa_gradients(q, k, v, do, problem.causal, problem.scale, *sinks)
         lost = 2.0**-24 * problem.head_dim * abs(problem.effective_scale)
         for x in (do, v):
             lost *= x.abs().max().item()
         queries = (problem.group_size * problem.seq_len_q) ** 0.5
         lost = (lost * k.abs().max().item(), lost * q.abs().max().item() * queries, 0.0)
         errors = [accuracy.max_error(*pair) for pair in zip(own, exact, strict=True)]
-        return tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost, strict=True))
+        found = tuple(e if x.any() else max(e, least) for e, x, least in zip(errors, exact, lost))
+        if not sinks:
+            return found
+        rounded = reference.gradients_float64(q, k, v, do, problem.causal, problem.scale, sinks=sinks[0], o=o)
+        least = [accuracy.max_error(*pair) for pair in zip(rounded, exact, strict=True)]
+        return tuple(map(max, (*found, errors[3]), least))
 
     def least_bytes(self, problem):
         """q, o and do are read and dq is written, k and v are read and dk and dv written, and lse is read."""
@@ -264,6 +290,8 @@ class Backward(Pass):
         queries = problem.batch * problem.heads * problem.seq_len_q * problem.head_dim
         keys = problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim
         checking = 8 * (queries + 2 * keys) + 5 * reference.SCORE_BYTES if check else 0
+        if check and problem.sinks:  # PyTorch's gradients are those of the formula then, a head at a time, in float32
+            checking += 5 * 4 * problem.batch * problem.seq_len_q * problem.seq_len_kv
         return self.tensor_bytes(problem) + 8 * queries + checking
 
 

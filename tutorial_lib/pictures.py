@@ -61,6 +61,22 @@ def online_softmax(scores: Sequence[float], tile: int):
     return figure
 
 
+def sinks(scores: Sequence[float], sinks: Sequence[float | None]):
+    """The weights of one row of scores beside each of these sinks, whose own weight is dropped; None: without one."""
+    figure, grid = figure_with_axes(2.2 * len(sinks), 2.5, 1, len(sinks), sharey=True)
+    for axes, sink in zip(grid, sinks):
+        beside = [] if sink is None else [sink]
+        weights = [math.exp(score - max(*scores, *beside)) for score in (*scores, *beside)]
+        shares = [weight / sum(weights) for weight in weights]
+        axes.bar(range(len(scores)), shares[: len(scores)], color=SKY)
+        axes.bar(range(len(scores), len(shares)), shares[len(scores) :], color=ORANGE, hatch="//")
+        axes.set(xlim=(-0.6, len(scores) + 0.6), ylim=(0, 1), xticks=[])
+        axes.set_xlabel(f"keys have {sum(shares[: len(scores)]):.0%}", fontsize=8)
+        axes.set_title("no sink" if sink is None else f"sink {sink:g}", fontsize=9)
+    grid[0].set_ylabel("weight")
+    return figure
+
+
 def units(kernels: Sequence[tuple[str, object, float | None]]):
     """The least time of every unit, kernel by kernel. kernels: label, ``limits.Limit``, measured seconds or None."""
     names = list(dict.fromkeys(name for _, limit, _ in kernels for name in limit.units))

@@ -23,6 +23,8 @@ FEATURES = {
     "softcap": "soft cap",
     "lengths": "packed sequences",
     "page_size": "pages of keys and values",
+    "sinks": "attention sinks",
+    "head_dim_v": "values of another width than keys",
 }
 
 
@@ -44,6 +46,13 @@ class Problem:
     ``flash_attn_varlen_func``; ``lengths_kv``: keys of each (as many). ``batch`` is then 1, and ``seq_len_q`` and
     ``seq_len_kv`` are the sums. A query sees keys of its own sequence, and ``i`` and ``j`` count inside it. Shapes: q
     and o ``[seq_len_q, heads, head_dim]``, k and v ``[seq_len_kv, kv_heads, head_dim]``.
+
+    ``sinks``: every query head has one learned logit, which takes part in the sum of each softmax and has no value, as
+    in gpt-oss (https://arxiv.org/abs/2508.10925). It stands beside the scaled scores, and is not scaled itself. The
+    logits are one more input, float32 ``[heads]``. The log-sum-exp then holds the sink, too.
+
+    ``head_dim_v``: the width of v and o where that is not ``head_dim``, as in DeepSeek's latent attention (192 for
+    queries and keys, 128 for values; https://arxiv.org/abs/2405.04434).
 
     ``page_size``: K and V lie in pages of so many keys, which a table finds: what the pass "paged" of
     ``tutorial_lib.passes`` computes. Sequences then differ in length, ``seq_len_kv`` is that of the longest, and the
@@ -67,12 +76,17 @@ class Problem:
     lengths: tuple[int, ...] | None = None
     lengths_kv: tuple[int, ...] | None = None
     page_size: int | None = None
+    sinks: bool = False
+    head_dim_v: int | None = None  # None: as head_dim
 
     def __post_init__(self):
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_kv", "head_dim"):
-            check_count(name, getattr(self, name))
+        if self.head_dim_v == self.head_dim:
+            object.__setattr__(self, "head_dim_v", None)
+        for name in ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_kv", "head_dim", "head_dim_v"):
+            if (value := getattr(self, name)) is not None or name != "head_dim_v":
+                check_count(name, value)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads ({self.heads}), got {self.kv_heads}")
         if self.dtype not in DTYPES:
@@ -83,6 +97,8 @@ class Problem:
                 object.__setattr__(self, name, number(name, value))
         if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"softcap must be a finite number above 0, got {self.softcap!r}")
+        if not isinstance(self.sinks, bool):
+            raise ValueError(f"sinks must be True or False, got {self.sinks!r}")
         if self.lengths is not None or self.lengths_kv is not None:
             self._check_lengths()
         if self.window is not None:
@@ -102,7 +118,7 @@ class Problem:
     def _check_pages(self) -> None:
         check_count("page_size", self.page_size)
         if others := [name for name in self.features if name != "page_size"]:
-            raise ValueError(f"page_size goes with none of window, softcap and lengths, got {', '.join(others)}, too")
+            raise ValueError(f"page_size goes with no other feature, got {', '.join(others)}, too")
         if self.seq_len_q > self.seq_len_kv:
             raise ValueError(
                 f"seq_len_q must be at most seq_len_kv ({self.seq_len_kv}) with pages, as queries are the last "
@@ -170,8 +186,8 @@ class Problem:
                 f"k must be [{batch}, kv_heads, seq_len_kv, {head_dim}] to match q {tuple(q.shape)}, "
                 f"got {tuple(k.shape)}"
             )
-        if v.shape != k.shape:
-            raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+        if v.shape[:3] != k.shape[:3]:
+            raise ValueError(f"v must have k's shape {tuple(k.shape)}, but for its width, got {tuple(v.shape)}")
         return cls(
             batch=batch,
             heads=heads,
@@ -179,6 +195,7 @@ class Problem:
             seq_len_q=seq_len_q,
             seq_len_kv=seq_len_kv,
             head_dim=head_dim,
+            head_dim_v=v.shape[3],
             dtype=str(q.dtype).removeprefix("torch."),
             causal=causal,
             scale=scale,
@@ -188,7 +205,7 @@ class Problem:
     @property
     def features(self) -> tuple[str, ...]:
         """What is asked for beside plain attention: keys of ``FEATURES``."""
-        return tuple(name for name in FEATURES if getattr(self, name) is not None)
+        return tuple(name for name in FEATURES if getattr(self, name) not in (None, False))
 
     @property
     def pairs_of_lengths(self) -> tuple[tuple[int, int], ...]:
@@ -217,6 +234,11 @@ class Problem:
     def effective_scale(self) -> float:
         """The factor on the scores: ``scale``, or ``1 / sqrt(head_dim)`` when that is None."""
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    @property
+    def value_dim(self) -> int:
+        """The width of v and o."""
+        return self.head_dim_v or self.head_dim
 
     @property
     def group_size(self) -> int:
@@ -257,7 +279,14 @@ class Problem:
     def order(self) -> tuple:
         """What problems are sorted by in tables: family first, then length, as numbers."""
         kind = (self.batch, self.heads, -self.kv_heads, self.head_dim, self.dtype, self.causal)
-        asked = (self.window or 0, self.softcap or 0, self.lengths or (), self.page_size or 0)
+        asked = (
+            self.window or 0,
+            self.softcap or 0,
+            self.lengths or (),
+            self.page_size or 0,
+            self.sinks,
+            self.value_dim,
+        )
         return (*kind, *asked, self.seq_len_q, self.seq_len_kv)
 
     @property
@@ -270,6 +299,8 @@ class Problem:
             words.append(f"softcap={self.softcap:g}")
         if self.scale is not None:
             words.append(f"scale={self.scale:g}")
+        if self.sinks:
+            words.append("sinks")
         return " ".join(words)
 
     def _name_parts(self, lengths: bool) -> list[str]:
@@ -285,13 +316,16 @@ class Problem:
             parts.append(f"packed{len(self.lengths)}-{which:08x}")
         if self.page_size is not None:
             parts.append(f"pages{self.page_size}")
-        parts += [f"d{self.head_dim}", SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
+        width = f"d{self.head_dim}" + (f"v{self.head_dim_v}" if self.head_dim_v else "")
+        parts += [width, SHORT_DTYPES[self.dtype], "causal" if self.causal else "full"]
         if self.window is not None:
             parts.append(f"w{self.window}")
         if self.softcap is not None:
             parts.append(f"cap{self.softcap:g}")
         if self.scale is not None:
             parts.append(f"scale{self.scale:g}")
+        if self.sinks:
+            parts.append("sinks")
         return parts
 
     def describe(self) -> str:
@@ -300,12 +334,13 @@ class Problem:
         lengths = f"S={self.seq_len_q}" + (f"x{self.seq_len_kv}" if self.seq_len_kv != self.seq_len_q else "")
         batch = f"B={self.batch}" if self.lengths is None else f"{_counted(self.lengths)} packed,"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
-        return f"{batch} {heads} {lengths} D={self.head_dim} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
+        width = f"D={self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
+        return f"{batch} {heads} {lengths} {width} {SHORT_DTYPES[self.dtype]} {self.mask}{pages}"
 
     def as_dict(self) -> dict:
         """The fields, as results.json holds them: without those that plain attention does not have."""
-        plain = ("scale",)  # may be None, and always stood there
-        return {name: value for name, value in asdict(self).items() if value is not None or name in plain}
+        plain = ("scale", "causal")  # may be None or False, and always stood there
+        return {name: value for name, value in asdict(self).items() if value not in (None, False) or name in plain}
 
 
 def number(name: str, value) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,14 +24,16 @@ def attention_float64(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention in float64, a few query rows of one head at a time.
 
-    q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]`` of any float dtype; returns float64 ``[B, Hq, Sq, D]`` on
-    q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window`` and ``softcap`` are as in
-    ``Problem``.
+    q ``[B, Hq, Sq, D]``, k ``[B, Hkv, Skv, D]``, v ``[B, Hkv, Skv, Dv]`` of any float dtype; returns float64
+    ``[B, Hq, Sq, Dv]`` on q's device. ``causal`` hides key ``j`` from query ``i`` where ``j > i``; ``window``,
+    ``softcap`` and ``sinks`` ``[Hq]`` of any float dtype are as in ``Problem``. A query that sees no finite score gets
+    0 where its head has a finite sink, and NaN elsewhere.
     """
-    return attention_and_lse_float64(q, k, v, causal, scale, window, softcap)[0]
+    return attention_and_lse_float64(q, k, v, causal, scale, window, softcap, sinks)[0]
 
 
 def attention_and_lse_float64(
@@ -40,16 +44,30 @@ def attention_and_lse_float64(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``attention_float64``, and the log-sum-exp of the scaled scores ``[B, Hq, Sq]``, natural logarithm."""
+    """As ``attention_float64``, and the log-sum-exp of the scaled scores ``[B, Hq, Sq]``, natural logarithm.
+
+    With sinks that is of a row's scores and its head's sink.
+    """
     import torch
 
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale, window, softcap):
-        lse[b, h, rows] = torch.logsumexp(scores, dim=-1)
-        out[b, h, rows] = torch.softmax(scores, dim=-1) @ v[b, kv_head, :keys].double()
+        weights, lse[b, h, rows] = _softmax_float64(scores, sinks, h)
+        out[b, h, rows] = weights @ v[b, kv_head, :keys].double()
     return out, lse
+
+
+def _softmax_float64(scores, sinks: torch.Tensor | None, head: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights [query, key], log-sum-exp [query]); with sinks, of all columns but that of this head's sink."""
+    import torch
+
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[head].to(scores).expand(len(scores), 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    return weights if sinks is None else weights[:, :-1], torch.logsumexp(scores, dim=-1)
 
 
 def log_sum_exp(
@@ -60,16 +78,17 @@ def log_sum_exp(
     window: int | None = None,
     softcap: float | None = None,
     packing: Packing | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The log-sum-exp of the scaled scores ``[B, Hq, Sq]``: computed in float64, returned in float32."""
     import torch
 
     if packing:
         each = split(q, k, k, packing.pairs)
-        return torch.cat([log_sum_exp(q, k, causal, scale, window, softcap) for q, k, _ in each], dim=2)
+        return torch.cat([log_sum_exp(q, k, causal, scale, window, softcap, None, sinks) for q, k, _ in each], dim=2)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     for b, h, _, rows, _, scores in _scores_float64(q, k, causal, scale, window, softcap):
-        lse[b, h, rows] = torch.logsumexp(scores, dim=-1).float()
+        lse[b, h, rows] = _softmax_float64(scores, sinks, h)[1].float()
     return lse
 
 
@@ -80,25 +99,41 @@ def gradients_float64(
     do: torch.Tensor,
     causal: bool = False,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    o: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv) in float64, shaped as q, k and v; do ``[B, Hq, Sq, D]`` is the gradient of the output.
 
     With weights P and scores S: dV = P^T dO, dP = dO V^T, dS = P (dP - D) where D is a row's sum of P dP, and with the
-    scale dQ = dS K, dK = dS^T Q (Dao et al. 2022, https://arxiv.org/abs/2205.14135, appendix B).
+    scale dQ = dS K, dK = dS^T Q (Dao et al. 2022, https://arxiv.org/abs/2205.14135, appendix B). A capped score s
+    passes on 1 - (s / softcap)^2 of its gradient.
+
+    With sinks, (dq, dk, dv, dsinks ``[Hq]``): a sink is a score whose value is 0, so dP is 0 there, and what is left of
+    dS is minus its weight times D, summed over the rows of its head.
+
+    o: D is a row's sum of do o, as kernels have it, and not of P dP: so one sees what is lost where o was rounded.
     """
     import torch
 
     used = q.shape[-1] ** -0.5 if scale is None else scale
-    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in (q, k, v))
-    for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale):
-        weights = torch.softmax(scores, dim=-1)
+    made = (q, k, v) if sinks is None else (q, k, v, sinks)
+    dq, dk, dv, *dsinks = (torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in made)
+    for b, h, kv_head, rows, keys, scores in _scores_float64(q, k, causal, scale, window, softcap):
+        weights, lse = _softmax_float64(scores, sinks, h)
         grad = do[b, h, rows].double()
         dv[b, kv_head, :keys] += weights.T @ grad
         d_weights = grad @ v[b, kv_head, :keys].double().T
-        d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True)) * used
+        delta = ((weights * d_weights) if o is None else grad * o[b, h, rows]).sum(-1, keepdim=True)
+        d_scores = weights * (d_weights - delta) * used
+        if softcap:
+            d_scores *= 1 - scores.masked_fill(weights == 0, 0.0).div(softcap).square()
+        if dsinks:
+            dsinks[0][h] -= (torch.exp(sinks[h].double() - lse) * delta[:, 0]).sum()
         dq[b, h, rows] = d_scores @ k[b, kv_head, :keys].double()
         dk[b, kv_head, :keys] += d_scores.T @ q[b, h, rows].double()
-    return dq, dk, dv
+    return dq, dk, dv, *dsinks
 
 
 def _scores_float64(q, k, causal: bool, scale: float | None, window: int | None = None, softcap: float | None = None):
@@ -136,26 +171,42 @@ def sdpa_error(
     window: int | None = None,
     softcap: float | None = None,
     packing: Packing | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> float:
     """The largest error of ``scaled_dot_product_attention`` on these inputs: the yardstick for every step.
 
     A scale below zero is given to it as its opposite, with -q: PyTorch's CPU kernel returns NaN for it otherwise.
-    With a soft cap, which it does not know, the yardstick is ``unfused``.
+    With a soft cap or sinks, which it does not know, the yardstick is ``unfused``.
     """
     from tutorial_lib.accuracy import max_error
 
     q, k, v = inputs
     sign, scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
-    own = unfused if softcap else sdpa_masked
-    more = {"softcap": softcap} if softcap else {}
+    more = {} if softcap is None and sinks is None else {"softcap": softcap, "sinks": sinks}
+    own = unfused if more else sdpa_masked
     return max_error(own(q if sign == 1 else q * sign, k, v, causal, scale, window, packing=packing, **more), exact)
 
 
-def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None) -> tuple[torch.Tensor, ...]:
-    """(dq, dk, dv) as PyTorch computes them for ``scaled_dot_product_attention`` in the inputs' dtype."""
+def sdpa_gradients(q, k, v, do, causal: bool, scale: float | None, sinks=None) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv) as PyTorch computes them for ``scaled_dot_product_attention`` in the inputs' dtype.
+
+    With sinks, which that does not know, (dq, dk, dv, dsinks) of ``unfused``, a query head at a time.
+    """
     import torch
 
-    return torch.autograd.grad(*with_graph(sdpa, q, k, v, causal, scale), do)
+    if sinks is None:
+        return torch.autograd.grad(*with_graph(sdpa, q, k, v, causal, scale), do)
+    group = q.shape[1] // k.shape[1]
+    dq, dk, dv, dsinks = made = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v, sinks))
+    for h in range(q.shape[1]):
+        own, shared = slice(h, h + 1), slice(h // group, h // group + 1)
+        leaf = sinks[own].detach().requires_grad_()
+        o, leaves = with_graph(partial(unfused, sinks=leaf), q[:, own], k[:, shared], v[:, shared], causal, scale)
+        found = torch.autograd.grad(o, (*leaves, leaf), do[:, own])
+        for total, where, part in zip((dq, dk, dv), (own, shared, shared), found):
+            total[:, where] += part
+        dsinks[own] = found[3]
+    return tuple(total.to(x.dtype) for total, x in zip(made, (q, k, v, sinks)))
 
 
 def sdpa(q, k, v, causal: bool, scale: float):
@@ -205,25 +256,37 @@ def sdpa_masked(
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **_grouped(q, k))
 
 
-def unfused(q, k, v, causal: bool, scale: float, window: int | None = None, softcap: float | None = None, packing=None):
+def unfused(
+    q,
+    k,
+    v,
+    causal: bool,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    packing: Packing | None = None,
+    sinks: torch.Tensor | None = None,
+):
     """Attention written out in PyTorch, scores and softmax in float32, weights in the inputs' dtype."""
     import torch
 
     if packing:
         each = split(q, k, v, packing.pairs)
-        return torch.cat([unfused(*one, causal, scale, window, softcap) for one in each], dim=2)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return torch.cat([unfused(*one, causal, scale, window, softcap, None, sinks) for one in each], dim=2)
     group = q.shape[1] // k.shape[1]
     rows = visible(q.shape[2], k.shape[2], window or q.shape[2], q.device) if causal else None
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            scores = (q[b, h].float() @ k[b, h // group].float().T).mul_(scale)
-            if softcap:
-                scores = scores.div_(softcap).tanh_().mul_(softcap)
-            if rows is not None:
-                scores.masked_fill_(~rows, float("-inf"))
-            out[b, h] = torch.softmax(scores, dim=-1).to(q.dtype) @ v[b, h // group]
-    return out
+    made = []
+    for b, h in product(range(q.shape[0]), range(q.shape[1])):
+        scores = q[b, h].float() @ k[b, h // group].float().T * scale
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        if rows is not None:
+            scores = scores.masked_fill(~rows, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[h].float().expand(len(scores), 1)], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[:, : k.shape[2]]
+        made.append(weights.to(q.dtype) @ v[b, h // group])
+    return torch.stack(made).view(*q.shape[:-1], v.shape[-1])
 
 
 def with_graph(attention: Callable, q, k, v, causal: bool, scale: float | None) -> tuple:

@@ -1,24 +1,25 @@
 """The front door for programs: ``steps.attention(q, k, v)``, by the best steps for these tensors.
 
 It is a PyTorch operator, ``torch.ops.fmha_tutorial.attention``: ``torch.compile(fullgraph=True)`` takes it as a whole,
-and CUDA graphs capture it. Where gradients are wanted it is another, ``attention_with_lse``, which autograd knows the
-backward pass of, ``gradients``. A program that runs eagerly goes past the operators, as the dispatcher's way to Python
-costs more than the launches: without gradients straight to the kernel, and with them by one node of autograd's graph,
-``_EagerAttention``.
+and CUDA graphs capture it. Where gradients or the log-sum-exp are wanted it is another, ``attention_with_lse``, which
+autograd knows the backward pass of, ``gradients``. A program that runs eagerly goes past the operators, as the
+dispatcher's way to Python costs more than the launches: without gradients straight to the kernel, and with them by one
+node of autograd's graph, ``_EagerAttention``. Whatever no step computes, or none is recorded to compute as fast, and
+PyTorch's own does not know, ``tutorial_lib.blockwise`` does.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
-from types import NoneType
 from typing import NamedTuple
 
 import torch
-from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steps.core.alike import aligned, like, never
+from steps.core.asked import CU_SEQLENS, Asked, asked_of, check_sizes, for_steps, has_more, problem_of, refuse, scoring
 from steps.core.choice import best
 from steps.core.gradients import kind_of_gradients
 from steps.core.ladder import get_step
@@ -27,7 +28,6 @@ from steps.core.problems import standard
 from steps.core.recorded import recorded_runs
 from steps.core.step import PIECE, Step, target_of
 from steps.core.tensors import (
-    ALIGNED,
     has_long_strides,
     has_own_dispatch,
     is_plain,
@@ -36,14 +36,18 @@ from steps.core.tensors import (
     refuse_tangents,
     rows_overlap,
 )
-from tutorial_lib import reference
+from steps.core.transformed import by_batches, is_mapped, layers
+from tutorial_lib import blockwise, reference
 from tutorial_lib.files import RESULTS
-from tutorial_lib.problem import Problem, check_window, flag, number, positive
+from tutorial_lib.packing import as_batch, as_packed
+from tutorial_lib.problem import Problem, flag, number, positive
 
+BLOCKWISE = object()  # in a step's place: ``tutorial_lib.blockwise``
 modes, transformed = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active  # of torch.func
 MOST_HEAD_DIM = 256  # of a kernel with gradients
 
 _launches = Launches()
+_computed_by = Launches()
 _trainings = Launches()
 
 
@@ -53,17 +57,38 @@ def attention(
     v: torch.Tensor,
     causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | tuple[int, int] | None = None,
+    *,
+    softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
     **of_sdpa,
-) -> torch.Tensor:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention, ``softmax(scale * q @ k^T, masked) @ v``, by the step that ``steps.best`` names; differentiable.
 
-    q ``[B, Hq, Sq, D]``, k and v ``[B, Hkv, Skv, D]``, float16 or bfloat16, any strides, on one device. ``causal``
-    hides key j from query i where j > i, ``scale`` None means 1 / sqrt(D). ``window`` hides, under a causal mask, keys
-    j <= i - window, too (a sliding window; its gradients are PyTorch's). Returns o ``[B, Hq, Sq, D]``, contiguous, in
-    q's dtype, under autocast as well.
+    q ``[B, Hq, Sq, D]``, k ``[B, Hkv, Skv, D]``, v ``[B, Hkv, Skv, Dv]``, float16 or bfloat16, any strides, on one
+    device. ``causal`` hides key j from query i where j > i, ``scale`` None means 1 / sqrt(D). Returns o
+    ``[B, Hq, Sq, Dv]``, contiguous, in q's dtype, under autocast as well.
+
+    ``window``: under a causal mask a number hides keys j <= i - window, too. A pair (left, right) hides keys
+    j < i - left and j > i + right, and -1 nothing, as flash-attn's ``window_size``; but i and j count from the first
+    query and the first key, as under ``causal``, while flash-attn counts from the last. Every query must see a key.
+    ``softcap``: a scaled score s becomes softcap * tanh(s / softcap), before the mask.
+    ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device: sequences are packed, q ``[tokens, Hq, D]``, k and v
+    ``[tokens, Hkv, ...]``, o as q; it holds where each begins, and last the number of tokens. ``cu_seqlens_k`` says the
+    same of the keys, None: as of the queries. A step checks what both hold at the first call of a kind, all else at
+    every call, for which the host waits for the device.
+    ``sinks`` ``[Hq]``, float32, float16 or bfloat16: one more logit for every query of a head, which is not scaled,
+    takes part in the softmax's sum, and has no value. It has a gradient.
+    ``return_lse``: returns (o, lse); lse ``[B, Hq, Sq]``, of packed sequences ``[Hq, tokens]``, in float32, is the
+    natural logarithm of the sum of exp(score) over the keys that a query sees, and its sink. It is differentiable.
+
     The choice is made once for every kind of call. Where no step is recorded to be as fast as PyTorch's own attention,
-    on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step. Under
+    on the CPU for one, that computes it; where a tensor requires gradients, both passes must have such a step. What
+    PyTorch's own does not know, and gradients of all that is asked for beside causal and scale, PyTorch computes a tile
+    of queries at a time (``tutorial_lib.blockwise``). Memory grows with the length, and not with its square. Under
     ``torch.use_deterministic_algorithms`` gradients come from a step that gives the same bits every time, or from
     PyTorch.
 
@@ -72,145 +97,123 @@ def attention(
     derivatives in forward mode.
     """
     if of_sdpa or type(causal) is not bool:
-        _refuse(causal, **of_sdpa)
+        refuse(causal, **of_sdpa)
         causal = flag("causal", causal)
     if scale is not None:
         scale = number("scale", scale)
-    if window is not None:
-        check_window(window, causal)  # here, as torch.compile traces past what is checked further on
+    if return_lse or not window is softcap is cu_seqlens_q is cu_seqlens_k is sinks is None:
+        asked = asked_of(causal, scale, window, softcap, cu_seqlens_q, cu_seqlens_k, sinks)
+        return _with_more(q, k, v, asked, flag("return_lse", return_lse))
     if torch.compiler.is_compiling():
-        return _in_graph(q, k, v, causal, scale, window)
+        return _in_graph(q, k, v, Asked(causal, scale))
     if modes() or transformed() or forward_ad._current_level >= 0:  # somebody looks at operators as they are called
-        return _watched(q, k, v, causal, scale, window)
+        return _watched(q, k, v, Asked(causal, scale))
     last, with_graph, kind = _launches.last, False, None
     try:
-        if last is None or last.asked != (causal, scale, window) or not (last.is_like(q, k, v) and _aligned(q, k, v)):
+        if last is None or last.asked != (causal, scale) or not (last.is_like(q, k, v) and aligned(q, k, v)):
             with_graph = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-            kind = None if with_graph else (kind_of(q, k, v, causal, scale, None), window)
+            kind = None if with_graph else kind_of(q, k, v, causal, scale, None)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
-        return _unusual(q, k, v, causal, scale, window)
+        return _unusual(q, k, v, causal, scale)
     if with_graph:
-        return _with_graph(q, k, v, causal, scale, window)
+        return _with_graph(q, k, v, causal, scale)
     if kind is None:  # as the last call
         return last.launch(q, k, v, None)
     ready = _launches.find(kind)
     if ready is None:
         if not (is_plain(q) and is_plain(k) and is_plain(v)):
-            return _unusual(q, k, v, causal, scale, window)
-        ready = _made_ready(kind, q, k, v, causal, scale, window)
+            return _unusual(q, k, v, causal, scale)
+        ready = _made_ready(kind, q, k, v, causal, scale)
     return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
 
 class Ready(NamedTuple):
-    """What was made ready for a kind of call, and a short way to know another of its kind: ``_like``."""
+    """What was made ready for a kind of call, and a short way to know another of its kind: ``like``."""
 
     launch: Launch
-    asked: tuple  # (causal, scale, window)
+    asked: tuple  # (causal, scale)
     is_like: Callable[..., bool]
 
 
 def _known_at_once(ready: Ready, kind: tuple, q, k, v) -> Ready:
     """What is ready for this kind of call, which the next one will be compared with before it is looked up."""
     if ready is _launches.last and ready.is_like is not never:  # and was not known, so other modes are on
-        ready = ready._replace(is_like=_like(q, k, v))
+        ready = ready._replace(is_like=like(q, k, v))
         _launches.keep(kind, ready)
     _launches.last = ready
     return ready
 
 
-def _like(q, k, v) -> Callable[..., bool]:
-    """``is_like(q, k, v)``: whether others have these tensors' type, dispatch keys, dtype, device, shape and strides.
-
-    And whether the same modes are on. It is PyTorch's own guard of compiled programs, one call into C++ where
-    ``kind_of`` takes many. What it does not know is never alike: a tensor that comes twice, and what is not
-    ``_aligned``. Where a version of PyTorch has no such guard, nothing is.
-    """
-    tensors = q, k, v
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-
-        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        if _aligned(*tensors) and guards.check(*tensors):
-            return guards.check
-    except (ImportError, TypeError, RuntimeError):
-        pass
-    return never
+def _with_more(q, k, v, asked: Asked, return_lse: bool):
+    """With arguments beside causal and scale. Raises ValueError naming what is wrong."""
+    if torch.compiler.is_compiling():
+        return _in_graph(q, k, v, asked, return_lse)
+    if modes() or transformed() or forward_ad._current_level >= 0:
+        return _watched(q, k, v, asked, return_lse)
+    for name, x in _tensors(q, k, v, asked).items():
+        if isinstance(x, torch.Tensor) and has_own_dispatch(x):
+            return _dispatched(name, x, q, k, v, asked, return_lse)
+    if torch.is_grad_enabled() and _wants_gradients(q, k, v, asked.sinks):
+        q, k, v, asked = _plain(q, k, v, asked)
+        return _differentiable(q, k, v, asked, return_lse)
+    return computed(q, k, v, asked, return_lse)
 
 
-def never(*_) -> bool:
-    return False
+def _tensors(q, k, v, asked: Asked) -> dict:
+    """The tensors of a call, by name."""
+    more = {name: getattr(asked, name) for name in (*CU_SEQLENS, "sinks")}
+    return {"q": q, "k": k, "v": v} | {name: x for name, x in more.items() if x is not None}
 
 
-def _aligned(q, k, v) -> bool:
-    """Whether all have memory, which begins where TMA takes it."""
-    a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    return not (a | b | c) % ALIGNED and 0 not in (a, b, c)
+def _plain(q, k, v, asked: Asked) -> tuple:
+    """(q, k, v, asked) with numbers in memory; raises ValueError naming what cannot be had so."""
+    named = _tensors(q, k, v, asked)
+    q, k, v, *others = plain(**named)
+    return q, k, v, asked._replace(**dict(zip(list(named)[3:], others)))
 
 
-INSTEAD = {
-    "attn_mask": "no mask but causal=True and window=N is known here, and packed sequences to a step's cu_seqlens_q",
-    "dropout_p": "no weights are dropped here",
-    "is_causal": "say causal=True",
-    "enable_gqa": "k and v may have fewer heads without it",
-}
-
-
-def _refuse(causal, **of_sdpa) -> None:
-    """Raises ValueError for what a caller of ``scaled_dot_product_attention`` passes by habit, or TypeError."""
-    if isinstance(causal, torch.Tensor):
-        raise ValueError(f"causal must be True or False, got a tensor: {INSTEAD['attn_mask']}")
-    for name, value in of_sdpa.items():
-        if name not in INSTEAD:
-            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
-        nothing = value is None or (name != "attn_mask" and isinstance(value, (int, float)) and value == 0)
-        if name == "is_causal" or not nothing:
-            came = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
-            raise ValueError(f"{name} is an argument of scaled_dot_product_attention, got {came}: {INSTEAD[name]}")
-
-
-def _watched(q, k, v, causal: bool, scale: float | None, window: int | None):
+def _watched(q, k, v, asked: Asked, return_lse: bool = False):
     """By the operators, which whoever watches sees; raises ValueError for derivatives in forward mode."""
-    refuse_tangents(q=q, k=k, v=v)
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    named = _tensors(q, k, v, asked)
+    refuse_tangents(**named)
+    for name, x in named.items():
         if isinstance(x, torch.Tensor) and x.device.type == "meta":
             plain(**{name: x})
-    _check_sizes(q, k, v, causal, scale, window)
-    if torch.is_grad_enabled() and _wants_gradients(*(inner for x in (q, k, v) for inner in _layers(x))):
-        return _differentiable(q, k, v, causal, scale, window)
-    return operator(q, k, v, causal, scale, window)
+    check_sizes(q, k, v, asked)
+    wanted = _wants_gradients(*(inner for x in (q, k, v, asked.sinks) for inner in layers(x)))
+    return _by_operators(q, k, v, asked, return_lse, wanted)
 
 
-def _in_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
+def _in_graph(q, k, v, asked: Asked, return_lse: bool = False):
     if forward_ad._current_level >= 0:  # what is traced shows no tangents, and the operators would drop them
         refuse_tangent("q, k or v")
-    if torch.is_grad_enabled() and _wants_gradients(q, k, v):
-        return _differentiable(q, k, v, causal, scale, window)
-    return operator(q, k, v, causal, scale, window)
+    return _by_operators(q, k, v, asked, return_lse, _wants_gradients(q, k, v, asked.sinks))
 
 
-def _layers(x):
-    """A tensor, and those that torch.func has wrapped: of gradients that are wanted of them vmap's own says nothing."""
-    yield x
-    while isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        yield (x := torch._C._functorch.get_unwrapped(x))
+def _by_operators(q, k, v, asked: Asked, return_lse: bool, wants_gradients: bool):
+    if torch.is_grad_enabled() and wants_gradients:
+        return _differentiable(q, k, v, asked, return_lse)
+    return (attention_with_lse if return_lse else operator)(q, k, v, *asked)
 
 
-def _unusual(q, k, v, causal: bool, scale: float | None, window: int | None):
+def _unusual(q, k, v, causal: bool, scale: float | None):
     """Tensors that are not their memory: written out, given to PyTorch's dispatcher, or refused by name."""
     tensors = {"q": q, "k": k, "v": v}
     for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and has_own_dispatch(x):
-            try:
-                return _watched(q, k, v, causal, scale, window)
-            except (NotImplementedError, TypeError) as error:  # as its class refuses what it does not know
-                raise ValueError(
-                    f"{name} must be a tensor that takes new operators, got a {type(x).__name__}"
-                ) from error
+            return _dispatched(name, x, q, k, v, Asked(causal, scale))
     q, k, v = plain(**tensors)
-    Problem.of(q, k, v, causal, scale, window=window)
-    kind = kind_of(q, k, v, causal, scale, None), window
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window)).launch(q, k, v, None)
+    Problem.of(q, k, v, causal, scale)
+    kind = kind_of(q, k, v, causal, scale, None)
+    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale)).launch(q, k, v, None)
+
+
+def _dispatched(name: str, x, q, k, v, asked: Asked, return_lse: bool = False):
+    """Where a tensor, ``x``, has operators go its own way."""
+    try:
+        return _watched(q, k, v, asked, return_lse)
+    except (NotImplementedError, TypeError) as error:  # as its class refuses what it does not know
+        raise ValueError(f"{name} must be a tensor that takes new operators, got a {type(x).__name__}") from error
 
 
 @torch.library.custom_op("fmha_tutorial::attention", mutates_args=())
@@ -221,49 +224,81 @@ def operator(
     causal: bool = False,
     scale: float | None = None,
     window: int | None = None,
+    right: int | None = None,
+    softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``attention`` as PyTorch's dispatcher calls it."""
+    """``attention`` as PyTorch's dispatcher calls it; ``Asked`` says what the arguments behind v mean."""
+    asked = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks)
+    if has_more(asked):
+        return computed(q, k, v, asked, False)
     refuse_tangents(q=q, k=k, v=v)
     q, k, v = plain(q=q, k=k, v=v)
     try:
-        kind = kind_of(q, k, v, causal, scale, None), window
+        kind = kind_of(q, k, v, causal, scale, None)
     except AttributeError:  # no tensors
-        Problem.of(q, k, v, causal, scale, window=window)
+        Problem.of(q, k, v, causal, scale)
         raise
-    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale, window)).launch(q, k, v, None)
+    return (_launches.find(kind) or _made_ready(kind, q, k, v, causal, scale)).launch(q, k, v, None)
 
 
 @operator.register_fake
-def _(q, k, v, causal=False, scale=None, window=None):
-    _check_sizes(q, k, v, causal, scale, window)
-    return q.new_empty(q.shape)
+def _(q, k, v, *asked):
+    check_sizes(q, k, v, Asked(*asked))
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
-def _check_sizes(q, k, v, causal: bool, scale: float | None, window: int | None = None) -> None:
-    """What ``Problem.of`` tells, where sizes are numbers and not names."""
-    sizes = [length for x in (q, k, v) if isinstance(x, torch.Tensor) for length in x.shape]
-    if all(type(n) is int for n in sizes) and type(window) in (int, NoneType):
-        Problem.of(q, k, v, causal, scale, window=window)
+def computed(q, k, v, asked: Asked, return_lse: bool):
+    """o or (o, lse), eagerly and without a graph, by a step or a tile at a time; raises ValueError."""
+    refuse_tangents(**_tensors(q, k, v, asked))
+    q, k, v, asked = _plain(q, k, v, asked)
+    try:
+        like = (x if x is None else (x.shape, x.dtype, x.device) for x in asked[-3:])
+        kind = kind_of(q, k, v, *asked[:2], None), *asked[2:5], *like, return_lse
+    except AttributeError:  # no tensors
+        problem_of(q, k, v, asked)
+        raise
+    step = _computed_by.find(kind)
+    if step is None:
+        step = _step_for(q, k, v, asked, return_lse)
+        _computed_by.keep(kind, step)
+    q, k, v = (x.detach() for x in (q, k, v))
+    if step is BLOCKWISE:
+        o, lse = _by_blocks(blockwise.forward, q, k, v, asked)
+        return (o, lse) if return_lse else o
+    if has_long_strides(q, k, v) or rows_overlap(q, k, v):
+        q, k, v = (x.contiguous() for x in (q, k, v))
+    asked = asked._replace(sinks=None if asked.sinks is None else asked.sinks.detach())
+    names = ("window", "softcap", *CU_SEQLENS, "sinks")
+    more = {name: x for name in names if (x := getattr(asked, name)) is not None}
+    made = step.attention(q, k, v, asked.causal, asked.scale, **more, **({"return_lse": True} if return_lse else {}))
+    return made if return_lse else made.contiguous()
 
 
-def _by_batches(number: int):
-    """A rule for torch.vmap: what it maps over goes into the batch of the first ``number`` arguments, tensors."""
+def _step_for(q, k, v, asked: Asked, return_lse: bool) -> Step | object:
+    """Which step computes what is asked for, or ``BLOCKWISE``; raises ValueError for what is wrong."""
+    problem = problem_of(q, k, v, asked)
+    if not for_steps(asked):
+        return BLOCKWISE
+    target = target_of(q.device)
+    step = chosen(problem, target)
+    pytorchs = step.backend == "torch" and (return_lse or step.unsupported(problem, target))
+    return BLOCKWISE if pytorchs else step
 
-    def rule(op):
-        def mapped(info, in_dims, *arguments):
-            tensors = [
-                x.movedim(axis, 0) if axis is not None else x.expand(info.batch_size, *x.shape)
-                for x, axis in zip(arguments[:number], in_dims)
-            ]
-            found = op(*(x.flatten(0, 1) for x in tensors), *arguments[number:])
-            batches = (info.batch_size, -1)
-            if isinstance(found, torch.Tensor):
-                return found.unflatten(0, batches), 0
-            return tuple(x.unflatten(0, batches) for x in found), (0,) * len(found)
 
-        return mapped
-
-    return rule
+def _by_blocks(function: Callable, q, k, v, asked: Asked, *others, **more) -> list:
+    """What a ``function`` of ``tutorial_lib.blockwise`` returns of (q, k, v, *others), shaped as these are."""
+    tensors, pairs = (q, k, v, *others), None
+    if asked.cu_seqlens_q is not None:
+        pairs = problem_of(q, k, v, asked).pairs_of_lengths
+        tensors = [as_batch(x) if x.ndim == 3 else x[None] for x in tensors]
+    made = function(*tensors, scoring(asked, q.shape[-1]), asked.sinks, pairs, **more)
+    if pairs is None:
+        return list(made)
+    back = {4: lambda x: as_packed(x).contiguous(), 3: lambda x: x[0], 1: lambda x: x}
+    return [x if x is None else back[x.ndim](x) for x in made]
 
 
 # --- with gradients ---
@@ -310,64 +345,84 @@ class _EagerAttention(torch.autograd.Function):
         looked_on = torch.compiler.is_compiling() or modes() or transformed() or forward_ad._current_level >= 0
         past = not (looked_on or torch.is_grad_enabled()) and repeats == _must_repeat()
         if not past or (kind := kind_of_gradients(tensors, causal, scale)) is None:
-            return *gradients(*tensors, causal, scale), None
+            return *gradients(*tensors, causal, scale)[:3], None
         launch = backward.launches.find(kind) or backward.ready(*tensors, causal, scale)
         return *launch(*tensors, None), None
 
 
-def _with_graph(q, k, v, causal: bool, scale: float | None, window: int | None):
+def _with_graph(q, k, v, causal: bool, scale: float | None):
     """Eagerly, for autograd; raises ValueError naming what is wrong."""
     repeats = _must_repeat()
     try:
-        kind = kind_of(q, k, v, causal, scale, None), window, repeats
+        kind = kind_of(q, k, v, causal, scale, None), repeats
         ready = _launches.find(kind)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or of a kind of their own
         ready = None
     if ready is None:
         if any(isinstance(x, torch.Tensor) and has_own_dispatch(x) for x in (q, k, v)):
-            return _unusual(q, k, v, causal, scale, window)
+            return _unusual(q, k, v, causal, scale)
         q, k, v = plain(q=q, k=k, v=v)
-        launch = _both_passes(q, k, v, causal, scale, window, repeats)
-        kind = kind_of(q, k, v, causal, scale, None), window, repeats
-        ready = Ready(launch, (causal, scale, window), _like(q, k, v))
+        launch = _both_passes(q, k, v, causal, scale, repeats)
+        kind = kind_of(q, k, v, causal, scale, None), repeats
+        ready = Ready(launch, (causal, scale), like(q, k, v))
         _launches.keep(kind, ready)
     return _known_at_once(ready, kind, q, k, v).launch(q, k, v, None)
 
 
-def _both_passes(q, k, v, causal: bool, scale: float | None, window: int | None, repeats: bool) -> Launch:
+def _both_passes(q, k, v, causal: bool, scale: float | None, repeats: bool) -> Launch:
     """``launch(q, k, v, None)`` returns o, which autograd knows the backward pass of."""
-    problem, passes = Problem.of(q, k, v, causal, scale, window=window), None  # tells what is wrong
-    if window is None and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, repeats):
+    problem, passes = Problem.of(q, k, v, causal, scale), None  # tells what is wrong
+    if _trained(q, k, v, Asked(causal, scale), repeats):
         forward, backward = training(problem, target_of(q.device), repeats)
         passes = Passes(forward.ready(q, k, v, causal, scale, return_lse=True), backward, causal, scale, repeats)
 
     def launch(q, k, v, _):
         if repeats != _must_repeat():  # since the call before
-            return _with_graph(q, k, v, causal, scale, window)
-        return _EagerAttention.apply(q, k, v, passes) if passes else _by_pytorch(q, k, v, causal, scale, window)
+            return _with_graph(q, k, v, causal, scale)
+        return _EagerAttention.apply(q, k, v, passes) if passes else _differentiable(q, k, v, Asked(causal, scale))
 
     return launch
 
 
-def _differentiable(q, k, v, causal: bool, scale: float | None, window: int | None):
+def _differentiable(q, k, v, asked: Asked, return_lse: bool = False):
     compiling, inside = torch.compiler.is_compiling(), transformed()
-    kernels = window is None and not (compiling and inside)  # which is traced through PyTorch's own alone
-    if kernels and trains(_a_number(q.shape[3]), str(q.dtype), q.device, causal, _must_repeat()):
-        return (_Transformed.apply if inside else attention_with_lse)(q, k, v, causal, scale)[0]
-    # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way right.
-    with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and _mapped() else nullcontext():
-        return _by_pytorch(q, k, v, causal, scale, window)
+    if compiling and inside and (return_lse or has_more(asked)):
+        raise ValueError(
+            "window, softcap, cu_seqlens_q, sinks and return_lse must be left out where torch.compile traces "
+            "torch.func.grad or vjp: take autograd's gradients there"
+        )
+    if not (return_lse or has_more(asked)) and _sdpa_is_better(q, k, v, asked, compiling and inside):
+        # Under vmap the gradients of SDPA's fused kernels are wrong on a GPU (PyTorch 2.11), those of its plain way
+        # right.
+        with sdpa_kernel(SDPBackend.MATH) if inside and not compiling and is_mapped() else nullcontext():
+            return _by_pytorch(q, k, v, *asked[:2])
+    o, lse = (_Transformed.apply if inside else attention_with_lse)(q, k, v, *asked)
+    return (o, lse) if return_lse else o
 
 
-def _by_pytorch(q, k, v, causal: bool, scale: float | None, window: int | None):
+def _sdpa_is_better(q, k, v, asked: Asked, traced: bool) -> bool:
+    """Whether PyTorch's own computes both passes of plain attention; traced: whether nothing else can be.
+
+    Of values of another width its kernels for GPUs take those of as many heads. Elsewhere it holds all scores at once.
+    """
+    if traced:
+        return True
+    if q.shape[-1] != v.shape[-1]:
+        return q.is_cuda and q.shape[1] == k.shape[1] and not (q.shape[-1] % PIECE or v.shape[-1] % PIECE)
+    return not _trained(q, k, v, asked, _must_repeat())
+
+
+def _trained(q, k, v, asked: Asked, repeats: bool) -> bool:
+    """Whether steps compute both passes of what is asked for."""
+    if has_more(asked) or q.shape[-1] != v.shape[-1]:
+        return False
+    return trains(_a_number(q.shape[3]), str(q.dtype), q.device, asked.causal, repeats)
+
+
+def _by_pytorch(q, k, v, causal: bool, scale: float | None):
     sign, positive_scale = positive(q.shape[-1] ** -0.5 if scale is None else scale)
     with torch.autocast(q.device.type, enabled=False):
-        return reference.sdpa_masked(q if sign == 1 else q * sign, k, v, causal, positive_scale, window).contiguous()
-
-
-def _mapped() -> bool:
-    """Whether torch.vmap looks on."""
-    return any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack())
+        return reference.sdpa(q if sign == 1 else q * sign, k, v, causal, positive_scale).contiguous()
 
 
 def _a_number(head_dim: int) -> int:
@@ -408,7 +463,7 @@ def _trains(problem: Problem, target: str, repeats: bool = False) -> bool:
 def with_gradients(problem: Problem, target: str) -> Training | None:
     """The steps by which ``attention`` computes a problem whose gradients are wanted; None where PyTorch's own does."""
     asked = replace(standard(causal=problem.causal), head_dim=problem.head_dim, dtype=problem.dtype)
-    kernels = problem.window is None and _a_number(problem.head_dim) and _trains(asked, target)
+    kernels = not problem.features and _a_number(problem.head_dim) and _trains(asked, target)
     return training(problem, target) if kernels else None
 
 
@@ -419,18 +474,32 @@ def _best(problem: Problem, target: str, direction: str, repeats: bool):
 
 @torch.library.custom_op("fmha_tutorial::attention_with_lse", mutates_args=())
 def attention_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    right: int | None = None,
+    softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) for a backward pass, by the fastest recorded step."""
+    """(o, lse) for a backward pass, by the fastest recorded step; ``Asked`` says what the arguments behind v mean."""
+    asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
+    if not _trained(q, k, v, asked, repeats):
+        return computed(q, k, v, asked, True)
     q, k, v = (x.detach() for x in plain(q=q, k=k, v=v))
-    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), _must_repeat()).forward
+    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), repeats).forward
     return step.attention(q, k, v, causal, scale, return_lse=True)
 
 
 @attention_with_lse.register_fake
-def _(q, k, v, causal=False, scale=None):
-    _check_sizes(q, k, v, causal, scale)
-    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+def _(q, k, v, *asked):
+    check_sizes(q, k, v, Asked(*asked))
+    rows = q.shape[:-1] if q.ndim == 4 else (q.shape[1], q.shape[0])
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(rows, dtype=torch.float32)
 
 
 @torch.library.custom_op("fmha_tutorial::gradients", mutates_args=())
@@ -443,38 +512,64 @@ def gradients(
     do: torch.Tensor,
     causal: bool,
     scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv), contiguous, by the step that goes with ``attention_with_lse``."""
-    step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), _must_repeat()).backward
-    return step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale)
+    window: int | None = None,
+    right: int | None = None,
+    softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv, dsinks), contiguous, of what ``attention_with_lse`` returned; dsinks is empty without sinks.
+
+    By the step that goes with it; with a gradient of lse, and where there is no step, a tile of queries at a time.
+    """
+    asked, repeats = Asked(causal, scale, window, right, softcap, cu_seqlens_q, cu_seqlens_k, sinks), _must_repeat()
+    if dlse is None and _trained(q, k, v, asked, repeats):
+        step = training(Problem.of(q, k, v, causal, scale), target_of(q.device), repeats).backward
+        return *step.gradients(q, k, v, o, lse, do.contiguous(), causal, scale), q.new_empty(0)
+    if dlse is not None and asked.cu_seqlens_q is not None:
+        dlse = dlse[None]
+    *made, dsinks = _by_blocks(blockwise.gradients, q, k, v, asked, o, lse, do, dlse=dlse)
+    return *made, q.new_empty(0) if dsinks is None else dsinks
 
 
 @gradients.register_fake
-def _(q, k, v, o, lse, do, causal, scale):
+def _(q, k, v, o, lse, do, *asked):
     for name, x in (("k", k), ("v", v), ("o", o), ("lse", lse), ("do", do)):
         if x.device != q.device:  # one tensor on meta brings a real call here, too
             raise ValueError(f"{name} must be on q's device ({q.device}), got {x.device}")
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    sinks = Asked(*asked[:-1]).sinks
+    dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, causal, scale = inputs
-    o, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, o, lse)
-    ctx.causal, ctx.scale = causal, scale
+    (q, k, v, *asked), (o, lse) = inputs, output
+    asked = Asked(*asked)
+    ctx.save_for_backward(q, k, v, o, lse, *asked[-3:])
+    ctx.set_materialize_grads(False)
+    ctx.asked = asked[:-3]
 
 
-def _backward(ctx, do, _):
-    q, k, v, o, lse = ctx.saved_tensors
-    return *gradients(q, k, v, o, lse, do, ctx.causal, ctx.scale), None, None
+def _backward_by(gradients: Callable) -> Callable:
+    def backward(ctx, do, dlse):
+        *given, cu_seqlens_q, cu_seqlens_k, sinks = ctx.saved_tensors
+        if do is None and dlse is None:
+            return (None,) * (3 + len(Asked()))
+        do = torch.zeros_like(given[3]) if do is None else do
+        dq, dk, dv, dsinks = gradients(*given, do, *ctx.asked, cu_seqlens_q, cu_seqlens_k, sinks, dlse)
+        return dq, dk, dv, *(None for _ in Asked()[:-1]), None if sinks is None else dsinks
+
+    return backward
 
 
 def _refuse_second(*_):
     raise ValueError("gradients must be asked for once: those of attention have no gradients of their own")
 
 
-attention_with_lse.register_autograd(_backward, setup_context=_keep)
+# By its name, as it is looked up at each call.
+attention_with_lse.register_autograd(_backward_by(lambda *given: gradients(*given)), setup_context=_keep)
 gradients.register_autograd(_refuse_second)
 
 
@@ -485,15 +580,12 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     @torch.no_grad
-    def forward(q, k, v, causal, scale):
-        return attention_with_lse(q, k, v, causal, scale)
+    def forward(q, k, v, *asked):
+        return attention_with_lse(q, k, v, *asked)
 
     setup_context = staticmethod(_keep)
-
-    @staticmethod
-    def backward(ctx, do, _):
-        q, k, v, o, lse = ctx.saved_tensors
-        return *_TransformedGradients.apply(q, k, v, o, lse, do, ctx.causal, ctx.scale), None, None
+    # Where torch.compile gives a program up, this runs by itself: its tracer fails at it.
+    backward = staticmethod(torch.compiler.disable(_backward_by(lambda *given: _TransformedGradients.apply(*given))))
 
     @staticmethod
     def jvp(ctx, *_):
@@ -507,8 +599,8 @@ class _TransformedGradients(torch.autograd.Function):
 
     @staticmethod
     @torch.no_grad
-    def forward(q, k, v, o, lse, do, causal, scale):
-        return gradients(q, k, v, o, lse, do, causal, scale)
+    def forward(*given):
+        return gradients(*given)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -521,9 +613,9 @@ class _TransformedGradients(torch.autograd.Function):
     jvp = backward
 
 
-operator.register_vmap(_by_batches(3)(operator))
-attention_with_lse.register_vmap(_by_batches(3)(attention_with_lse))
-gradients.register_vmap(_by_batches(6)(gradients))
+operator.register_vmap(by_batches(3)(operator))
+attention_with_lse.register_vmap(by_batches(3)(attention_with_lse))
+gradients.register_vmap(by_batches(6)(gradients))
 
 
 def training(problem: Problem, target: str, repeats: bool = False) -> Training:
@@ -542,12 +634,21 @@ def training(problem: Problem, target: str, repeats: bool = False) -> Training:
 
 
 def chosen(problem: Problem, target: str) -> Step:
-    """The step for a problem on "sm_90", "cpu" and the like: PyTorch's own where none is recorded to be as fast."""
+    """The step for a problem on "sm_90", "cpu" and the like: PyTorch's own where none is recorded to be as fast.
+
+    Of what PyTorch's own does not compute, such as a soft cap, any record on this architecture counts, as what is left
+    are many calls for each tile. But what a record without sinks says of a problem with them nobody knows.
+    """
+    own = get_step("sdpa")
     try:
         choice = best(problem, target, _recorded("forward"))
     except ValueError:  # an architecture that nothing is known of, or no recorded step takes the problem
-        return get_step("sdpa")
-    return choice.step if choice.beats_sdpa(target) else get_step("sdpa")
+        return own
+    if problem.sinks and not choice.record.the_problem().sinks:
+        return own
+    if own.unsupported(problem, target):
+        return choice.step if choice.record.machine["arch"] == target else own
+    return choice.step if choice.beats_sdpa(target) else own
 
 
 @cache
@@ -555,13 +656,13 @@ def _recorded(direction: str) -> tuple:
     return tuple(recorded_runs(RESULTS, direction))
 
 
-def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window: int | None) -> Ready:
-    step = chosen(Problem.of(q, k, v, causal, scale, window=window), target_of(q.device))
-    is_like = _like(q, k, v)
+def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None) -> Ready:
+    step = chosen(Problem.of(q, k, v, causal, scale), target_of(q.device))
+    is_like = like(q, k, v)
     far = has_long_strides(q, k, v) or rows_overlap(q, k, v)  # which not every step takes, nor PyTorch
     if far:
         q, k, v = (x.contiguous() for x in (q, k, v))
-    ready = step.ready(q, k, v, causal, scale, window=window)
+    ready = step.ready(q, k, v, causal, scale)
 
     def from_contiguous(q, k, v, out):
         return ready(q.contiguous(), k.contiguous(), v.contiguous(), out)
@@ -570,7 +671,7 @@ def _made_ready(kind: tuple, q, k, v, causal: bool, scale: float | None, window:
         return ready(q, k, v, out).contiguous()
 
     launch = contiguous if step.backend == "torch" else ready  # PyTorch's output may lie otherwise
-    made = Ready(from_contiguous if far else launch, (causal, scale, window), is_like)
+    made = Ready(from_contiguous if far else launch, (causal, scale), is_like)
     _launches.keep(kind, made)
     return made
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.step import Step, Unsupported, no_scratch
-from steps.core.tensors import check_out, check_strides, kind, plain, tell_autograd
+from steps.core.tensors import check_out, check_sinks, check_strides, kind, plain, sinks_in_float32, tell_autograd
 from steps.core.tiles import Tile
-from tutorial_lib.problem import Problem, flag, number
+from tutorial_lib.blockwise import gradient_of_sinks, row_sums
+from tutorial_lib.problem import FEATURES, Problem, flag, number
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +20,16 @@ GRADIENTS = ("dq", "dk", "dv")
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStep(Step):
-    """One way to compute attention's gradients. ``make_ready(problem, tensors, out)`` gets all six tensors at once."""
+    """One way to compute attention's gradients. ``make_ready(problem, tensors, out)`` gets all six tensors at once.
+
+    Attention sinks take no other kernel. With a log-sum-exp that holds the sink, the weights P = exp(S - lse) are those
+    of the keys, and dS = P (dP - delta) is right as it is. What is left is the sinks' own gradient
+    (``tutorial_lib.blockwise.gradient_of_sinks``). A step that takes its weights from elsewhere, not from lse, does not
+    take sinks.
+    """
 
     direction: ClassVar[str] = "backward"
+    takes: ClassVar[tuple[str, ...]] = ("sinks",)
 
     @property
     def deterministic(self) -> bool:
@@ -42,8 +50,9 @@ class GradientStep(Step):
         causal: bool = False,
         scale: float | None = None,
         *,
-        out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sinks: torch.Tensor | None = None,
+        out: tuple[torch.Tensor, ...] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         """The gradients (dq, dk, dv) of attention, in the inputs' dtype.
 
         q, k, v, causal and scale as in ``Step.attention``; o ``[B, Hq, Sq, D]`` is what the forward pass returned,
@@ -51,14 +60,34 @@ class GradientStep(Step):
         infinity for one that sees no key, and do ``[B, Hq, Sq, D]`` the gradient of o. Written to ``out`` where that
         is given, which must not overlap the inputs.
 
+        sinks as in ``Step.attention``: o and lse are then those of attention with sinks. Returns, and writes to
+        ``out``, (dq, dk, dv, dsinks), and dsinks is ``[Hq]`` in the sinks' dtype.
+
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         tensors = plain(q=q, k=k, v=v, o=o, lse=lse, do=do)
-        self._refuse_derivatives(q=q, k=k, v=v, o=o, lse=lse, do=do)
-        made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+        self._refuse_derivatives(q=q, k=k, v=v, o=o, lse=lse, do=do, sinks=sinks)
+        if sinks is None:
+            made = self.ready(*tensors, causal, scale, out)(*tensors, out)
+        else:
+            made = self._with_sinks(sinks, tensors, causal, scale, out)
         if out is not None:
             tell_autograd(*out)
         return made
+
+    def _with_sinks(self, sinks, tensors: tuple, causal: bool, scale: float | None, out) -> tuple:
+        """(dq, dk, dv, dsinks): what is computed without sinks, and their own gradient."""
+        if "sinks" not in self.takes:
+            raise Unsupported(f"step {self.label}: takes no {FEATURES['sinks']}")
+        used, first = sinks_in_float32(sinks), None
+        if out is not None:
+            *first, last = _as_many("out", out, (*GRADIENTS, "dsinks"))
+            check_out("out's dsinks", last, sinks)
+        launch = self.ready(*tensors, causal, scale, first)
+        check_sinks(used, tensors[0])
+        made, (o, lse, do) = launch(*tensors, first), tensors[3:]
+        dsinks = gradient_of_sinks(used, lse, row_sums(o, do))
+        return *made, dsinks.to(sinks.dtype) if out is None else last.copy_(dsinks)
 
     def ready(self, q, k, v, o, lse, do, causal: bool = False, scale: float | None = None, out=None):
         """``launch(q, k, v, o, lse, do, out)`` for calls of this kind, made ready at the first; raises as above."""
@@ -73,14 +102,11 @@ class GradientStep(Step):
         q, k, v, o, lse, do = tensors
         plain(q=q, k=k, v=v, o=o, lse=lse, do=do)  # tells what holds no numbers
         problem = Problem.of(q, k, v, causal, scale)
-        _check("o", o, q.shape, q.dtype, q.device)
-        _check("do", do, q.shape, q.dtype, q.device)
+        for name, x in (("o", o), ("do", do)):
+            _check(name, x, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
         _check("lse", lse, q.shape[:-1], torch.float32, q.device)
         if out is not None:
-            if not isinstance(out, tuple | list) or len(out) != len(GRADIENTS):
-                came = len(out) if isinstance(out, tuple | list) else type(out).__name__
-                raise ValueError(f"out must be three tensors (dq, dk, dv), got {came}")
-            for name, given, like in zip(GRADIENTS, out, (q, k, v), strict=True):
+            for name, given, like in zip(GRADIENTS, _as_many("out", out, GRADIENTS), (q, k, v)):
                 check_out(f"out's {name}", given, like)
         if not self.takes_long_strides:
             check_strides(q=q, k=k, v=v, o=o, lse=lse, do=do, **dict(zip(GRADIENTS, out or ())))
@@ -127,6 +153,14 @@ def tiles_visited(problem: Problem, tile: Tile) -> int:
     columns = range(-(-problem.seq_len_kv // tile.key))
     seen = sum(rows - (min(rows, j * tile.key // tile.query) if problem.causal else 0) for j in columns)
     return problem.batch * problem.heads * seen
+
+
+def _as_many(name: str, given, wanted: tuple[str, ...]) -> tuple:
+    """What is given, a tensor for each name; raises ValueError where they are not as many."""
+    if not isinstance(given, tuple | list) or len(given) != len(wanted):
+        came = len(given) if isinstance(given, tuple | list) else type(given).__name__
+        raise ValueError(f"{name} must be {len(wanted)} tensors ({', '.join(wanted)}), got {came}")
+    return tuple(given)
 
 
 def _check(name: str, x, shape, dtype, device) -> None:

@@ -133,6 +133,19 @@ def _capped() -> tuple[Problem, ...]:
     return tuple(replace(shape, softcap=50.0) for shape in shapes)
 
 
+def _gpt_oss() -> tuple[Problem, ...]:
+    """Layers of gpt-oss: 64 query heads on 8, and sinks."""
+    common = {"heads": 64, "kv_heads": 8, "head_dim": 64, "dtype": "bfloat16", "causal": True, "sinks": True}
+    return tuple(Problem(batch=TOKENS // n, seq_len_q=n, seq_len_kv=n, **common) for n in LENGTHS)
+
+
+def _sinks() -> tuple[Problem, ...]:
+    """Layers of gpt-oss have a window of 128 tokens in turn with none; and the same of packed sequences."""
+    whole, ragged = _gpt_oss(), {"batch": 1, "seq_len_q": sum(RAGGED), "seq_len_kv": sum(RAGGED), "lengths": RAGGED}
+    found = (*whole, replace(whole[0], **ragged))
+    return *found, *(replace(problem, window=128) for problem in found)
+
+
 def _few_queries() -> tuple[Problem, ...]:
     common = {"batch": 16, "heads": 64, "seq_len_kv": 8192, "head_dim": 128, "dtype": "bfloat16"}
     each = product((1, 4, 16, 64, 128, 256), (8, 1))
@@ -187,6 +200,10 @@ GRIDS = {
     "windows": Grid("sliding windows of 256 to 4096", _windows()),
     "packed": Grid("sequences of different lengths packed into one tensor", _packed()),
     "capped": Grid("a soft cap of 50 on the scores", _capped()),
+    "sinks": Grid("attention sinks: layers of gpt-oss, with a window of 128 tokens and without", _sinks()),
+    "gradients_sinks": Grid(
+        "attention sinks in the backward pass: layers of gpt-oss, no window", _gpt_oss(), "backward"
+    ),
     "few": Grid("1 to 256 queries for each head of a group against 8192 keys", _few_queries()),
     "models": Grid("short, small and odd problems of models that people run", _models()),
     "between": Grid("head_dim 80, 96, 160 and 192, between those of tiles", _between()),

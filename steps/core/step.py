@@ -10,7 +10,16 @@ from types import NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.core.launch import MAKING_READY, Launch, Launches, kind_of, on_its_device, told
-from steps.core.tensors import check_out, check_strides, plain, refuse_tangents, tell_autograd, undisturbed
+from steps.core.tensors import (
+    check_out,
+    check_sinks,
+    check_strides,
+    plain,
+    refuse_tangents,
+    sinks_in_float32,
+    tell_autograd,
+    undisturbed,
+)
 from tutorial_lib import packing
 from tutorial_lib.hardware import architecture_of
 from tutorial_lib.needs import lacking
@@ -91,6 +100,7 @@ class Step:
         softcap: float | None = None,
         cu_seqlens_q: torch.Tensor | None = None,
         cu_seqlens_k: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention: ``softmax(scale * q @ k^T, masked) @ v``.
 
@@ -101,7 +111,10 @@ class Step:
         overlap the inputs; with ``return_lse`` (o, lse), and lse ``[B, Hq, Sq]`` is the natural logarithm, in float32,
         of the sum of exp(scaled scores) over the keys that a query sees. A step with a kernel computes no gradients.
 
-        ``window`` and ``softcap`` are as in ``Problem``; a step computes what it ``takes``.
+        ``window``, ``softcap`` and ``sinks`` are as in ``Problem``; a step computes what it ``takes``. sinks ``[Hq]``,
+        float32, float16 or bfloat16 on q's device, are computed with in float32. A sink is finite, or minus infinity,
+        which is none. lse is then of a row's scores and its head's sink. A query without a finite score gets 0 where
+        its head has a finite sink; elsewhere its o is not defined.
         With ``cu_seqlens_q``, int32 ``[sequences + 1]`` on q's device, sequences are packed: q and o ``[tokens, Hq,
         D]``, k and v ``[tokens, Hkv, D]``, lse ``[Hq, tokens]``. ``cu_seqlens_k`` says where those of the keys begin,
         None: as those of the queries. What both hold is checked at the first call of a kind (on the CPU at each), and
@@ -111,33 +124,36 @@ class Step:
         Raises ValueError naming the argument, what it must be and what came; Unsupported for what this step cannot do.
         """
         q, k, v = plain(q=q, k=k, v=v)
-        self._refuse_derivatives(q=q, k=k, v=v, out=out)
-        if cu_seqlens_q is None and cu_seqlens_k is None:
+        self._refuse_derivatives(q=q, k=k, v=v, out=out, sinks=sinks)
+        if sinks is not None:
+            sinks = sinks_in_float32(sinks)
+        if cu_seqlens_q is not None or cu_seqlens_k is not None:
+            begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+            made = self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins, sinks)
+        elif sinks is None:
             made = self.ready(q, k, v, causal, scale, out, return_lse, window, softcap)(q, k, v, out)
         else:
-            begins = cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-            made = self._packed(q, k, v, causal, scale, out, return_lse, window, softcap, begins)
+            launch = self.ready(q, k, v, causal, scale, out, return_lse, window, softcap, (), sinks)
+            made = launch(q, k, v, out, sinks)
         if out is not None:
             tell_autograd(out)
         return made
 
-    def _packed(self, q, k, v, causal, scale, out, return_lse: bool, window, softcap, begins: tuple):
+    def _packed(self, q, k, v, causal, scale, out, return_lse: bool, window, softcap, begins: tuple, sinks):
         """``attention`` of packed sequences: kernels see a batch of one, and where the sequences begin."""
         import torch
 
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(x, torch.Tensor) or x.ndim != 3:
-                came = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise ValueError(f"with cu_seqlens_q {name} must be a tensor [tokens, heads, head_dim], got {came}")
+        tensors = packing.as_batches(q=q, k=k, v=v)
         begins = tuple(plain(**dict(zip(("cu_seqlens_q", "cu_seqlens_k"), begins))))
         for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), begins):
             packing.check(name, cu, q.device)
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         else:
-            check_out("out", out, q)
-        tensors, place = [packing.as_batch(x) for x in (q, k, v)], packing.as_batch(out)
-        made = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins)(*tensors, place, *begins)
+            check_out("out", out, q, v.shape[-1])
+        place, more = packing.as_batch(out), begins if sinks is None else (*begins, sinks)
+        launch = self.ready(*tensors, causal, scale, place, return_lse, window, softcap, begins, sinks)
+        made = launch(*tensors, place, *more)
         return (out, made[1].squeeze(0)) if return_lse else out
 
     def ready(
@@ -152,11 +168,12 @@ class Step:
         window: int | None = None,
         softcap: float | None = None,
         begins: tuple = (),
+        sinks: torch.Tensor | None = None,
     ) -> Launch:
         """``launch(q, k, v, out)`` for calls of this kind, made ready at the first; raises as ``attention`` does.
 
         begins: where packed sequences begin, as ``launch`` takes it behind ``out``; q, k, v and out are then batches of
-        one.
+        one. sinks: as it takes them behind that, float32.
         """
         # What is compared below must be plain values: a tensor would be compared by what it holds only now.
         if type(causal) is not bool:
@@ -178,13 +195,17 @@ class Step:
                 kind = kind, return_lse, window, softcap, *map(len, begins)
                 if self.reads_lengths:
                     kind = kind, lengths
+            if sinks is not None:
+                kind = kind, sinks.shape, sinks.device
         except (AttributeError, TypeError, RuntimeError):  # no tensors, or none with memory: told below, or by PyTorch
             kind = None
         if launch := self.launches.find(kind):
             return launch
         if begins:
             features["lengths"], features["lengths_kv"] = lengths or _lengths(begins, q, k)
-        return self._made_ready(kind, q, k, v, causal, scale, out, return_lse, features)
+        if sinks is not None:
+            features["sinks"] = True
+        return self._made_ready(kind, q, k, v, causal, scale, out, return_lse, features, sinks)
 
     @cached_property
     def launches(self) -> Launches:
@@ -196,14 +217,16 @@ class Step:
         return {name: value for name, value in vars(self).items() if name != "launches"}
 
     def _made_ready(
-        self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out, return_lse: bool, features: dict
+        self, kind: tuple | None, q, k, v, causal: bool, scale: float | None, out, return_lse: bool, features, sinks
     ) -> Launch:
         """Check a call's arguments and make its launch ready, for this call and for all of its kind."""
         if any(x is not given for x, given in zip(plain(q=q, k=k, v=v), (q, k, v))):
             kind = None  # for tensors of this kind alone: a launch reads what lies in memory
         problem = Problem.of(q, k, v, causal, scale, **features)
+        if sinks is not None:
+            check_sinks(sinks, q)
         if out is not None:
-            check_out("out", out, q)
+            check_out("out", out, q, v.shape[-1])
         if not self.takes_long_strides:
             check_strides(q=q, k=k, v=v, out=out)
         more = {"return_lse": True} if return_lse else {}
@@ -310,8 +333,8 @@ class Step:
         """A function that computes ``problem``, which is checked, for tensors of the kind of these.
 
         ``launch(q, k, v, out)`` returns ``out`` or, when that is None, a new tensor; with ``return_lse`` the
-        log-sum-exp behind it. It must not keep the tensors that
-        are given here, nor anything that they hold.
+        log-sum-exp behind it. It takes, behind ``out``, where packed sequences begin and the sinks, as far as
+        ``problem`` has these. It must not keep the tensors that are given here, nor anything that they hold.
         """
         raise NotImplementedError
 
@@ -338,8 +361,9 @@ def no_scratch(problem: Problem) -> int:
 class TorchStep(Step):
     """A step made of PyTorch calls: ``function(q, k, v, causal, scale)``, whose scale is above zero, returns o.
 
-    takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing. None:
-    ``function`` does. keeps_mask: whether that takes ``mask_of``, of which a launch has one that keeps the last mask.
+    takes: of ``Problem.features``; what a problem has of them, ``masked`` gets by name: window, softcap, packing and
+    sinks. None: ``function`` does. keeps_mask: whether that takes ``mask_of``, of which a launch has one that keeps the
+    last mask.
     """
 
     function: Callable
@@ -362,8 +386,12 @@ class TorchStep(Step):
         function = self.masked if self.masked and problem.features else self.function
         kept = {"mask_of": lru_cache(maxsize=1)(visible)} if self.keeps_mask and problem.window else {}
 
-        def launch(q, k, v, out, *begins):
-            more = {**features, "packing": Packing(*begins, problem.pairs_of_lengths)} if begins else features
+        def launch(q, k, v, out, *tensors):
+            more = features
+            if problem.lengths is not None:
+                more = {**more, "packing": Packing(*tensors[:2], problem.pairs_of_lengths)}
+            if problem.sinks:
+                more = {**more, "sinks": tensors[-1]}
             q = q if sign == 1 else q * sign
             o = function(q, k, v, causal, scale, **more, **kept)
             if out is not None:

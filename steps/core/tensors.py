@@ -78,14 +78,18 @@ def has_own_dispatch(x) -> bool:
     return not x.is_nested and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-def check_out(name: str, out, like) -> None:
-    """Raises ValueError unless ``out`` is a place for what is shaped as ``like``, with memory for each number."""
+def check_out(name: str, out, like, width: int | None = None) -> None:
+    """Raises ValueError unless ``out`` is a place for what is shaped as ``like``, with memory for each number.
+
+    width: of the last axis, where that is not as ``like`` has it.
+    """
     import torch
 
-    wanted = f"{name} must be a tensor with shape {tuple(like.shape)}, {like.dtype} on {like.device}"
+    shape = (*like.shape[:-1], like.shape[-1] if width is None else width)
+    wanted = f"{name} must be a tensor with shape {shape}, {like.dtype} on {like.device}"
     if not isinstance(out, torch.Tensor):
         raise ValueError(f"{wanted}, got {type(out).__name__}")
-    if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
+    if (out.shape, out.dtype, out.device) != (shape, like.dtype, like.device):
         raise ValueError(f"{wanted}, got {tuple(out.shape)}, {out.dtype} on {out.device}")
     try:
         if is_plain(out) and not _overlaps_itself(out):
@@ -93,6 +97,29 @@ def check_out(name: str, out, like) -> None:
     except RuntimeError:  # no memory
         pass
     raise ValueError(f"{wanted}, each number in memory of its own, got strides {tuple(out.stride())}, {type(out)}")
+
+
+def sinks_in_float32(sinks):
+    """Attention sinks as kernels read them, contiguous. Raises ValueError for what is no tensor of their dtypes."""
+    [sinks] = plain(sinks=sinks)
+    check_type_of_sinks(sinks)
+    return sinks.float().contiguous()
+
+
+def check_type_of_sinks(sinks) -> None:
+    import torch
+
+    taken = (torch.float32, torch.float16, torch.bfloat16)
+    if not isinstance(sinks, torch.Tensor) or sinks.dtype not in taken:
+        came = sinks.dtype if isinstance(sinks, torch.Tensor) else type(sinks).__name__
+        raise ValueError(f"sinks must be a tensor [heads] in float32, float16 or bfloat16, got {came}")
+
+
+def check_sinks(sinks, q) -> None:
+    """Raises ValueError unless there is a sink for each head of q ``[batch, heads, seq_len, head_dim]``, beside it."""
+    if sinks.shape != q.shape[1:2] or sinks.device != q.device:
+        wanted = f"sinks must be a tensor [{q.shape[1]}] on {q.device}, a number for each head of q"
+        raise ValueError(f"{wanted}, got {tuple(sinks.shape)} on {sinks.device}")
 
 
 def _overlaps_itself(x, but_for: int | None = None) -> bool:

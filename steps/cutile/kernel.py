@@ -16,6 +16,7 @@ import math
 import cuda.tile as ct
 
 LN2 = math.log(2)  # as a number: cuTile translates no call of math's functions
+LOG2E = 1 / LN2
 LEAST = -3.4028234663852886e38  # of float32: a maximum begins with it, as minus infinity less itself would be NaN
 
 
@@ -49,11 +50,33 @@ def load_query(Q, i, head, batch, variant):
     return ct.reshape(q, (variant.tile.query, variant.head_dim))
 
 
-def begin(variant):
-    """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised."""
-    row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
-    row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
+def begin(head, scale, variant):
+    """Running maximum and sum of every row, and its output [query, head_dim], not yet normalised.
+
+    A sink is a score without a value: the maximum begins with it, and the sum with its weight.
+    """
+    if variant.sinks:
+        sink = load_sink(scale[1], head, variant)
+        row_max = ct.maximum(sink, LEAST)  # a sink of minus infinity is none
+        row_sum = ct.full((variant.tile.query, 1), 1.0, ct.float32)
+    else:
+        row_max = ct.full((variant.tile.query, 1), LEAST, ct.float32)
+        row_sum = ct.zeros((variant.tile.query, 1), ct.float32)
     return row_max, row_sum, ct.zeros((variant.tile.query, variant.head_dim), ct.float32)
+
+
+def load_sink(Sinks, head, variant):
+    """The sink of every row's head [query, 1], in the base of the softmax."""
+    if variant.together:  # head after head, each with the same queries
+        sinks = ct.load(Sinks, (head, 0), (1, variant.together), padding_mode=ct.PaddingMode.ZERO)
+        sinks = ct.broadcast_to(ct.reshape(sinks, (variant.together, 1)), (variant.together, variant.rows))
+        sinks = ct.reshape(sinks, (variant.tile.query, 1))
+    else:
+        sinks = ct.broadcast_to(ct.load(Sinks, (head, 0), (1, 1)), (variant.tile.query, 1))
+    if variant.base == 2:
+        return sinks * LOG2E
+    else:
+        return sinks
 
 
 def tiles_to_visit(i, seq_len_kv, tile, variant):
@@ -201,7 +224,9 @@ def attend(i, head, batch, Q, K, V, Out, scale, variant):
     kv_head = head // variant.group_size
     seq_len_kv = K.shape[2]
     q = load_query(Q, i, head, batch, variant)
-    row_max, row_sum, accumulator = begin(variant)
+    row_max, row_sum, accumulator = begin(head, scale, variant)
+    if variant.sinks:
+        scale = scale[0]
     unmasked, end = tiles_to_visit(i, seq_len_kv, variant.tile, variant)
     query_index = query_indices(i, variant)
 
@@ -313,7 +338,8 @@ def make_kernel_function(variant):
 
     Its arguments: Q, K, V, Out, scale; for persistent blocks order, starts (``steps.core.order``).
     For packed sequences where those of the queries and of the keys begin (``tutorial_lib.packing``). Where a tile holds
-    queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim].
+    queries of all heads of a group, Q and Out are [batch, kv_heads, group_size, query, head_dim]. With sinks, scale is
+    the scale and an array of them: [heads, 1], or where a tile holds a group, [kv_heads, group_size].
     """
     if variant.sequences:
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import cuda.tile as ct
-from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint
+from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, ScalarConstraint, TupleConstraint
 
 from steps.core.fused import FusedStep, InCuTile, grid, hole, tiles_visited
 from steps.core.launch import empty_lse
@@ -127,6 +127,7 @@ class CuTileStep(InCuTile, FusedStep):
             softcap=problem.softcap,
             sequences=power_of_two(len(problem.lengths)) if problem.lengths else 0,
             together=power_of_two(problem.group_size) if self.packs(problem) else 0,
+            sinks=problem.sinks,
         )
 
     def order_for(self, problem: Problem) -> Order:
@@ -208,13 +209,16 @@ class CuTileStep(InCuTile, FusedStep):
             return x.unflatten(1, heads) if variant.together else x
 
         def launch(q, k, v, out, *begins):
-            o = empty() if out is None else out
+            o, factor = empty() if out is None else out, scale
+            if problem.sinks:
+                *begins, sinks = begins
+                factor = scale, sinks.view(heads if variant.together else (-1, 1))
             given = by_group(q if sign == 1 else q * sign), k, v
             if not return_lse:
-                run(*given, by_group(o), scale, *lists, *begins)
+                run(*given, by_group(o), factor, *lists, *begins)
                 return o
             lse = empty_lse(q)
-            run(*given, (by_group(o), by_group(lse)), scale, *lists, *begins)
+            run(*given, (by_group(o), by_group(lse)), factor, *lists, *begins)
             return o, lse
 
         return launch
@@ -264,8 +268,11 @@ def signature(problem: Problem, lists: tuple[int, ...] = (), by_group: bool = Fa
     queries = array((problem.batch, *heads, problem.seq_len_q, problem.head_dim), dtype)
     keys = array((problem.batch, problem.kv_heads, problem.seq_len_kv, problem.head_dim), dtype)
     arrays = [array((length,), ct.int32) for length in lists]
-    parameters = [queries, keys, keys, queries, ScalarConstraint(ct.float32), *arrays]
-    return KernelSignature(parameters, CallingConvention.cutile_python_v1(), symbol="fmha")
+    scale, convention = ScalarConstraint(ct.float32), CallingConvention.cutile_python_v1()
+    if problem.sinks:
+        sinks = array(heads if by_group else (problem.heads, 1), ct.float32)
+        scale, convention = TupleConstraint((scale, sinks)), CallingConvention.cutile_python_v2()
+    return KernelSignature([queries, keys, keys, queries, scale, *arrays], convention, symbol="fmha")
 
 
 def array(shape: tuple[int, ...], dtype: ct.DType) -> ArrayConstraint:

@@ -53,6 +53,7 @@ class Variant:
     softcap: float | None = None
     sequences: int = 0  # a power of two: packed, at most so many; 0: not packed
     together: int = 0  # heads of a group whose queries share a tile, a power of two; 0: a tile is of one head
+    sinks: bool = False  # every query head has a sink: scale is the scale and an array of them
     lse: bool = False  # the log-sum-exp of every query is stored, too: Out is the output and an array for it
 
     @property

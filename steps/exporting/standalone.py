@@ -20,7 +20,7 @@ from steps.writing.flat import formatted, import_lines
 from steps.writing.trees import LINE_LENGTH, fresh
 from steps.writing.written import flat_text, module_in
 from tutorial_lib.passes import pass_of
-from tutorial_lib.problem import Problem
+from tutorial_lib.problem import FEATURES, Problem
 
 HOSTS = Path(__file__).parent / "hosts"
 VALUE = re.compile(r"\bHOST\.(\w+)")
@@ -71,8 +71,9 @@ def standalone(step: Step, problem: Problem, arch: str | None = None, lse: bool 
         raise Unsupported(f"step {step.label} has no kernel of its own to export: it {what}")
     if reason := step.unsupported(problem, arch):
         raise Unsupported(f"step {step.label}: {reason}")
-    if problem.lengths is not None:
-        raise Unsupported(f"step {step.label} cannot be exported: its own problem has packed sequences")
+    for name in ("lengths", "sinks"):
+        if name in problem.features:
+            raise Unsupported(f"step {step.label} cannot be exported: its own problem has {FEATURES[name]}")
     launch = launch_of(step.configured(problem, arch), problem, arch)
     launch = with_lse(step, launch) if lse else launch
     texts = {name: flat_text(entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}

@@ -19,6 +19,7 @@ from steps.hopper.lib import (
     query_of,
     query_tile_of,
     release,
+    sink_of,
 )
 from steps.hopper.loop import attend_to_rest, first_weights, tiles_of_warpgroup
 from steps.hopper.packed import corner
@@ -34,11 +35,11 @@ def query_tile_until(n, last, work, variant: gl.constexpr):
 
 
 @gluon.jit
-def first_maxima(scores, query_tile, query_iteration, scale, warpgroup: gl.constexpr, variant: gl.constexpr):
+def first_maxima(scores, query_tile, sink, query_iteration, scale, warpgroup: gl.constexpr, variant: gl.constexpr):
     """(scores behind the mask, maxima) of the first tile of keys."""
     row, whole, end, _ = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
     scores = variant.walk.first(scores, 0, whole, end, row, query_tile.seq_len_kv, variant)
-    return scores, raise_maxima(scores, no_maxima(variant), factor(scale, variant), variant)
+    return scores, raise_maxima(scores, no_maxima(sink, variant), factor(scale, variant), variant)
 
 
 @gluon.jit
@@ -63,13 +64,14 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
     query_iteration = 0
     n, last = variant.schedule.own(work, variant)
     query_tile, head, batch = query_tile_until(n, last, work, variant)
+    sink = sink_of(head, work, variant)
     await_tile(barriers.query_full, 0, QUERY_STAGES)
     await_tile(barriers.key_full, 0, STAGES)
     scores = issue_scores(query_of(tiles.query, 0, warpgroup, variant), tiles.key, 0, variant)
     scores = warpgroup_mma_wait(0, deps=[scores])
     release(barriers.key_empty, 0, STAGES)
-    scores, row_max = first_maxima(scores, query_tile, 0, scale, warpgroup, variant)
-    first = first_weights(scores, row_max, dtype, scale, variant)
+    scores, row_max = first_maxima(scores, query_tile, sink, 0, scale, warpgroup, variant)
+    first = first_weights(scores, row_max, sink, dtype, scale, variant)
     # Computed anew, not `= query_tile, head, batch`: Triton takes variables that begin as one value for one.
     sent_tile, sent_head, sent_batch = query_tile_until(n, last, work, variant)
     while n < last:
@@ -106,6 +108,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         accumulator = issue_output(weights, tiles.value, iteration, accumulator, variant)
 
         # --- what needs neither ---
+        next_sink = sink_of(next_head, work, variant)
         variant.free.softmax(barriers, query_iteration, variant)
         if query_iteration > 0:
             send(arrays, tiles, sent_tile, sent_head, sent_batch, query_iteration - 1, warpgroup, variant)
@@ -120,11 +123,11 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
         # --- the next softmax; between its maxima and its exponentials the output is complete ---
         scores = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(barriers.key_empty.index((iteration + 1) % STAGES), count=1, pred=more)
-        scores, row_max = first_maxima(scores, next_tile, query_iteration + 1, scale, warpgroup, variant)
+        scores, row_max = first_maxima(scores, next_tile, next_sink, query_iteration + 1, scale, warpgroup, variant)
         variant.hold.wait(barriers, iteration, variant)
         accumulator, row_max = warpgroup_mma_wait(0, deps=[accumulator, row_max])
         o = (accumulator * inverse).to(dtype)
-        first = first_weights(scores, row_max, dtype, scale, variant)
+        first = first_weights(scores, row_max, next_sink, dtype, scale, variant)
         release(barriers.value_empty, iteration, STAGES)
         tma.store_wait(0)
         output.reshape(o.shape).store(o)

@@ -20,6 +20,7 @@ from steps.hopper.lib import (
     query_tile_of,
     release,
     seen,
+    sink_of,
 )
 from steps.hopper.loop import attend_overlapped
 from steps.hopper.products import await_output, issue_scores, link, store_normalised
@@ -49,6 +50,7 @@ def consume(arrays, tiles, barriers, work, scale, LSE, warpgroup: gl.constexpr, 
             tiles,
             barriers,
             seen(query_tile, variant),
+            sink_of(head, work, variant),
             iteration,
             query_iteration,
             scale,

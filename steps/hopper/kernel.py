@@ -83,6 +83,7 @@ def fmha(
     begins_q=None,
     begins_k=None,
     sequences=None,
+    Sinks=None,
 ):
     arrays = Arrays(Q, K, V, Out)
     tiles = rooms(Q.dtype, variant)
@@ -90,7 +91,7 @@ def fmha(
     taken = room_for_number(variant) if variant.schedule.tells else None
     packed = Packed(begins_q, begins_k, sequences) if variant.packed else None
     lines = Q.shape[0] * heads if variant.schedule.lines else None
-    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken, packed, lines)
+    work = Work(order, starts, heads, tiles_a_head, seq_len_kv, taken, packed, lines, Sinks)
     all_see_barriers(variant)
     variant.hold.begin()
 

@@ -70,19 +70,13 @@ class TmaStep(FusedStep):
 
     def make_ready(self, problem, q, k, v, out, return_lse=False):
         lse = empty_lse(q) if return_lse else None
-        constants = self.constants(problem, return_lse)
-        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, *constants, lse=lse)
-
-    def constants(self, problem: Problem, return_lse: bool = False) -> tuple:
-        """What ``kernel`` takes behind what all of them take: the variant; where more is to come, no LSE, too."""
         variant = replace(self.variant(problem), lse=return_lse)
-        return (variant, None) if problem.lengths is not None and not return_lse else (variant,)
+        return self.make_kernel_ready(self.kernel(problem), problem, q, k, v, out, variant, lse=lse)
 
     def make_kernel_ready(self, kernel, problem: Problem, q, k, v, out, *constants, lse=None):
         """As ``make_ready``, for a kernel that is given, and takes ``constants`` behind what all of them take.
 
-        lse: a tensor for the log-sum-exp; with it the kernel takes another behind these, and launches return that, too.
-        Of packed sequences a kernel takes behind all of this where they begin, and how many there are.
+        lse: a tensor for the log-sum-exp; with it launches return that, too.
         """
         import torch
 
@@ -100,7 +94,15 @@ class TmaStep(FusedStep):
         how = self.order_for(problem)
         blocks, order = how.blocks(problem, variant.tile, q.device, together=variant.neighbours)
         passed = arguments(*fitted, out if into_out else empty(q), problem, scale, order, variant)
+        begins, sinks = (), ()
+        if problem.lengths is not None:
+            begins = (torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device),) * 2
+        if problem.sinks:
+            sinks = (torch.empty(problem.heads, device=q.device),)
         passed = (*passed, *constants)
+        places, last = last_arguments(kernel, problem, lse, *begins, *sinks)
+        moved = [len(passed) + place for place in places]
+        passed = (*passed, *last)
         moving, lse_place = (0, 1, 2, 3), lse is not None and places_like(lse)
         own = tuple  # what a launch brings along besides the tensors: nothing
         if how.taken:
@@ -109,12 +111,7 @@ class TmaStep(FusedStep):
             def own():
                 return (counter(),)
 
-        if lse_place:
-            moving, passed = (*moving, len(passed)), (*passed, lse)
-        if problem.lengths is not None:
-            begins = [torch.zeros(len(problem.lengths) + 1, dtype=torch.int32, device=q.device)] * 2
-            passed = (*passed, *begins, len(problem.lengths))
-            moving = (*moving, len(passed) - 3, len(passed) - 2)
+        moving = (*moving, *moved)
         launched = (variant.neighbours * blocks, 1, 1)
         asked = {"ctas": variant.ctas, "neighbours": variant.neighbours, "rewrite": variant.rewrite}
         run = gluon_launcher(kernel, launched, passed, variant.warps, q.device, moving, self.made_for, **asked)
@@ -125,15 +122,15 @@ class TmaStep(FusedStep):
             run(q, k, v, o)
             return o
 
-        def launch(q, k, v, out, *begins):
+        def launch(q, k, v, out, *more):
             if not as_they_are:
                 q, k, v = fit(q, k, v)
             o = out if into_out else empty(q)
             if not lse_place:
-                run(q, k, v, o, *own(), *begins)
+                run(q, k, v, o, *own(), *more)
                 return o if out is None or o is out else out.copy_(o)
             lse = lse_place()
-            run(q, k, v, o, *own(), lse, *begins)
+            run(q, k, v, o, *own(), lse, *more)
             return (o if out is None or o is out else out.copy_(o)), lse
 
         if as_they_are and out is None and len(moving) == 4:
@@ -143,7 +140,7 @@ class TmaStep(FusedStep):
     def compile(self, problem, arch=None):
         arch = arch or self.made_for
         self.refuse(problem, arch)
-        return self.compile_kernel(self.kernel(problem), problem, arch, *self.constants(problem))
+        return self.compile_kernel(self.kernel(problem), problem, arch, self.variant(problem))
 
     def compile_kernel(self, kernel, problem: Problem, arch: str, *constants):
         """As ``compile``, for a kernel that is given, and takes ``constants`` behind what is passed to all of them."""
@@ -151,10 +148,12 @@ class TmaStep(FusedStep):
         variant = self.variant(problem)
         q, k, v, o = (compiler.Placeholder(shape, problem.dtype) for shape in shapes(problem))
         lists = [compiler.Placeholder((1,), "int32")] * 2
-        begins = () if problem.lengths is None else (*lists, len(problem.lengths))
+        begins = () if problem.lengths is None else lists
+        sinks = [compiler.Placeholder((problem.heads,), "float32")] if problem.sinks else ()
+        _, last = last_arguments(kernel, problem, None, *begins, *sinks)
         compiled = compiler.compile_gluon(
             kernel,
-            (*arguments(q, k, v, o, problem, problem.effective_scale, lists, variant), *constants, *begins),
+            (*arguments(q, k, v, o, problem, problem.effective_scale, lists, variant), *constants, *last),
             variant.warps,
             arch,
             variant.tile.scores // (variant.ctas * variant.neighbours),
@@ -171,6 +170,23 @@ class TmaStep(FusedStep):
             compute_groups=variant.warpgroups,
             shared_clocks=self.shared_clocks(problem),
         )
+
+
+def last_arguments(kernel, problem: Problem, lse, *more) -> tuple[list[int], list]:
+    """(places of tensors, arguments) of a kernel's last parameters, by their names: None for what is not asked for.
+
+    more: where packed sequences begin among queries and keys, and the sinks, as far as ``problem`` has these. A kernel
+    that was written out has no parameters for what it does not need.
+    """
+    names = ["LSE"] if lse is not None else []
+    names += ["begins_q", "begins_k"] if problem.lengths is not None else []
+    names += ["Sinks"] if problem.sinks else []
+    tensors = dict(zip(names, more if lse is None else (lse, *more), strict=True))
+    given = tensors if problem.lengths is None else tensors | {"sequences": len(problem.lengths)}
+    last = [name for name in ("LSE", "begins_q", "begins_k", "sequences", "Sinks") if name in kernel.arg_names]
+    while last and last[-1] not in given:
+        last.pop()
+    return [last.index(name) for name in names], [given.get(name) for name in last]
 
 
 def describable(x) -> bool:

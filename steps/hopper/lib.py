@@ -70,7 +70,7 @@ class Work(NamedTuple):
     """What is to be computed. order, starts: the tiles of block b are order[starts[b] : starts[b + 1]].
 
     taken: how it is told which tile is next. packed: of packed sequences, where they begin. lines: heads of all
-    batches, where blocks compute their tiles.
+    batches, where blocks compute their tiles. sinks: of query heads, where they have some.
     """
 
     order: object
@@ -81,6 +81,7 @@ class Work(NamedTuple):
     taken: object = None
     packed: object = None
     lines: object = None
+    sinks: object = None
 
 
 class QueryTile(NamedTuple):
@@ -518,6 +519,16 @@ def query_tile_of(n, task, work, variant: gl.constexpr):
     else:
         head, batch, i = position(variant.schedule.number(work, n, variant), work)
         return QueryTile(i * variant.tile.query, head // variant.group_size, batch, work.seq_len_kv), head, batch
+
+
+@gluon.jit
+def sink_of(head, work, variant: gl.constexpr):
+    """The sink of a query head in base 2, as the softmax scales its scores; None where heads have none."""
+    if variant.sinks:
+        LOG2E: gl.constexpr = 1.4426950408889634
+        return gl.load(work.sinks + head) * LOG2E
+    else:
+        return None
 
 
 # --- loads ---

@@ -14,7 +14,7 @@ from steps.gluon.softmax import tiles_to_visit
 from steps.hopper.lib import await_tile, own_row, release
 from steps.hopper.products import issue_output, no_output
 from steps.hopper.rest import attend_to_rest
-from steps.hopper.softmax import cap, factor, no_maxima, raise_maxima, weigh
+from steps.hopper.softmax import cap, factor, no_maxima, raise_maxima, weigh, with_sink
 
 
 @gluon.jit
@@ -27,10 +27,10 @@ def tiles_of_warpgroup(query_tile, query_iteration, warpgroup: gl.constexpr, var
 
 
 @gluon.jit
-def first_weights(scores, row_max, dtype: gl.constexpr, scale, variant: gl.constexpr):
-    """(weights, maxima, sums) of the first tile of keys."""
+def first_weights(scores, row_max, sink, dtype: gl.constexpr, scale, variant: gl.constexpr):
+    """(weights, maxima, sums) of the first tile of keys; the sink is in the sums."""
     weights = weigh(scores, row_max, factor(scale, variant))
-    row_sum = variant.sums.first(weights)
+    row_sum = with_sink(variant.sums.first(weights), sink, row_max, variant)
     return gl.convert_layout(weights.to(dtype), variant.weights), row_max, row_sum
 
 
@@ -41,6 +41,7 @@ def attend_overlapped(
     tiles,
     barriers,
     query_tile,
+    sink,
     iteration,
     query_iteration,
     scale,
@@ -49,12 +50,13 @@ def attend_overlapped(
 ):
     """Attention of a warpgroup's queries to the keys that they see.
 
-    scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for.
+    scores: the QK product of the first tile, begun. The PV product of the last is begun and not waited for. sink: of
+    ``sink_of``.
 
     Returns (accumulator [query, head_dim], sums, iteration, and the iteration of the tile whose PV product was begun).
     """
     STAGES: gl.constexpr = variant.stages
-    row_max = no_maxima(variant)
+    row_max = no_maxima(sink, variant)
     accumulator = no_output(variant)
     row, whole, end, block_end = tiles_of_warpgroup(query_tile, query_iteration, warpgroup, variant)
 
@@ -65,7 +67,7 @@ def attend_overlapped(
     scores = cap(scores, scale, variant)
     scores = variant.walk.first(scores, 0, whole, end, row, query_tile.seq_len_kv, variant)
     row_max = raise_maxima(scores, row_max, factor(scale, variant), variant)
-    first = first_weights(scores, row_max, tiles.key.dtype, scale, variant)
+    first = first_weights(scores, row_max, sink, tiles.key.dtype, scale, variant)
 
     # --- all others, and the last tile's output ---
     accumulator, row_sum, iteration, weights = attend_to_rest(

@@ -153,6 +153,7 @@ class HopperStep(TmaStep):
             neighbours=neighbours,
             pieces=pieces,
             packed=problem.lengths is not None,
+            sinks=problem.sinks,
         )
 
     def schedule(self, order: Order, problem: Problem, tile: Tile) -> lib.Schedule:
@@ -187,6 +188,7 @@ class HopperStep(TmaStep):
     def entry(self, problem: Problem, arch: str):
         kernel, constants = super().entry(problem, arch)
         absent = {"begins_q", "begins_k", "sequences"} if problem.lengths is None else set()
+        absent |= set() if problem.sinks else {"Sinks"}
         return kernel, constants | dict.fromkeys(absent & set(kernel.arg_names))
 
     def compute_warps(self, variant: Variant) -> int:

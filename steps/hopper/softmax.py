@@ -15,6 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from steps.core.fused import Pieces
 from steps.gluon.softmax import LEAST, exp2, hide, sum_own
 
+# Subtracted from 1, a hyperbolic tangent near 0 has an error of 2^-23 or so, whatever its size. The error of a score is
+# that times the soft cap. Up to this cap it is less than the rounding of a weight to fp16; a larger one needs more.
+MOST_LOST = gl.constexpr(1000.0)
+
 
 @gluon.jit
 def by_row(x, variant: gl.constexpr):
@@ -27,12 +31,24 @@ def cap(scores, scale, variant: gl.constexpr):
     """Scores under a soft cap, as parts of it; without one they stay as they are.
 
     tanh(x) = 1 - 2 / (1 + e^2x) takes two instructions of MUFU, as cuTile's does in step soft_cap. MUFU has one of its
-    own, tanh.approx in PTX, which was not tried."""
+    own, tanh.approx in PTX, whose relative error of 2^-11 is that of a weight in fp16."""
     if variant.softcap is not None:
         above = 1.0 + exp2(scores * (2.0 * scale / variant.softcap))  # the scale is in base 2, and so is this
-        return 1.0 - 2.0 * reciprocal(above)
+        parts = 1.0 - 2.0 * reciprocal(above)
+        if variant.softcap > MOST_LOST:
+            LN2: gl.constexpr = 0.6931471805599453
+            parts = near_zero(scores * (scale * LN2 / variant.softcap), parts)
+        return parts
     else:
         return scores
+
+
+@gluon.jit
+def near_zero(x, tanh):
+    """tanh(x): of an x near 0 by its series to x^9, which keeps as many digits as x has; else what is given."""
+    square = x * x
+    series = 1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0))))
+    return gl.where(square < 0.0625, x * series, tanh)
 
 
 @gluon.jit
@@ -75,10 +91,16 @@ def hide_before_window(scores, first_query, first_key, variant: gl.constexpr):
 
 
 @gluon.jit
-def no_maxima(variant: gl.constexpr):
-    """Maxima [query] before the first tile of keys."""
+def no_maxima(sink, variant: gl.constexpr):
+    """Maxima [query] before the first tile of keys: the sink of the head, where it has one.
+
+    A sink of minus infinity is none, and must not become a maximum.
+    """
     ROW: gl.constexpr = gl.SliceLayout(1, variant.accumulator)
-    return gl.full([variant.rows], LEAST, gl.float32, ROW)
+    if variant.sinks:
+        return gl.full([variant.rows], gl.maximum(sink, LEAST), gl.float32, ROW)
+    else:
+        return gl.full([variant.rows], LEAST, gl.float32, ROW)
 
 
 # --- maxima ---
@@ -160,6 +182,23 @@ def add_own(row_sum, correction, weights):
 def sum_lanes(row_sum, variant: gl.constexpr):
     """Sums [query] of whole rows, once all keys are done: the lanes that share a row add theirs up."""
     return gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, variant.accumulator))
+
+
+@gluon.jit
+def with_sink(row_sum, sink, row_max, variant: gl.constexpr):
+    """The sums of the first tile, and the weight of the sink where there is one. The loop need not know of it.
+
+    Where the four lanes that share a row add their sums up at the end, each takes a quarter of it.
+    """
+    if variant.sinks:
+        weight = exp2(sink - row_max)
+        if len(row_sum.shape) == 2:
+            own = gl.convert_layout(weight, gl.SliceLayout(1, row_sum.type.layout))
+            return row_sum + 0.25 * own[:, None]
+        else:
+            return row_sum + weight
+    else:
+        return row_sum
 
 
 # --- the softmax under the PV product of the tile before; all take and return the same ---

@@ -60,6 +60,7 @@ class Variant:
     neighbours: int = 1  # blocks on neighbouring SMs that share what TMA brings of keys and values
     pieces: tuple[int, int] | None = None  # columns of head_dim, where products take them in two pieces
     packed: bool = False  # sequences are packed into one tensor
+    sinks: bool = False  # every query head has a sink
 
     def __post_init__(self):
         if self.walk is DOWNWARDS and self.neighbours > 1:

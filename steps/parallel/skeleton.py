@@ -254,6 +254,8 @@ class ParallelGradients(_Together, GradientStep):
 
     forward: ParallelStep
 
+    takes: ClassVar[tuple[str, ...]] = ()
+
     @property
     def asked_as(self) -> str:
         return self.forward.name

@@ -52,6 +52,7 @@ class AutogradGradients(GradientStep):
     function: Callable
 
     backend: ClassVar[str] = "torch"
+    takes: ClassVar[tuple[str, ...]] = ()  # its weights are those of its own forward pass
 
     def scratch_bytes(self, problem):
         """The output and the log-sum-exp that the forward pass keeps for itself."""

@@ -158,19 +158,27 @@ def _capped(softcap: float):
     return lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
 
 
-def flex(q, k, v, causal, scale, window=None, softcap=None, packing=None):
+def flex(q, k, v, causal, scale, window=None, softcap=None, packing=None, sinks=None):
+    """With sinks it rescales what FlexAttention gives without: by the share that the keys have of all weights."""
     masked = causal or packing
     pairs = packing and packing.pairs
     mask = _block_mask((q.shape[2], k.shape[2]), causal, window, pairs, q.device) if masked else None
     cap = _capped(softcap) if softcap else None
-    grouped = q.shape[1] != k.shape[1]
-    return _compiled_flex()(q, k, v, score_mod=cap, block_mask=mask, scale=scale, enable_gqa=grouped)
+    more = {"score_mod": cap, "block_mask": mask, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if sinks is None:
+        return _compiled_flex()(q, k, v, **more)
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    o, found = _compiled_flex()(q, k, v, return_aux=AuxRequest(lse=True), **more)
+    return o * (found.lse - sinks[:, None]).sigmoid()[..., None].to(o.dtype)
 
 
-def flash_attn_4(q, k, v, causal, scale, window=None, softcap=None, packing=None):
+def flash_attn_4(q, k, v, causal, scale, window=None, softcap=None, packing=None, sinks=None):
     from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
     more = {"window_size": (window - 1, 0)} if window else {}
+    if sinks is not None:  # it wants them in bfloat16
+        more["learnable_sink"] = sinks.bfloat16()
     if softcap:
         more["softcap"] = softcap
     if packing:  # it wants [tokens, heads, head_dim]
@@ -209,7 +217,7 @@ def tilegym(q, k, v, causal, scale):
 
 
 MASKS = ("window", "lengths")  # of ``Problem.features``
-ALL = ("window", "softcap", "lengths")
+ALL = ("window", "softcap", "lengths", "sinks")
 
 PEERS = (
     Peer(

@@ -17,5 +17,5 @@ STEP = TorchStep(
     function=sdpa,
     masked=sdpa_masked,
     keeps_mask=True,
-    takes=("window", "lengths"),
+    takes=("window", "lengths", "head_dim_v"),
 )

@@ -161,7 +161,7 @@ def test_bad_arguments_are_named():
         step.gradients(q, k, v, None, lse, do)
     with pytest.raises(ValueError, match=r"q must .*got NoneType"):
         step.gradients(None, k, v, o, lse, do)
-    with pytest.raises(ValueError, match="out must be three tensors"):
+    with pytest.raises(ValueError, match="out must be 3 tensors"):
         step.gradients(q, k, v, o, lse, do, out=(q, k))
     with pytest.raises(ValueError, match="out's dv must be a tensor with shape"):
         step.gradients(q, k, v, o, lse, do, out=(q, k, v[:1]))

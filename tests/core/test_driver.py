@@ -103,7 +103,7 @@ def test_every_kernels_parameters_are_packed_as_its_code_takes_them(step, shape,
 def test_the_parameters_of_packed_sequences_are_packed_as_the_code_takes_them(cuda):
     """Where sequences begin moves, too, and so does the count of tiles that are taken."""
     from steps.gluon.tensors import shapes
-    from steps.hopper.launching import COUNTER, arguments
+    from steps.hopper.launching import COUNTER, arguments, last_arguments
 
     step = get_step("hopper_varlen")
     shape = Problem.packed((100, 3, 230), heads=4, kv_heads=2, head_dim=64, causal=True, dtype="bfloat16")
@@ -111,10 +111,12 @@ def test_the_parameters_of_packed_sequences_are_packed_as_the_code_takes_them(cu
     begins = [compiler.Placeholder((4,), "int32")] * 2
     variant = step.variant(shape)
     given = arguments(*tensors, shape, shape.effective_scale, [compiler.Placeholder((1,), "int32")] * 2, variant)
-    given = (*given, *step.constants(shape), *begins, 3)
+    places, last = last_arguments(step.kernel(shape), shape, None, *begins)
+    moving = (0, 1, 2, 3, COUNTER, *(len(given) + 1 + place for place in places))
+    given = (*given, variant, *last)
+    assert last == [None, *begins, 3]
     source, how = compiler.gluon_source(step.kernel(shape), given, variant.warps, step.made_for)
     compiled = triton.compile(source, **how)
-    moving = (0, 1, 2, 3, COUNTER, len(given) - 3, len(given) - 2)
     parameters = driver.Parameters(compiled, given, moving)
     sizes = driver.parameter_sizes(compiled.asm["ptx"])
     moved = (*PLACES, 7 * 2**20, 8 * 2**20, 9 * 2**20)

@@ -199,7 +199,7 @@ def test_pages_that_are_no_power_of_two_and_calls_of_the_other_kind_are_refused(
         step.compile(dataclasses.replace(in_pages(), page_size=None))
     with pytest.raises(ValueError, match="page_size must be a whole number of at least 1, got 0"):
         in_pages(page_size=0)
-    with pytest.raises(ValueError, match="page_size goes with none of window, softcap and lengths, got window, too"):
+    with pytest.raises(ValueError, match="page_size goes with no other feature, got window, too"):
         in_pages(window=3)
     with pytest.raises(ValueError, match="seq_len_q must be at most seq_len_kv"):
         in_pages(seq_len_q=600)

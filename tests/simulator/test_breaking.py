@@ -176,6 +176,8 @@ ELSEWHERE = {
     "hopper_static_scheduler": [],  # as pv_wait_after_max, but for which tile comes next
     "hopper_varlen": [],  # see PACKED
     "hopper_soft_cap": [],  # a soft cap synchronises nothing
+    "attention_sinks": [],  # nor does a sink
+    "sinks_next_softmax_first": [],
     "reverse_kv_order": [(256, True)],
     "tensor_memory": [(64, True)],
     "warp_roles": [(64, True)],
