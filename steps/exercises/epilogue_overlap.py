@@ -107,12 +107,6 @@ def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgro
             new="query_iteration + 1, STAGES",
         ),
         Wrong(
-            "these queries are released in a ring of STAGES",
-            "has QUERY_STAGES slots",
-            old="query_iteration, QUERY_STAGES",
-            new="query_iteration, STAGES",
-        ),
-        Wrong(
             "waits behind the last tile, too",
             "a deadlock",
             old="""    if more:

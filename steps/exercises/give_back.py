@@ -204,11 +204,6 @@ EXERCISE = GiveBack(
         Wrong("the values never", "a slot of the values that nobody", old=VALUES, new="pass"),
         Wrong("both behind the first product", "has not read yet", source=placed(f"{KEYS}; {VALUES}", "pass")),
         Wrong("both at the end", "slot of the keys is released later", source=placed("pass", f"{KEYS}; {VALUES}")),
-        Wrong(
-            "both at the end, in other words",
-            "slot of the keys is released later",
-            source=placed("pass", f"{KEYS}; {VALUES}").replace("iteration, STAGES", "iteration, stages=STAGES"),
-        ),
         Wrong("the values in the next iteration", "slot of the values is released later", source=one_behind()),
         Wrong(
             "the keys behind the softmax",

@@ -186,12 +186,6 @@ def produce(arrays, tiles, barriers, work):
         ),
         Wrong("always passable", "held the producer back", old="used = iteration // STAGES & 1 ^ 1", new="used = 1"),
         Wrong(
-            "keys are not waited for",
-            "held the producer back",
-            old="mbarrier.wait(barriers.key_empty.index(stage), used)",
-            new="pass",
-        ),
-        Wrong(
             "one wait for both",
             "The values are not in order",
             old="mbarrier.wait(barriers.value_empty.index(stage), used)",
@@ -246,22 +240,10 @@ def produce(arrays, tiles, barriers, work):
         Wrong("both warpgroups the same rows", "Look at the coordinates", old="row + warpgroup * ROWS", new="row"),
         Wrong("the queries' head for K and V", "fewer heads than Q", old="head // GROUP_SIZE", new="head"),
         Wrong(
-            "rows in tiles",
-            "Look at the coordinates",
-            old="key_full, kv_head, batch, j * TILE_KEY",
-            new="key_full, kv_head, batch, j",
-        ),
-        Wrong(
             "the keys' copy is waited for",
             "never for a copy to end",
             old=VALUES_AWAITED,
             new="            mbarrier.wait(barriers.key_full.index(stage), used ^ 1)\n" + VALUES_AWAITED,
-        ),
-        Wrong(
-            "the queries' copy is waited for",
-            "never for a copy to end",
-            old="        query_iteration += 1\n",
-            new="        mbarrier.wait(full, query_iteration & 1)\n        query_iteration += 1\n",
         ),
         Wrong(
             "each tile must be used before the next is asked for",

@@ -148,22 +148,6 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iterati
             new="    release(barriers.value_empty, iteration, STAGES)\n    new_max = raise_maxima",
         ),
         Wrong(
-            "the slot of V is released right behind the second wait",
-            "race on tiles.value",
-            source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
-    new_max = raise_maxima(scores, row_max, scale)
-    correction = exp2(row_max - new_max)
-    await_tile(barriers.value_full, iteration, STAGES)
-    release(barriers.value_empty, iteration, STAGES)
-    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-    weights = weigh(scores, new_max, scale)
-    row_sum = add_up(row_sum, correction, weights)
-    accumulator = accumulator * by_row(correction)
-    return weights, new_max, row_sum, accumulator
-""",
-        ),
-        Wrong(
             "the maximum of before",
             "wrong number",
             old="weigh(scores, new_max, scale)",

@@ -84,27 +84,10 @@ def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
     wrong=(
         Wrong("no group", "read before it has come", old="    async_copy.commit_group()\n", new=""),
         Wrong(
-            "committed before anything was begun",
-            "read before it has come",
-            source="""
-def refill(keys, values, K, V, k_stride, v_stride, later, seq_len_kv):
-    gl.barrier()
-    async_copy.commit_group()
-    fetch(keys, K, k_stride, later, seq_len_kv)
-    fetch(values, V, v_stride, later, seq_len_kv)
-""",
-        ),
-        Wrong(
             "a group for each copy",
             "waits for more than it needs",
             old="    fetch(values",
             new="    async_copy.commit_group()\n    fetch(values",
-        ),
-        Wrong(
-            "waited for at once",
-            "waits for more than it needs",
-            old="    async_copy.commit_group()\n",
-            new="    async_copy.commit_group()\n    async_copy.wait_group(0)\n",
         ),
         Wrong(
             "no new values", "the numbers are wrong", old="    fetch(values, V, v_stride, later, seq_len_kv)\n", new=""

@@ -66,12 +66,6 @@ def place(row, column):
         Wrong("four phases only", "takes 2 wavefronts", old="row % 8", new="row % 4"),
         Wrong("the row itself, not modulo 8", "the tile has places", old="^ row % 8", new="^ row"),
         Wrong(
-            "shifted without going round",
-            "the tile has places",
-            old="column // 8 ^ row % 8",
-            new="column // 8 + row % 8",
-        ),
-        Wrong(
             "elements move, not chunks",
             "must stay together",
             source="""

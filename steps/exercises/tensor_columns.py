@@ -104,12 +104,6 @@ def columns(what, warpgroup, head_dim):
             new="256 + 64 * warpgroup, 64",
         ),
         Wrong(
-            "the other warpgroup's scores",
-            "Only a warpgroup's weights may lie",
-            old="128 * warpgroup, 64",
-            new="128 - 128 * warpgroup, 64",
-        ),
-        Wrong(
             "the second half of the scores",
             "in the middle of its scores",
             old="128 * warpgroup, 64",

@@ -139,12 +139,6 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
             new="pass",
         ),
         Wrong(
-            "one product may still be under way",
-            "used before it has ended",
-            old="warpgroup_mma_wait(0, deps=[accumulator])",
-            new="warpgroup_mma_wait(1, deps=[accumulator])",
-        ),
-        Wrong(
             "the values are not waited for",
             "which barrier tells that the tile is there",
             old="await_tile(barriers.value_full, iteration, STAGES)",
@@ -155,12 +149,6 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
             "wrong number",
             old="warpgroup_mma(weights, value, accumulator, is_async=True)",
             new="warpgroup_mma(weights, value, accumulator, use_acc=False, is_async=True)",
-        ),
-        Wrong(
-            "the next tile in place of the one after",
-            "wrong number",
-            old="query_tile, j + STAGES, iteration",
-            new="query_tile, j + 1, iteration",
         ),
         Wrong(
             "into the other slot",
@@ -192,12 +180,6 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
             "asked for tiles behind the last one",
             old="if j + STAGES < end:",
             new="if True:",
-        ),
-        Wrong(
-            "one tile behind the last one",
-            "asked for tiles behind the last one",
-            old="if j + STAGES < end:",
-            new="if j + 1 < end:",
         ),
         Wrong(
             "a product that is not begun and waited for",

@@ -88,12 +88,6 @@ def left_edge(i, tile_key):
             new="max(0, (i + 1) * ROWS - WINDOW) // tile_key",
         ),
         Wrong(
-            "the first query decides about left",
-            "without a mask",
-            old="(i + 1) * ROWS - WINDOW",
-            new="i * ROWS + 1 - WINDOW",
-        ),
-        Wrong(
             "one tile too many is masked",
             "would be masked",
             old="ROWS - WINDOW), tile_key)",
