@@ -32,7 +32,8 @@ class Wrong:
     """An answer that some people give. what: the mistake. says: words that the message for it must hold.
 
     Without ``says`` the message names the mistake itself, and ``what`` ends the sentence "This is what comes out when".
-    The answer is ``source``, or the solution with ``old``, which stands there once, replaced by ``new``.
+    The answer is ``source``; or the solution with ``old``, which stands there once, replaced by ``new``; or it is
+    without the one line that holds ``without``, which then stands behind the one that holds ``behind``, or nowhere.
     """
 
     what: str
@@ -40,6 +41,8 @@ class Wrong:
     old: str = ""
     new: str = ""
     source: str = ""
+    without: str = ""
+    behind: str = ""
 
     @property
     def told(self) -> str:
@@ -86,12 +89,20 @@ class Exercise(ABC):
         return Verdict(wrong is None, wrong or self.debrief, source)
 
     def wrong_source(self, wrong: Wrong) -> str:
-        """The text of a wrong answer. Raises ValueError where the solution does not hold ``old`` once."""
-        if wrong.source:
-            return clean(wrong.source)
-        if (found := clean(self.solution).count(wrong.old)) != 1:
-            raise ValueError(f"{self.name}, {wrong.what}: {wrong.old!r} stands in the solution {found} times, not once")
-        return clean(self.solution).replace(wrong.old, wrong.new)
+        """The text of a wrong answer. Raises ValueError where the solution does not hold once what is replaced."""
+        solution = clean(self.solution)
+        for text in filter(None, (wrong.old, wrong.without, wrong.behind)):
+            if (found := solution.count(text)) != 1:
+                raise ValueError(f"{self.name}, {wrong.what}: {text!r} stands in the solution {found} times, not once")
+        if not wrong.without:
+            return clean(wrong.source) if wrong.source else solution.replace(wrong.old, wrong.new)
+        made = []
+        [moved] = (line.strip() for line in solution.splitlines() if wrong.without in line)
+        for line in solution.splitlines():
+            made += [line] if wrong.without not in line else []
+            if wrong.behind and wrong.behind in line:
+                made.append(line[: len(line) - len(line.lstrip())] + moved)
+        return clean("\n".join(made))
 
     def answer(self, wrong: Wrong | None = None) -> Callable:
         """The solution as a function, or a wrong answer."""

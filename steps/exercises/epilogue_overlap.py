@@ -123,33 +123,18 @@ def link(accumulator, tiles, barriers, iteration, query_iteration, more, warpgro
             old="query_of(tiles.query, query_iteration + 1",
             new="query_of(tiles.query, query_iteration",
         ),
-        Wrong(
-            "nobody waits for the next queries",
-            "race on tiles.query",
-            old="        await_tile(barriers.query_full, query_iteration + 1, QUERY_STAGES)\n",
-            new="",
-        ),
-        Wrong(
-            "nobody waits for the next keys",
-            "race on tiles.key",
-            old="        await_tile(barriers.key_full, iteration + 1, STAGES)\n",
-            new="",
-        ),
+        Wrong("nobody waits for the next queries", "race on tiles.query", without="await_tile(barriers.query_full"),
+        Wrong("nobody waits for the next keys", "race on tiles.key", without="await_tile(barriers.key_full"),
         Wrong(
             "V is released while it is read",
             "race on tiles.value",
-            old="""    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-""",
-            new="""    release(barriers.value_empty, iteration, STAGES)
-    accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-""",
+            without="accumulator =",
+            behind="release(barriers.value_empty",
         ),
         Wrong(
             "the slot of the queries is not released",
             "releases the slot of the queries",
-            old="    release(barriers.query_empty, query_iteration, QUERY_STAGES)\n",
-            new="",
+            without="release(barriers.query_empty",
         ),
     ),
     debrief="The counters of a persistent block go on from one tile of queries to the next, so a product can be begun "

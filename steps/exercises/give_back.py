@@ -183,22 +183,14 @@ EXERCISE = GiveBack(
         Wrong(
             "the keys when the product is begun",
             "the QK product still reads it",
-            old="""        scores = warpgroup_mma_wait(0, deps=[scores])
-        release(barriers.key_empty, iteration, STAGES)
-""",
-            new="""        release(barriers.key_empty, iteration, STAGES)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-""",
+            without="scores = warpgroup_mma_wait(",
+            behind="release(barriers.key_empty",
         ),
         Wrong(
             "the values when the product is begun",
             "the PV product still reads it",
-            old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        release(barriers.value_empty, iteration, STAGES)
-""",
-            new="""        release(barriers.value_empty, iteration, STAGES)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-""",
+            without="accumulator = warpgroup_mma_wait(",
+            behind="release(barriers.value_empty",
         ),
         Wrong("the keys never", "a slot of the keys that nobody", old=KEYS, new="pass"),
         Wrong("the values never", "a slot of the values that nobody", old=VALUES, new="pass"),

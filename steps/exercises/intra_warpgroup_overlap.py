@@ -148,28 +148,14 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
         Wrong(
             "V is released before its product has ended",
             "race on tiles.value",
-            old="""
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-""",
-            new="""
-    release(barriers.value_empty, iteration, STAGES)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-""",
+            without="accumulator = warpgroup_mma_wait(",
+            behind="release(barriers.value_empty",
         ),
         Wrong(
             "rescaled while a product adds to it",
             "used before it is waited for",
-            old="""
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-    accumulator = accumulator * by_row(correction)
-""",
-            new="""
-    accumulator = accumulator * by_row(correction)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-""",
+            without="accumulator = accumulator",
+            behind="# --- the output",
         ),
         Wrong(
             "the slot of the next tile of V is released",
@@ -208,24 +194,14 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
     return weights, new_max, row_sum, accumulator
 """,
         ),
-        Wrong(
-            "K is not released",
-            "releases the slot of K",
-            old="    release(barriers.key_empty, iteration + 1, STAGES)\n",
-            new="",
-        ),
+        Wrong("K is not released", "releases the slot of K", without="release(barriers.key_empty"),
         Wrong(
             "the keys of the tile before are released",
             ".key",
             old="release(barriers.key_empty, iteration + 1",
             new="release(barriers.key_empty, iteration",
         ),
-        Wrong(
-            "the output is not rescaled",
-            "never multiplied by the correction",
-            old="    accumulator = accumulator * by_row(correction)\n",
-            new="",
-        ),
+        Wrong("the output is not rescaled", "never multiplied by the correction", without="accumulator = accumulator"),
     ),
     debrief="`wait(n)` counts products, from the youngest: it leaves n of them running. What a running product reads "
     "or adds to, V and the accumulator, is not yours until it has ended.",

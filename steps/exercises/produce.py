@@ -194,8 +194,8 @@ def produce(arrays, tiles, barriers, work):
         Wrong(
             "free is waited for behind the copy",
             "in front of the copy",
-            old=VALUES_AWAITED + VALUES_FETCHED,
-            new=VALUES_FETCHED + VALUES_AWAITED,
+            without="mbarrier.wait(barriers.value_empty.",
+            behind="fetch(arrays.value",
         ),
         Wrong(
             "the iteration does not go on",

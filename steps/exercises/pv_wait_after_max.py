@@ -87,12 +87,7 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iterati
     return weights, new_max, row_sum, accumulator
 """,
     wrong=(
-        Wrong(
-            "nothing holds the wait",
-            "ptxas may move it up",
-            old="    await_tile(barriers.value_full, iteration, STAGES)\n",
-            new="",
-        ),
+        Wrong("nothing holds the wait", "ptxas may move it up", without="await_tile("),
         Wrong(
             "waits before the maxima",
             "in front of nearly all maxima",
@@ -128,18 +123,8 @@ def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iterati
         Wrong(
             "rescales before the wait",
             "used before it is waited for",
-            source="""
-def softmax_around_wait(scores, row_max, row_sum, accumulator, barriers, iteration, scale):
-    new_max = raise_maxima(scores, row_max, scale)
-    correction = exp2(row_max - new_max)
-    accumulator = accumulator * by_row(correction)
-    await_tile(barriers.value_full, iteration, STAGES)
-    accumulator, new_max, correction = warpgroup_mma_wait(0, deps=[accumulator, new_max, correction])
-    weights = weigh(scores, new_max, scale)
-    row_sum = add_up(row_sum, correction, weights)
-    release(barriers.value_empty, iteration, STAGES)
-    return weights, new_max, row_sum, accumulator
-""",
+            without="accumulator =",
+            behind="correction = exp2(",
         ),
         Wrong(
             "the slot of V is released before its product has ended",
