@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tutorial_lib import simulator
 from tutorial_lib.files import write_whole
 from tutorial_lib.problem import Problem
-from tutorial_lib.records import SCHEMA, Agreement, Difference
+from tutorial_lib.records import Agreement, Difference
 
 README = Path(simulator.__file__).with_name("README.md")
 COMPILER_SECONDS = 120.0  # without any kernel ready
@@ -30,7 +29,7 @@ def measure(steps, tell: Callable[[str], object] = lambda what: None, on_gpu: Ca
     """Every step's output on the GPU beside the simulator's. tell: is told what is being done."""
     from steps.measuring.ahead import compile_ahead
     from tutorial_lib.accuracy import compare, worst
-    from tutorial_lib.hardware import describe_machine, describe_versions
+    from tutorial_lib.hardware import describe_machine
     from tutorial_lib.passes import FORWARD
 
     machine = describe_machine("cuda")
@@ -50,13 +49,7 @@ def measure(steps, tell: Callable[[str], object] = lambda what: None, on_gpu: Ca
         differences.append(
             Difference(step=step.name, problems=len(found), largest=largest.max_error, allowed=largest.limit)
         )
-    return Agreement(
-        schema=SCHEMA,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine,
-        versions=describe_versions(),
-        steps=differences,
-    )
+    return Agreement.made_here(machine, steps=differences)
 
 
 def sentence(recorded: list[Agreement]) -> str:
