@@ -176,23 +176,8 @@ def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_s
         Wrong(
             "K is released at the end of the iteration",
             "later than it could be",
-            source="""
-def iteration_of_loop(query, weights, tiles, barriers, iteration, row_max, row_sum, accumulator, scale):
-    await_tile(barriers.key_full, iteration + 1, STAGES)
-    scores = issue_scores(query, tiles.key, iteration + 1)
-    await_tile(barriers.value_full, iteration, STAGES)
-    accumulator = issue_output(weights, tiles.value, iteration, accumulator)
-    scores = warpgroup_mma_wait(1, deps=[scores])
-    new_max = raise_maxima(scores, row_max, scale)
-    correction = exp2(row_max - new_max)
-    weights = weigh(scores, new_max, scale)
-    row_sum = row_sum * correction + gl.sum(weights, 1)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    release(barriers.value_empty, iteration, STAGES)
-    release(barriers.key_empty, iteration + 1, STAGES)
-    accumulator = accumulator * by_row(correction)
-    return weights, new_max, row_sum, accumulator
-""",
+            without="release(barriers.key_empty",
+            behind="accumulator = accumulator * by_row",
         ),
         Wrong("K is not released", "releases the slot of K", without="release(barriers.key_empty"),
         Wrong(

@@ -14,10 +14,6 @@ def own_tiles():
 """
 
 VALUES_AWAITED = "            mbarrier.wait(barriers.value_empty.index(stage), used)\n"
-VALUES_FETCHED = """\
-            fetch(arrays.value, tiles.value, barriers.value_full, kv_head, batch, j * TILE_KEY, stage)
-"""
-
 FIRST_COPIES = (
     6  # of a block, which need to wait for nobody: the queries of two warpgroups, two tiles of keys, two of values
 )

@@ -166,14 +166,8 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
         Wrong(
             "the warpgroups meet behind the request",
             "do not meet between",
-            old="""        gl.barrier()
-        if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
-""",
-            new="""        if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
-        gl.barrier()
-""",
+            without="gl.barrier()",
+            behind="fetch_both(",
         ),
         Wrong(
             "tiles behind the last one",
@@ -193,18 +187,8 @@ def attend(query, arrays, tiles, barriers, query_tile, iteration, scale):
         Wrong(
             "filled again before the product is over",
             "a slot that a product still reads",
-            old="""        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-
-        # --- fill the slots again ---
-        gl.barrier()
-        if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
-""",
-            new="""        gl.barrier()
-        if j + STAGES < end:
-            fetch_both(arrays, tiles, barriers, query_tile, j + STAGES, iteration % STAGES)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-""",
+            without="accumulator = warpgroup_mma_wait(",
+            behind="fetch_both(",
         ),
     ),
     debrief="A product has ended behind its wait, for the warpgroup that waits. Before its slot is filled again, all "

@@ -7,7 +7,7 @@ reads the tile from shared memory (SASS: UTMAREDG; in place of REDG). It orders 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from steps import get_step
 from steps.core.problems import FULL, HEADLINE
@@ -22,25 +22,22 @@ ADDITION_IN_BULK = (
 )
 
 
-@dataclass(frozen=True)
-class InBulk(Trial):
-    """Values: a step's name, and the same with " in bulk", in which ordered_atomics and relaxed_atomics are the same
-    kernel."""
-
-    def version(self, value, problem, **named):
-        step = write_step(get_step(value.removesuffix(IN_BULK)), problem, **named)
-        if not value.endswith(IN_BULK):
-            return step
-        text, places = ADDITION.subn(ADDITION_IN_BULK, step.text)
-        if places != 1:
-            raise ValueError(f"the kernel must add dQ in one place, got {places}")
-        return replace(step, text=text)
+def made(value: str, problem):
+    """value: a step's name, or the same with " in bulk": of ordered_atomics and relaxed_atomics one kernel."""
+    step = write_step(get_step(value.removesuffix(IN_BULK)), problem)
+    if not value.endswith(IN_BULK):
+        return step
+    text, places = ADDITION.subn(ADDITION_IN_BULK, step.text)
+    if places != 1:
+        raise ValueError(f"the kernel must add dQ in one place, got {places}")
+    return replace(step, text=text)
 
 
-TRIAL = InBulk(
+TRIAL = Trial(
     name="bulk_added",
     question="Is dQ added faster by TMA, a tile at a time?",
     base="ordered_atomics",
     values=("ordered_atomics", "relaxed_atomics", f"relaxed_atomics{IN_BULK}", "folded_lse", f"folded_lse{IN_BULK}"),
     problems=(HEADLINE, FULL),
+    made=made,
 )
