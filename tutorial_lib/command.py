@@ -23,9 +23,9 @@ class OneLineParser(argparse.ArgumentParser):
         raise BadRequest(message)
 
 
-def parser_of(module: str, docstring: str | None, **settings) -> OneLineParser:
-    """The parser of ``python -m MODULE``, which the first paragraph of its docstring describes: ``-OO`` leaves none."""
-    return OneLineParser(prog=f"python -m {module}", description=docstring and docstring.split("\n\n")[0], **settings)
+def parser_of(module: str, docstring: str, **settings) -> OneLineParser:
+    """The parser of ``python -m MODULE``, which the first paragraph of its docstring describes."""
+    return OneLineParser(prog=f"python -m {module}", description=docstring.split("\n\n")[0], **settings)
 
 
 def as_command(
