@@ -169,30 +169,6 @@ class Trace(Versioned, OnProblem):
         return compilers(self.versions)
 
 
-class Difference(Record):
-    """Between a step's output on a GPU and on the simulator: the largest, over so many problems.
-
-    allowed: for that problem, what ``tutorial_lib.accuracy`` allows between an output and the exact one.
-    """
-
-    step: StepName
-    problems: int
-    largest: float
-    allowed: float
-
-    @property
-    def agrees(self) -> bool:
-        return self.largest <= self.allowed  # False for NaN
-
-
-class Agreement(Versioned):
-    """Whether the same inputs give the same output on a GPU and on the simulator, up to the order of sums."""
-
-    FILES = "*/simulated.json"
-
-    steps: list[Difference]
-
-
 class TrainingTime(Record, OnProblem):
     """Attention with its gradients, called eagerly: milliseconds of every round, by contender.
 
@@ -307,9 +283,7 @@ def recorded(kind: type[Dated], folder: Path, today: Naming | None = None) -> li
     return _readable(kind, Path(folder).glob(kind.FILES), today)
 
 
-recorded_physics, recorded_trainings, recorded_sweeps, recorded_agreements = (
-    partial(recorded, kind) for kind in (Physics, Training, Sweep, Agreement)
-)
+recorded_physics, recorded_trainings, recorded_sweeps = (partial(recorded, kind) for kind in (Physics, Training, Sweep))
 
 
 def recorded_traces(folder: Path, step: str | None = None) -> list[Trace]:
