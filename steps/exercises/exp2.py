@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from steps.core.tiles import Tile
 from steps.exercises.in_cutile import InCuTile
-from tutorial_lib.exercises import Wrong, define, source_of
+from tutorial_lib.exercises import Wrong, define
 
 
 class Work:
@@ -68,38 +68,35 @@ def _whole(x) -> bool:
     return getattr(x, "whole", False)
 
 
-class Exponentials(InCuTile):
-    """The numbers are judged first, and then the work: the plain softmax gives the same numbers."""
-
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        work = Work()
-        own = define(source_of(function), self.function, ct=work.ct, INVERSE_LN2=1.4426950408889634)
-        try:
-            own(Stand(work, whole=True), Stand(work), 0.125)
-        except Exception:
-            return None  # what the stand-ins do not know is not counted
-        if work.exp:
-            return "The output is right, but `ct.exp` is still there. Use `ct.exp2` for the weights and the correction."
-        if work.kept:
-            return (
-                "The output is right, but a `ct.exp2` still takes care of subnormal numbers, which costs instructions: "
-                "give it `flush_to_zero=True`."
-            )
-        if work.instructions > 1:
-            return (
-                f"The output is right, but every score takes {work.instructions} instructions before its exponential, "
-                "and one is enough. Take the maximum of the scores as they are, and multiply the maximum. Then "
-                "`scores * scale - new_max` is the only line that multiplies or subtracts all scores."
-            )
-        return None
+def work_of(exercise, source: str, chance) -> str | None:
+    """The plain softmax gives the same numbers, with more work."""
+    work = Work()
+    own = define(source, exercise.function, ct=work.ct, INVERSE_LN2=1.4426950408889634)
+    try:
+        own(Stand(work, whole=True), Stand(work), 0.125)
+    except Exception:
+        return None  # what the stand-ins do not know is not counted
+    if work.exp:
+        return "The output is right, but `ct.exp` is still there. Use `ct.exp2` for the weights and the correction."
+    if work.kept:
+        return (
+            "The output is right, but a `ct.exp2` still takes care of subnormal numbers, which costs instructions: "
+            "give it `flush_to_zero=True`."
+        )
+    if work.instructions > 1:
+        return (
+            f"The output is right, but every score takes {work.instructions} instructions before its exponential, and "
+            "one is enough. Take the maximum of the scores as they are, and multiply the maximum. Then `scores * scale "
+            "- new_max` is the only line that multiplies or subtracts all scores."
+        )
+    return None
 
 
-EXERCISE = Exponentials(
+EXERCISE = InCuTile(
     name="exp2",
     step="exp2",
     function="softmax_exp2",
+    last=work_of,
     kinds=(
         {"causal": True, "heads": 1},
         {"dtype": "bfloat16", "kv_heads": 1},

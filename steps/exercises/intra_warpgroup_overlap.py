@@ -4,7 +4,7 @@ import ast
 
 from steps.exercises.in_kernel import InKernel
 from steps.exercises.produce import TWO_TILES_A_BLOCK
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong
 from tutorial_lib.simulator.under_way import share_under_products
 
 BIG = 100  # clocks: the exponentials of a tile of scores, not those of a column of corrections
@@ -32,25 +32,21 @@ def first_of(calls: list[str], name: str) -> int:
     return next((n for n, call in enumerate(calls) if call.startswith(name)), len(calls))
 
 
-class BegunTogether(InKernel):
-    """Also refuses what is right, but leaves the tensor cores without a second product, or releases K late."""
-
-    def judge(self, function, chance):
-        wrong = super().judge(function, chance)
-        if wrong is None:
-            calls = calls_in_order(source_of(function))
-            if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
-                return (
-                    "The numbers are right and everything is in order, but the products are not begun together: you "
-                    "wait for the scores before you begin the PV product. The tensor cores then have nothing to do "
-                    "until your warpgroup has woken up."
-                )
-            if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
-                return (
-                    "Everything is in order, but the slot of K is released later than it could be. The keys have "
-                    "been read when the scores are there, before the softmax begins."
-                )
-        return wrong
+def begun_together(exercise, source: str, chance) -> str | None:
+    """Refuses what is right, but leaves the tensor cores without a second product, or releases K late."""
+    calls = calls_in_order(source)
+    if first_of(calls, "issue_output(") > first_of(calls, "warpgroup_mma_wait("):
+        return (
+            "The numbers are right and everything is in order, but the products are not begun together: you wait for "
+            "the scores before you begin the PV product. The tensor cores then have nothing to do until your warpgroup "
+            "has woken up."
+        )
+    if first_of(calls, "release(barriers.key_empty") > first_of(calls, "weigh("):
+        return (
+            "Everything is in order, but the slot of K is released later than it could be. The keys have been read "
+            "when the scores are there, before the softmax begins."
+        )
+    return None
 
 
 ATTEND_TO_REST = """
@@ -65,7 +61,7 @@ def attend_to_rest(first, accumulator, query, tiles, barriers, end, iteration, s
     return accumulator, row_sum, iteration, weights
 """
 
-EXERCISE = BegunTogether(
+EXERCISE = InKernel(
     name="intra_warpgroup_overlap",
     step="intra_warpgroup_overlap",
     function="iteration_of_loop",
@@ -80,6 +76,7 @@ EXERCISE = BegunTogether(
     lengths=(512, 640),  # four tiles of keys: a slot that is not released is missed with the fourth
     multiple=128,
     watch=exponentials_run_under_products,
+    last=begun_together,
     lacking=(
         ("by_row(correction)", "The accumulator is never multiplied by the correction, so it mixes two maxima."),
         ("release(barriers.key_empty", "Nothing releases the slot of K, and the producer waits for it."),

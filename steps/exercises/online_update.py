@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from steps.exercises.in_cutile import InCuTile
-from tutorial_lib.exercises import Wrong, define, source_of
+from tutorial_lib.exercises import Wrong, define
 
 
 class Stand:
@@ -45,20 +45,15 @@ def factors(source: str, name: str) -> list[tuple[str, str]]:
     return products
 
 
-class Update(InCuTile):
-    """The numbers are judged first, and then the types of the product: those of more bits are slower, and not wrong."""
-
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        for pair in factors(source_of(function), self.function):
-            if pair != ("of v", "of v"):
-                return (
-                    "The output is right, but the factors of your product are not of the type of `v`. A product of "
-                    "float32 numbers is slower, and float16 does not hold every bfloat16 number. Convert the weights "
-                    "to `v.dtype`, and leave `v` as it is."
-                )
+def types_of_the_product(exercise, source: str, chance) -> str | None:
+    """Factors of more bits are slower, and not wrong."""
+    if all(pair == ("of v", "of v") for pair in factors(source, exercise.function)):
         return None
+    return (
+        "The output is right, but the factors of your product are not of the type of `v`. A product of float32 numbers "
+        "is slower, and float16 does not hold every bfloat16 number. Convert the weights to `v.dtype`, and leave `v` "
+        "as it is."
+    )
 
 
 ABSORB = """
@@ -67,13 +62,14 @@ def absorb(scores, V, batch, kv_head, j, row_max, row_sum, accumulator, scale):
     return online_update(scores, v, row_max, row_sum, accumulator, scale)
 """
 
-EXERCISE = Update(
+EXERCISE = InCuTile(
     name="online_update",
     step="mma",
     function="online_update",
     kinds=({"causal": True, "heads": 1}, {"dtype": "bfloat16", "kv_heads": 1}),
     lengths=(150, 300),
     replaces="",
+    last=types_of_the_product,
     functions={"absorb": ABSORB},
     hints=(
         "Both the sum and the accumulator are relative to the old maximum. What must happen to them before anything is "

@@ -2,19 +2,14 @@
 
 from steps.core.problems import HEADLINE
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong
 
 ARCH = "sm_90"
 
 
-class HeldWait(InKernel):
-    """Numbers and order on the simulator, and then what a warp does in an iteration of the compiled loop."""
-
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        source = source_of(function)
-        return placed(self.kernel(HEADLINE, source).compile(HEADLINE, ARCH).hot_order, "await_tile" in source)
+def held_wait(exercise, source: str, chance) -> str | None:
+    """What a warp does in an iteration of the compiled loop."""
+    return placed(exercise.kernel(HEADLINE, source).compile(HEADLINE, ARCH).hot_order, "await_tile" in source)
 
 
 def placed(order, asks: bool) -> str | None:
@@ -53,10 +48,11 @@ def add_up(row_sum, correction, weights):
     return add_own(row_sum, correction, weights)
 """
 
-EXERCISE = HeldWait(
+EXERCISE = InKernel(
     name="pv_wait_after_max",
     step="pv_wait_after_max",
     function="softmax_around_wait",
+    last=held_wait,
     replaces="softmax_under_product",
     beside=ADD_UP,
     kinds=({"head_dim": 128, "causal": True, "heads": 1},),

@@ -1,7 +1,7 @@
 """The loop of the first Hopper kernel: products that are begun and waited for, and a slot that is filled again."""
 
 from steps.exercises.in_kernel import InKernel
-from tutorial_lib.exercises import Wrong, source_of
+from tutorial_lib.exercises import Wrong
 
 AT_ONCE = (
     "The numbers are right, but a product is not begun and waited for: with `is_async=False` the compiler puts a wait "
@@ -31,20 +31,15 @@ def nothing_behind_the_end(run, problem) -> str | None:
     return None
 
 
-class WgmmaLoop(InKernel):
-    """Also refuses what only the compiler puts right."""
-
-    def judge(self, function, chance):
-        if wrong := super().judge(function, chance):
-            return wrong
-        source = source_of(function)
-        if source.count("warpgroup_mma_wait(") < 2 or source.count("is_async=True") < 2:
-            return AT_ONCE
-        over, met, asked = (source.rfind(x) for x in ("warpgroup_mma_wait(", "gl.barrier()", "fetch_both("))
-        return None if over < met < asked else NOT_MET
+def put_right_by_the_compiler(exercise, source: str, chance) -> str | None:
+    """Refuses what only the compiler puts right."""
+    if source.count("warpgroup_mma_wait(") < 2 or source.count("is_async=True") < 2:
+        return AT_ONCE
+    over, met, asked = (source.rfind(x) for x in ("warpgroup_mma_wait(", "gl.barrier()", "fetch_both("))
+    return None if over < met < asked else NOT_MET
 
 
-EXERCISE = WgmmaLoop(
+EXERCISE = InKernel(
     name="wgmma_loop",
     step="wgmma",
     function="attend",
@@ -55,6 +50,7 @@ EXERCISE = WgmmaLoop(
     lengths=(512, 768),
     multiple=128,
     watch=nothing_behind_the_end,
+    last=put_right_by_the_compiler,
     typical=(
         (
             r"race on tiles.(key|value)[^\n]*TMA load.*after: read by wgmma",
