@@ -158,9 +158,8 @@ def ladder_report(runs: Sequence[Run], folder: Path) -> str:
         "A cell holds TFLOPS, in brackets the speed relative to SDPA, and how many times as fast as its predecessor a "
         "step is, in bold where that is more than noise. Spreads, errors, what the compiler made of a step and what "
         "the counters say are in the report of each problem, `<machine>/<problem>/report.md`; `make report` makes "
-        "those that are not committed. A *fork* stands beside "
-        "the main path; what has no number is inside the step above it: a piece of it, or what else was tried on it. "
-        "Behind TFLOPS, "
+        "those that are not committed. A *fork* stands beside the main path; what has no number is inside the step "
+        "above it: a piece of it, or what else was tried on it. Behind TFLOPS, "
         f"{OTHER_DAY} says that they are of another day than the rounds of that problem's record, and do not compare "
         "with figures without it. A step's table holds the standard problems where it was measured on them; the best "
         "steps are named for all.",

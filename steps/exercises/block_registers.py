@@ -35,9 +35,8 @@ EXERCISE = Compared(
     hints=(
         "How many numbers are in the output tile and in the scores? A register holds 32 bits, and both tiles are "
         "float32.",
-        "With split-Q every number is held by one lane only, and a block has 32 * warps lanes. For the second "
-        "result: how "
-        "many times 16 queries has a warp?",
+        "With split-Q every number is held by one lane only, and a block has 32 * warps lanes. For the second result: "
+        "how many times 16 queries has a warp?",
         "registers = queries * (head_dim + keys) // (32 * warps); uses = queries // warps // 16.",
     ),
     solution="""
@@ -53,7 +52,6 @@ def wide_block(queries, keys, head_dim, warps):
         Wrong("the queries of the whole block count", old="queries // warps // 16", new="queries // 16"),
         Wrong("a matrix feeds a product of each warp", old="queries // warps // 16", new="warps"),
     ),
-    debrief="Twice the queries a warp: a matrix feeds twice as many products, and costs twice the registers. A "
-    "thread has "
-    "255, and the factors, addresses and maxima need theirs, too.",
+    debrief="Twice the queries a warp: a matrix feeds twice as many products, and costs twice the registers. A thread "
+    "has 255, and the factors, addresses and maxima need theirs, too.",
 )

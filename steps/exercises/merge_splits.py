@@ -40,9 +40,8 @@ EXERCISE = Compared(
         "What that sum was, the log-sum-exp tells: it is its logarithm. So a split counts as much as its sum.",
         "The weights of the splits are exp(lse) divided by the sum of exp(lse) over the splits: a softmax over them. "
         "As in any softmax, take the largest off first, or exp grows too large.",
-        "high = lse.amax(0); weight = torch.exp(lse - high); total = weight.sum(0). The output is the sum of "
-        "weight[:, :, None] * outputs over the splits, divided by total[:, None], and the log-sum-exp is high + "
-        "log(total).",
+        "high = lse.amax(0); weight = torch.exp(lse - high); total = weight.sum(0). The output is the sum of weight[:, "
+        ":, None] * outputs over the splits, divided by total[:, None], and the log-sum-exp is high + log(total).",
     ),
     solution="""
 def merged(outputs, lse):

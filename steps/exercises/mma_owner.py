@@ -23,8 +23,7 @@ EXERCISE = Compared(
     right=right,
     told=lambda row, column: "That is (lane, register). A lane holds four of the 128 elements, in registers 0 to 3.",
     hints=(
-        "Look at the picture of the accumulator. Four neighboring lanes hold a row, and two neighboring columns "
-        "lie in "
+        "Look at the picture of the accumulator. Four neighboring lanes hold a row, and two neighboring columns lie in "
         "one lane. Row 8 begins with lane 0 again.",
         "lane = 4 times something of the row, plus something of the column. Rows 0 and 8 have the same lanes, so only "
         "row % 8 counts. For the register: which of the two columns, and is it the upper or the lower half?",

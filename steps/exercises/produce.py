@@ -128,10 +128,9 @@ EXERCISE = InKernel(
         "Every tile is brought by the same three statements: wait until its slot is free, announce its bytes to "
         "the full barrier, ask TMA. For K and V `fetch` does the last two. Which counter belongs to the "
         "queries, and which to the ring?",
-        "Tile number t of a ring of S slots has slot t % S, and the wait for its empty barrier has the parity "
-        "t // S & 1 ^ 1. "
-        "For keys and values t is `iteration`, which goes on counting from one tile of queries to the next; for the "
-        "queries it is `query_iteration`.",
+        "Tile number t of a ring of S slots has slot t % S, and the wait for its empty barrier has the parity t // S & "
+        "1 ^ 1. For keys and values t is `iteration`, which goes on counting from one tile of queries to the next; for "
+        "the queries it is `query_iteration`.",
         "The queries of a block are TILE_QUERY * HEAD_DIM elements of 2 bytes, announced once, and WARPGROUPS copies "
         "of ROWS rows, that of warpgroup w from row `row + w * ROWS`. Keys: `fetch(arrays.key, tiles.key, "
         "barriers.key_full, kv_head, batch, j * TILE_KEY, stage)`.",

@@ -67,6 +67,5 @@ def wait_for_tile(j):
         Wrong("no wait", "not known to have ended", old="async_copy.wait_group(STAGES - 1)", new="pass"),
     ),
     debrief="wait_group counts from the youngest group backwards. So its number is how far the copies run ahead, and "
-    "it is "
-    "the same in every iteration, as long as each commits exactly one group.",
+    "it is the same in every iteration, as long as each commits exactly one group.",
 )
