@@ -101,7 +101,7 @@ notebooks: .venv/ready
 html: .venv/ready
 	$(PY) -m tutorial_lib.notebooks --html html
 
-# Draws every recorded report again, and the README's table; results/ladder.md and .html tell the whole ladder in one.
+# Draws every recorded report again, and the README's table; results/ladder.md tells the whole ladder in one.
 report: .venv/ready
 	$(PY) -m steps.report
 	$(PY) -m steps.layouts

@@ -65,7 +65,6 @@ def _seed(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     from steps.core.grids import GRIDS
-    from tutorial_lib.columns import COLUMNS
 
     parser = OneLineParser(
         prog="python -m steps.run",
@@ -138,9 +137,6 @@ def make_parser() -> argparse.ArgumentParser:
     measuring.add_argument("--list", nargs="?", const="", metavar="PART", help=listed)
     doctor = "show versions, GPU and driver, which kernels run here and why others do not, and stop"
     measuring.add_argument("--doctor", action="store_true", help=doctor)
-    keys = "; ".join(f"{key}: {column.about}" for key, column in COLUMNS.items())
-    shown = f"of the table, in place of those that fit: all, or some of {keys}".replace("%", "%%")
-    measuring.add_argument("--columns", metavar="NAMES", help=shown)
     return parser
 
 
@@ -210,16 +206,6 @@ def examine() -> int:
 
     examine(make_console())
     return 0
-
-
-def columns_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The keys of the columns that are asked for; raises BadRequest."""
-    from tutorial_lib.columns import parse
-
-    try:
-        return () if options.columns is None else parse(options.columns)
-    except ValueError as error:
-        raise BadRequest(f"argument --columns: {error}") from None
 
 
 def select_lasting(options: argparse.Namespace) -> tuple[str, ...] | None:
@@ -477,7 +463,6 @@ def run(options: argparse.Namespace) -> int:
         raise BadRequest(f"torchrun started {processes()} processes for one measurement: say --parallel")
     options.direction = direction_of(options)
     peers = select_peers(options.peers, options.direction)
-    columns_of(options)
     device = choose_device(options.device)
     problems = make_problems(options, device)
     chosen = [steps_for(options, asked, device) for _, asked in problems]
@@ -549,7 +534,6 @@ def measure_all(
         isolated=ranks is None,
         ranks=ranks.count if ranks else 1,
     )
-    asked_columns = columns_of(options)
     console = make_console(**({"file": io.StringIO()} if silent else {}))
     if device == "cpu" and ranks is None:
         console.print(
@@ -589,7 +573,7 @@ def measure_all(
             recorded = find_recorded(asked, [options.output_dir, RESULTS], options.direction)
         record = make_console(file=io.StringIO(), force_terminal=False)  # whatever the environment asks for
         show_run(record, result, recorded)
-        show_run(console, result, recorded, asked_columns)
+        show_run(console, result, recorded)
         log = f"{shlex.join(sys.argv)}\n\n{record.file.getvalue()}\n{listener.seconds()} {rested(result)}\n{output}"
         try:
             folder = write_results(result, interrupted, options.output_dir, recorded, log, options.iterations is None)

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
@@ -28,7 +27,7 @@ from tutorial_lib.hardware import available_bytes, describe_machine, describe_ve
 from tutorial_lib.needs import is_missing, lacking
 from tutorial_lib.passes import Pass, pass_of
 from tutorial_lib.problem import Problem
-from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, speedup_of
+from tutorial_lib.results import Ceiling, Exchange, Measurement, Round, Run, Speedup, Sustained, now, speedup_of
 from tutorial_lib.samples import cycles_of, ghz_of, latency_of, median_of, sustained_of
 from tutorial_lib.worker import Inline, Worker, WorkerFailure
 
@@ -479,7 +478,7 @@ def _summarise(
     steps = [c.step for c in contenders]
     run = Run(
         direction=kind.name,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=now(),
         machine=machine,
         versions=describe_versions(),
         settings={

@@ -30,8 +30,6 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--peers", "sdpa_cudnn,tensorrt"], "argument --peers: no peer tensorrt; all takes those there are"),
         (["--peers", "sdpa_cudn"], "argument --peers: no peer sdpa_cudn; did you mean sdpa_cudnn?"),
         (["--peers", ""], "argument --peers: no peer without a name; all takes those there are"),
-        (["--columns", "tflop"], "argument --columns: no column tflop; did you mean tflops?"),
-        (["--columns", "ms,"], "argument --columns: no column without a name; `python -m steps.run --help` lists them"),
         (["--list", "hoper"], "argument --list: no part hoper; did you mean hopper?"),
         (["--dtype", "float32"], "--dtype: invalid choice: 'float32' (choose from 'float16', 'bfloat16')"),
         (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
@@ -102,9 +100,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["static_scheduler", "--arch", "gfx950"], "made for NVIDIA's GPUs, not for gfx950"),
     ],
     "steps.simulate": [
-        ([], "expected either a step, or --against-gpu"),
-        (["epilogue_overlap", "--against-gpu"], "expected either a step, or --against-gpu"),
-        (["--against-gpu"], "--against-gpu needs a GPU"),
+        ([], "the following arguments are required: step"),
         (["nothing"], "no step nothing; `python -m steps.run --list`"),
         (["mma"], "simulated are Gluon's kernels"),
         (["epilogue_overlap", "--head-dim", "512"], "head_dim must be a multiple of 8"),
@@ -135,9 +131,6 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
         (["--count", "0"], "argument --count: must be a whole number of at least 1"),
         (["--seconds", "soon"], "argument --seconds: must be a whole number"),
         (["--seed", "x"], "argument --seed"),
-        ([], "nothing is recorded"),
-    ],
-    "steps.second_opinion": [
         ([], "nothing is recorded"),
     ],
     "steps.physics": [
@@ -174,7 +167,7 @@ REQUESTS = {  # module of the command -> its arguments, and what the line must h
     ],
 }
 WRITES = [  # into --output-dir
-    *("steps.run", "steps.trace", "steps.sweep", "steps.second_opinion", "steps.physics", "steps.train"),
+    *("steps.run", "steps.trace", "steps.sweep", "steps.physics", "steps.train"),
     *("steps.search", "steps.trials.__main__"),
 ]
 CASES = [

@@ -100,7 +100,7 @@ def test_an_exercise_is_got_wrong_understood_and_solved(lab, tmp_path):
             cell.get_by_text(told).first.wait_for(timeout=120_000)
 
         assert "..." in cell.locator(".cm-content").inner_text()
-        answer(exercise.wrong_source(exercise.wrong[0]), exercise.wrong[0].says)
+        answer(exercise.wrong_source(exercise.wrong[0]), exercise.wrong[0].told)
         hint = cell.get_by_text(exercise.hints[0])
         assert not hint.is_visible() and not cell.get_by_text("The solution").is_visible()
         cell.get_by_text("Hint 1 of 3").click()

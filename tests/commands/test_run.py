@@ -42,7 +42,6 @@ from tests import faulty
 from tests.selection import ROOT
 from tests.shapes import problem
 from tutorial_lib.clock import Clock
-from tutorial_lib.columns import COLUMNS
 from tutorial_lib.command import BadRequest
 from tutorial_lib.files import RESULTS
 from tutorial_lib.problem import Problem
@@ -284,13 +283,13 @@ def untimed(run):
     return run.model_copy(update={"steps": steps, "peers": [], "ceiling": None})
 
 
-def shown(run, recorded, width: int | None, asked=()) -> list[str]:
+def shown(run, recorded, width: int | None) -> list[str]:
     """The lines of a run's table on a terminal so wide; None: in a file."""
     from rich.console import Console
 
     out = io.StringIO()
     kind = {"width": width or 160, "force_terminal": width is not None, "color_system": None}
-    show_run(Console(file=out, highlight=False, **kind), run, recorded, asked)
+    show_run(Console(file=out, highlight=False, **kind), run, recorded)
     return out.getvalue().splitlines()
 
 
@@ -326,16 +325,6 @@ def test_a_file_is_shown_all_columns_and_no_line_is_broken():
     for header in ("title", "of the step before", "ms p10–p90", "GHz", "host µs", "cosine", "spills", "shared bytes"):
         assert header in head
     assert len({len(line) for line in lines if line.startswith("─")}) == 1
-
-
-def test_columns_are_shown_that_are_asked_for_and_what_has_no_room_is_told():
-    run = recorded_path()
-    lines = shown(run, None, 80, ("tflops", "spread", "host"))
-    assert len(rows_of(lines, run)) == len(run.steps) and "SDPA" not in " ".join(lines[1:4])
-    [head] = [line for line in lines if line.startswith("step")]
-    assert head.split()[:3] == ["step", "name", "TFLOPS"] and "p10–p90" in head
-    lines = shown(run, None, 80, tuple(COLUMNS))
-    assert max(map(len, lines)) <= 80 and any(line.startswith("No room in 80 characters for: ") for line in lines)
 
 
 @pytest.mark.parametrize("width", [80, 100, 119, 140])

@@ -326,5 +326,5 @@ def test_a_figure_and_a_paragraph_tell_of_all_passes(made_up, tmp_path, monkeypa
     assert page.endswith(f"{told} ![{report.FIGURE}](results/gpu/sweep.png)") and "No record holds" not in page
     write_whole(tmp_path / "gpu" / "sweep.json", as_json(made_up))
     monkeypatch.setattr(report, "read_all", lambda paths: [])
-    monkeypatch.setattr(report, "write_ladder", lambda runs, folder: [])
+    monkeypatch.setattr(report, "ladder_report", lambda runs, folder: "")
     assert report.main([str(tmp_path)]) == 0 and (tmp_path / "gpu" / "sweep.png").exists()

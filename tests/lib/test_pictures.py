@@ -57,7 +57,7 @@ COPY, COMPUTE = [2, 2, 2, 2, 6, 2, 2], [3] * 7
 def test_the_picture_follows_the_rules_of_the_exercise(stages):
     exercise = get_exercise("copy_ahead")
     ends = define(exercise.solution, exercise.function)(COPY, COMPUTE, stages)
-    [axes] = drawings.ahead(COPY, COMPUTE, [stages]).axes
+    [axes] = pictures.ahead(COPY, COMPUTE, [stages]).axes
     assert axes.get_title(loc="left").endswith(f"ends at {ends}")
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == ends
 

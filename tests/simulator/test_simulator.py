@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from steps import get_step
 from steps.core.ladder import kernels_of
 from steps.core.order import processors
 from steps.core.problems import HEADLINE
-from steps.measuring import agreement
 from steps.simulate import main
 from tests.checking import faults
 from tests.distinct import distinct, named, some_of
@@ -24,7 +22,7 @@ from tests.simulator import kernels
 from tutorial_lib.compiler import compile_gluon
 from tutorial_lib.files import RESULTS
 from tutorial_lib.passes import FORWARD
-from tutorial_lib.records import recorded_agreements, recorded_traces
+from tutorial_lib.records import recorded_traces
 from tutorial_lib.simulator.block import Deadlock, KernelError, Unknown
 from tutorial_lib.simulator.run import launch, watched
 
@@ -242,44 +240,6 @@ def test_attention_on_the_cpu_raises_for_a_race():
     racy = replace(whole, text=without(whole.text, "wait(barriers.value_empty"))
     with pytest.raises(KernelError, match=r"race on tiles\.value"):
         racy.attention(*FORWARD.inputs(shape, 0), True)
-
-
-# --- beside a GPU ---
-
-
-@pytest.mark.parametrize("wrong_by", [0.0, 1.0])
-def test_outputs_of_a_gpu_are_set_beside_the_simulators(wrong_by, capsys, monkeypatch, tmp_path):
-    """With a GPU that is made up."""
-
-    def made_up(step, inputs, causal):
-        return step.attention(*inputs, causal) + (wrong_by if step.name == "epilogue_overlap" else 0.0)
-
-    measure = partial(agreement.measure, on_gpu=made_up)
-    (tmp_path / "README.md").write_text(agreement.README.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr("steps.core.ladder.kernels_of", lambda _: [get_step("epilogue_overlap"), get_step("stages")])
-    monkeypatch.setattr(agreement, "PROBLEMS", [p for p in agreement.PROBLEMS if p.head_dim == 128])
-    monkeypatch.setattr(agreement, "measure", measure)
-    monkeypatch.setattr(agreement, "update_readme", partial(agreement.update_readme, path=tmp_path / "README.md"))
-    monkeypatch.setattr("tutorial_lib.files.RESULTS", tmp_path)
-    monkeypatch.setattr("tutorial_lib.hardware.has_gpu", lambda: True)
-    monkeypatch.setattr("steps.measuring.ahead.compile_ahead", lambda *what: None)
-    machine = {"name": "made up", "slug": "made-up", "arch": "sm_90"}
-    monkeypatch.setattr("tutorial_lib.hardware.describe_machine", lambda device: machine)
-    assert main(["--against-gpu"]) == (1 if wrong_by else 0)
-    [record] = recorded_agreements(tmp_path)
-    assert [(d.step, d.problems) for d in record.steps] == [("epilogue_overlap", 4), ("stages", 4)]
-    assert [d.largest for d in record.steps] == pytest.approx([wrong_by, 0.0], abs=0.01)  # what is added is rounded
-    told = agreement.sentence([record])
-    assert (
-        told in (tmp_path / "README.md").read_text(encoding="utf-8") and told.split(" (")[0] in capsys.readouterr().out
-    )
-    assert f"for {1 if wrong_by else 2} of 2 steps" in told and ("Not so for epilogue_overlap." in told) == bool(
-        wrong_by
-    )
-
-
-def test_the_page_says_what_is_recorded():
-    assert agreement.sentence(recorded_agreements(RESULTS)) in agreement.README.read_text(encoding="utf-8")
 
 
 # --- the command ---
