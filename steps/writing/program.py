@@ -51,24 +51,34 @@ from steps.writing.values import (
 
 # Instructions of the project's own, and what newer versions of Triton have for them.
 STAND_INS = {"async_reduce_shared_to_global": ("tma", "async_atomic_add")}
+POSITIONAL = ("BlockedLayout",)  # layouts of which everybody knows the order of the arguments
 MOST_VALUES = 8  # that a parameter may have and still be followed
 
 
 class Program:
     """All functions of a text, and what they name: constants, classes, imports."""
 
-    def __init__(self, entry: object, bound: dict[str, object]):
+    def __init__(self, entry: object, bound: dict[str, object], *others: tuple[object, dict[str, object]]):
+        """others: kernels that are launched beside ``entry``, likewise."""
         self.jit = not isinstance(entry, types.FunctionType)
         self.functions: dict[types.FunctionType, Function] = {}
         self.classes: dict[type, str] = {}
         self.constants: dict[str, object] = {}
         self.definitions: dict[str, str] = {}  # of constants, where the source has one worth keeping
         self.imports: dict[str, str] = {}
-        self.entry = self._function(plain_function(entry))
-        if unknown := set(bound) - set(self.entry.parameters):
-            raise ValueError(f"{self.entry.name} has no parameter {', '.join(sorted(unknown))}")
-        for name in self.entry.parameters:
-            self.entry.facts[name] = (Constant(bound[name], ""),) if name in bound else None
+        self.entries = [self._kernel(*kernel) for kernel in ((entry, bound), *others)]
+
+    def _kernel(self, entry: object, bound: dict[str, object]) -> Function:
+        function = plain_function(entry)
+        if function in self.functions:  # one kernel with other constants is another kernel
+            function = types.FunctionType(
+                function.__code__, function.__globals__, None, function.__defaults__, function.__closure__
+            )
+        kernel = self._function(function)
+        if unknown := set(bound) - set(kernel.parameters):
+            raise ValueError(f"{kernel.name} has no parameter {', '.join(sorted(unknown))}")
+        kernel.facts = {name: (Constant(bound[name], ""),) if name in bound else None for name in kernel.parameters}
+        return kernel
 
     def _function(self, function: types.FunctionType) -> Function:
         if function not in self.functions:
@@ -82,7 +92,7 @@ class Program:
         """Fold all functions with what their calls tell of their parameters, until the calls tell nothing new."""
         while True:
             before = self._state()
-            todo, done = [self.entry], set()
+            todo, done = [*self.entries], set()
             while todo:
                 function = todo.pop()
                 if function not in done:
@@ -234,10 +244,11 @@ class Program:
                         arguments = rest
                 except Exception:  # no default, and the class says so in its own way
                     continue
-            inner = ", ".join(f"{name}={self._part(part)}" for name, part in arguments.items())
+            positional = made.__name__ in POSITIONAL
+            inner = ", ".join(f"{name}=" * (not positional) + self._part(part) for name, part in arguments.items())
             if path := self.dotted(made):
                 return f"{path}({inner})"
-        raise CannotFlatten(f"{self.entry.name}: no text for the constant {value!r}")
+        raise CannotFlatten(f"{self.entries[0].name}: no text for the constant {value!r}")
 
     def _part(self, value: object) -> str:
         """A constant inside another: by its name where it has one."""
@@ -394,18 +405,11 @@ class Spell(Rewriter):
         return self.spelled(original) or updated
 
     def leave_BinaryOperation(self, original, updated):
-        """Lists that are known are one list."""
-        lists = [self._listed(part) for part in (updated.left, updated.right)]
-        if isinstance(updated.operator, cst.Add) and all(lists):
-            return cst.parse_expression(f"[{', '.join(lists)}]")
+        """Lists are one list."""
+        lists = [part for part in (updated.left, updated.right) if isinstance(part, cst.List)]
+        if isinstance(updated.operator, cst.Add) and len(lists) == 2:
+            return cst.parse_expression(f"[{', '.join(code(one.value) for part in lists for one in part.elements)}]")
         return super().leave_BinaryOperation(original, updated)
-
-    def _listed(self, node: cst.BaseExpression) -> str | None:
-        """The elements of a list, written one behind the other."""
-        known = self.program.constants.get(code(node))
-        if isinstance(known, list):
-            return self.program.literal(known)[1:-1]
-        return ", ".join(code(part.value) for part in node.elements) if isinstance(node, cst.List) else None
 
     def leave_Call(self, original, updated):
         updated = self._with_less(original, updated)
@@ -480,6 +484,6 @@ class Spell(Rewriter):
                 kept.append(parameter)
         gone = set(function.parameters) - {parameter.name.value for parameter in kept}
         updated = with_parameters(updated, kept, gone)
-        if function is self.program.entry and not self.program.jit:
+        if function in self.program.entries and not self.program.jit:
             updated = updated.with_changes(decorators=[])
         return updated.with_changes(name=cst.Name(function.name))

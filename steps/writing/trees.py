@@ -298,15 +298,19 @@ class Rewriter(cst.CSTTransformer):
         def number(node):
             return int(node.value) if isinstance(node, cst.Integer) else None
 
+        def is_one(node):
+            named = isinstance(self.constants, dict) and isinstance(node, cst.Name)
+            return (self.constants.get(node.value) if named else number(node)) == 1
+
         left, right = number(updated.left), number(updated.right)
         written = number(original.left) == left and number(original.right) == right
         sign, result = code(updated.operator), None
         if left is not None and right is not None:
             worth = eval(f"{left} {sign} {right}")
             result = expression(str(worth)) if isinstance(worth, int) and not written else None
-        elif (sign, right) in {("+", 0), ("-", 0), ("*", 1), ("//", 1)}:
+        elif (sign, right) in {("+", 0), ("-", 0)} or (sign in ("*", "//") and is_one(updated.right)):
             result = updated.left
-        elif (sign, left) in {("+", 0), ("*", 1)}:
+        elif (sign, left) == ("+", 0) or (sign == "*" and is_one(updated.left)):
             result = updated.right
         elif left == 0 and sign in ("*", "//", "%") and code(updated.right) in self.constants:
             result = updated.left
