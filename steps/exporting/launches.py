@@ -35,7 +35,7 @@ class Raw(str):
 
 @dataclass
 class Launch:
-    """What a program is made of. hosts: templates; kernels: name in the templates -> (entry, constants), the main first.
+    """What a program is made of. hosts: templates; kernels: the main one first, name in them -> (entry, constants).
 
     values: what stands for ``HOST.name``, and what conditions ask for; layouts: likewise, written by the names that the
     kernel has for them. left_out: what the tutorial's step does besides. tables: makes what tells of the kernel.

@@ -17,12 +17,12 @@ from steps.writing.trees import LINE_LENGTH
 from tutorial_lib.problem import Problem
 
 RAGGED = 4001  # keys, which fill no tile
-QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 8, 16, 100  # statements that are told in full, and characters of one
+QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 4, 16, 100  # statements that are told in full, and characters of one
 LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
 CHECKS = ("exact", "main", "hidden", "pytorch")  # functions that check and time, and launch nothing
 TOLD = (
-    "For other problems `python -m steps.export {}` writes other programs. They differ from this one as follows; a "
-    "quoted statement takes the place of the one that assigns the same, or stands beside it."
+    "For other problems `python -m steps.export {}` writes other programs. They differ as follows. A quoted statement "
+    "is new: it replaces the one that assigns the same name, or is added."
 )
 
 
@@ -86,7 +86,7 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> st
         else:
             quoted = " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in new or gone)
             told.append(f"in {name} {quoted}" if new else f"not {quoted} in {name}")
-    for word, more, less in (("besides", its_functions, functions), ("without", functions, its_functions)):
+    for word, more, less in (("also has", its_functions, functions), ("has no", functions, its_functions)):
         if names := [name for name in more if name not in less]:
             told.append(f"{word} {', '.join(names)}")
     return "; ".join(told) or "the same"

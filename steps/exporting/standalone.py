@@ -37,6 +37,7 @@ WORDS = {  # what kernels say of the project, and what stands for it in a progra
     " (see shared_fours)": "",
     ": see shared_fours": "",
 }
+NO_PADDING = {", or the key is padding": "", ", or there is no key": ""}
 CHOSEN = (
     "mma exp2 load_order latency occupancy approx_division larger_tile persistent mask_loop "
     "explicit swizzle split_q stages gluon_larger_tile "
@@ -85,7 +86,7 @@ def program(step: Step, problem: Problem, arch: str, lse: bool) -> tuple[Launch,
     launch = with_lse(step, launch) if lse else launch
     kernels = {name: (entry, tuple(sorted(bound.items()))) for name, (entry, bound) in launch.kernels.items()}
     text = without_docstring(flat_text(*kernels.values()))
-    for said, instead in WORDS.items():
+    for said, instead in WORDS.items() if launch.values["ragged"] else (WORDS | NO_PADDING).items():
         text = text.replace(said, instead)
     names: dict[str, Raw] = {}
     for name, (entry, _) in kernels.items():
@@ -185,7 +186,7 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
 
 
 def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
-    """The templates filled in. What stands in them often is called as in the kernel, or has a name of the host's own."""
+    """The templates filled in. What stands in them often has the kernel's name, or one of the host's own."""
     own, from_kernel = {}, {}
     names = {}
     for field, (short, long, said) in NAMES.items():

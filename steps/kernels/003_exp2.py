@@ -6,11 +6,16 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export exp2` writes other programs. This one would have, with
+For other problems `python -m steps.export exp2` writes other programs. They differ as follows. A quoted statement is
+new: it replaces the one that assigns the same name, or is added.
   --head-dim 64: HEAD_DIM 64
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements
-  --seq-len-kv 4001: other statements
+  --dtype bfloat16: in check_tensor `expect(x.dtype == torch.bfloat16, name, 'torch.bfloat16', x.dtype)`
+  --no-causal: not `unmasked = seq_len_kv // TILE_KEY` and `unmasked = min(unmasked, i * TILE_QUERY // TILE_KEY)` and
+    `end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))` and `if j >= unmasked:` and `key_index = j * TILE_KEY +
+    ct.arange(TILE_KEY, dtype=ct.int32)[None, :]` and `scores = ct.where(key_index <= query_index, scores, -math.inf)`
+    in fmha
+  --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`; not `expect(k.shape[2] %
+    TILE_KEY == 0, 'k', f'a multiple of {TILE_KEY} keys', k.shape[2])` in check
 
 Made from step 3 exp2 (exp2, flush to zero) of the FMHA tutorial by
 python -m steps.export exp2 --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -26,7 +31,6 @@ import cuda.tile as ct
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-GROUP_SIZE = 1
 TILE_QUERY = 64
 HEAD_DIM = 128
 LEAST = -3.4028234663852886e38
@@ -54,7 +58,6 @@ def fmha(Q, K, V, Out, scale):
     i = ct.bid(0)
     head = ct.bid(1)
     batch = ct.bid(2)
-    kv_head = head // GROUP_SIZE
     seq_len_kv = K.shape[2]
     # The i-th tile of queries [query, head_dim].
     q = ct.load(Q, (batch, head, i, 0), (1, 1, TILE_QUERY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
@@ -72,7 +75,7 @@ def fmha(Q, K, V, Out, scale):
 
     for j in range(end):
         # QK product: scores [query, key].
-        k = load_key_then_permute(K, batch, kv_head, j)  # [head_dim, key]
+        k = load_key_then_permute(K, batch, head, j)  # [head_dim, key]
         scores = ct.mma(q, k, ct.zeros((TILE_QUERY, TILE_KEY), ct.float32))
         # The compiler splits the loop here: whole tiles never ask.
         if j >= unmasked:
@@ -86,7 +89,7 @@ def fmha(Q, K, V, Out, scale):
         accumulator = accumulator * correction
 
         # The j-th tile of values, with zeros past their end: the weights there are zero, but 0 * NaN is not.
-        v = ct.load(V, (batch, kv_head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
+        v = ct.load(V, (batch, head, j, 0), (1, 1, TILE_KEY, HEAD_DIM), padding_mode=ct.PaddingMode.ZERO)
         v = ct.reshape(v, (TILE_KEY, HEAD_DIM))
         accumulator = ct.mma(ct.astype(weights, V.dtype), v, accumulator)
     # Normalise and store; rows past the end are dropped.

@@ -6,11 +6,16 @@ Compiled in: head_dim 128, float16, a causal mask. Batch, heads and lengths may 
 launch is chosen for the problem at the end of this file. Tensors are [batch, heads, length, head_dim]. Query i sees
 keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTorch and Triton 3.9.
 
-For other problems `python -m steps.export xcd_swizzle` writes other programs. This one would have, with
-  --head-dim 64: HEAD_DIM 64; other layouts SHARED, COPY
-  --dtype bfloat16: the same kernel, and other checks
-  --no-causal: other statements in fmha and elsewhere
-  --seq-len-kv 4001: other statements in fetch, load_queries, offsets and elsewhere
+For other problems `python -m steps.export xcd_swizzle` writes other programs. They differ as follows. A quoted
+statement is new: it replaces the one that assigns the same name, or is added.
+  --head-dim 64: HEAD_DIM 64; SHARED with per_phase=2, max_phase=8; COPY gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1,
+    0])
+  --dtype bfloat16: in check_tensor `expect(x.dtype == torch.bfloat16, name, 'torch.bfloat16', x.dtype)`
+  --no-causal: in fmha `for j in range(0, whole):`
+  --seq-len-kv 4001: not `if guard:` in offsets; in load_queries `return cdna3.buffer_load(pointer + first.to(gl.int64)
+    * stride, offsets(row, column, stride, ...`; in fetch `at = offsets(row, column, stride, limit - first)`; in fmha
+    `scores = gl.where((key < seq_len_kv)[None, :], scores, float('-inf'))`; not `expect(k.shape[2] % TILE_K == 0, 'k',
+    f'a multiple of {TILE_K} keys', k.shape[2])` in check
 
 Made from step 704 xcd_swizzle (XCD swizzle) of the FMHA tutorial by
 python -m steps.export xcd_swizzle --head-dim 128 --seq-len 4096 --dtype float16 --causal
@@ -30,7 +35,6 @@ from triton.experimental.gluon.language import amd
 from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-GROUP_SIZE = gl.constexpr(1)
 TILES = gl.constexpr(3)
 TILE_KEY = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(128)
@@ -42,9 +46,7 @@ ACCUMULATOR = gl.constexpr(
     amd.AMDMFMALayout(version=4, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[8, 1])
 )
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=16, order=[1, 0]))
-COPY = gl.constexpr(
-    gl.BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[4, 16], warps_per_cta=[8, 1], order=[1, 0])
-)
+COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 16], [8, 1], [1, 0]))
 LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=8))
 RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=ACCUMULATOR, k_width=8))
 
@@ -113,8 +115,8 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     batch = gl.program_id(2)
     heads = gl.num_programs(0)
     Q = to_head(Q, q_strides, head, batch)
-    K = to_head(K, k_strides, head // GROUP_SIZE, batch)
-    V = to_head(V, v_strides, head // GROUP_SIZE, batch)
+    K = to_head(K, k_strides, head, batch)
+    V = to_head(V, v_strides, head, batch)
     Out = to_head(Out, o_strides, head, batch)
     k_stride = k_strides[2]
     v_stride = v_strides[2]
@@ -156,7 +158,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
                 fetch(values.index((j + AHEAD) % TILES), V, v_stride, later, seq_len_kv)
                 async_copy.commit_group()
                 if masked:
-                    # Scores [query, key] with minus infinity where a query must not see a key, or the key is padding.
+                    # Scores [query, key] with minus infinity where a query must not see a key.
                     query = first_query + gl.arange(0, scores.shape[0], gl.SliceLayout(1, ACCUMULATOR))
                     key = (j * TILE_KEY) + gl.arange(0, scores.shape[1], gl.SliceLayout(0, ACCUMULATOR))
                     scores = gl.where(key[None, :] <= query[:, None], scores, float("-inf"))
@@ -179,9 +181,7 @@ def fmha(Q, K, V, Out, q_strides, k_strides, v_strides, o_strides, scale, seq_le
     store_rows(Out, o, o_strides[2], o_strides[3], first_query, seq_len_q)
 
 
-D = 128  # head_dim
-TILE_Q = 256  # queries of a tile
-TILE_K = 64  # keys of a tile
+D, TILE_Q, TILE_K = HEAD_DIM.value, TILE_QUERY.value, TILE_KEY.value
 
 
 def expect(holds, name, wanted, came):

@@ -6,11 +6,14 @@ Compiled in: head_dim 128, bfloat16, a causal mask, 8 query heads for each head 
 heads and lengths may be others, as far as the checks say; the launch is chosen for the problem at the end of this file.
 There is no autograd. It needs PyTorch and cuda-tile.
 
-For other problems `python -m steps.export paged` writes other programs. This one would have, with
-  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; other statements in load_key_from_pages, load_value_from_pages and elsewhere
-  --dtype float16: the same kernel, and other checks
-  --no-causal: the same kernel
-  --seq-len-kv 4001: the same kernel
+For other problems `python -m steps.export paged` writes other programs. They differ as follows. A quoted statement is
+new: it replaces the one that assigns the same name, or is added.
+  --head-dim 64: TILE_KEY 128; HEAD_DIM 64; in load_key_from_pages `return ct.permute(from_small_pages(K, batch,
+    kv_head, j, LATENCY_KEY), (1, 0))`; in fmha_decode `v = from_small_pages((V, Table, last), batch, kv_head, j,
+    LATENCY_VALUE)`; also has small_page, from_small_pages; has no load_value_from_pages
+  --dtype float16: in check_tensor `expect(x.dtype == torch.float16, name, 'torch.float16', x.dtype)`
+  --no-causal: the same
+  --seq-len-kv 4001: the same
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
@@ -30,14 +33,14 @@ TILE_KEY = 64
 PAGE_SIZE = 64
 MEMBERS = 8
 QUERIES = 2
+LEAST = -3.4028234663852886e38
 HEAD_DIM = 128
+AT_ONCE = 4
 TILE_QUERY = 16
 LN2 = math.log(2)
-LEAST = -3.4028234663852886e38
 LATENCY_KEY = 8
 LATENCY_VALUE = 8
 INVERSE_LN2 = 1 / math.log(2)
-AT_ONCE = 4
 
 
 def load_key_from_pages(K, batch, kv_head, j):

@@ -59,7 +59,10 @@ def flatten(
     text.functions = inline(text.documented(), modules, {*text.entries, *keep})
     text.tidy()
     text.functions = text.documented()
-    return formatted("\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n")
+    whole = "\n\n\n".join(filter(None, [header and f'"""{header}"""', *_parts(program, text)])) + "\n"
+    for name in re.findall(r"^(\w+)_2 = ", whole, re.MULTILINE):  # numbered for the sake of a local that is gone
+        whole = whole if re.search(rf"\b{name}\b", whole) else re.sub(rf"\b{name}_2\b", name, whole)
+    return formatted(whole)
 
 
 def _parts(program: Program, text: Text) -> Iterator[str]:

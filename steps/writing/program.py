@@ -210,7 +210,7 @@ class Program:
 
     def constant(self, label: str, value: object, definition: str | None = None) -> str:
         """The name of the module-level constant for a value, made where it is new."""
-        name = label
+        name = f"{label}_LAYOUT" if label in self.reserved and is_layout(value) else label
         while name in self.reserved or (name in self.constants and not equal(self.constants[name], value)):
             stem, _, number = name.rpartition("_")
             name = f"{stem}_{int(number) + 1}" if stem and number.isdigit() else f"{name}_2"

@@ -16,6 +16,7 @@ from steps.writing.trees import (
     bare,
     call_site,
     code,
+    effectless,
     found_in,
     is_atom,
     is_pass,
@@ -68,7 +69,7 @@ class Tidy(Rewriter):
             return self._apart(statement, target, value, following)
         if not isinstance(target, cst.Name):
             return None
-        if pure(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
+        if effectless(value) and (not self.total.loads[target.value] or self._is_overwritten(target.value, following)):
             return []
         if len(following) == 1 and isinstance(last := small(following[0]), cst.Return) and last.value:  # noqa: SIM102
             if code(last.value) == target.value and not statement.trailing_whitespace.comment:  # a = x, return a

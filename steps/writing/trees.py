@@ -21,6 +21,7 @@ LEAVES = (
     *(cst.LeftSquareBracket, cst.RightSquareBracket, cst.BaseBinaryOp, cst.BaseCompOp, cst.BaseBooleanOp),
     *(cst.BaseUnaryOp, cst.BaseAugOp),
 )
+EFFECTLESS = ("gl.arange", "gl.cdiv", "gl.full", "gl.maximum", "gl.minimum", "gl.SliceLayout")
 NO_NODES = (str, bool, type(None), cst.MaybeSentinel)  # what else a field of a node may hold
 
 
@@ -204,6 +205,11 @@ def uses(*nodes: cst.CSTNode) -> _Uses:
 def pure(node: cst.CSTNode) -> bool:
     """Whether evaluating it does nothing but give a value."""
     return not any(isinstance(call, cst.Call) for call in uses(node).calls)
+
+
+def effectless(node: cst.CSTNode) -> bool:
+    """Likewise, where calls are of functions that are known to do no more."""
+    return all(code(call.func) in EFFECTLESS for call in uses(node).calls if isinstance(call, cst.Call))
 
 
 def parameters(function: cst.FunctionDef) -> list[cst.Param]:
