@@ -17,12 +17,12 @@ from steps.writing.trees import LINE_LENGTH
 from tutorial_lib.problem import Problem
 
 RAGGED = 4001  # keys, which fill no tile
-QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 4, 16, 100  # statements that are told in full, and characters of one
+QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 3, 16, 100  # statements that are told in full, and characters of one
 LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
-CHECKS = ("exact", "main", "hidden", "pytorch")  # functions that check and time, and launch nothing
+CHECKS = ("check", "check_tensor", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
 TOLD = (
     "For other problems `python -m steps.export {}` writes other programs. They differ as follows. A quoted statement "
-    "is new: it replaces the one that assigns the same name, or is added."
+    "is new: it replaces the one that assigns the same name, or is added. Checks differ, too."
 )
 
 
@@ -89,7 +89,7 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> st
     for word, more, less in (("also has", its_functions, functions), ("has no", functions, its_functions)):
         if names := [name for name in more if name not in less]:
             told.append(f"{word} {', '.join(names)}")
-    return "; ".join(told) or "the same"
+    return "; ".join(told) or "the same kernel and launch"
 
 
 def _is_value(node: ast.expr) -> bool:

@@ -196,8 +196,9 @@ class Program:
                             found[inner.partition(".")[2]] = None
         return list(found)
 
-    def spell(self) -> dict[str, cst.FunctionDef]:
-        """The functions in terms of module-level names; name -> tree."""
+    def spell(self, keep: frozenset[str] = frozenset()) -> dict[str, cst.FunctionDef]:
+        """The functions in terms of module-level names; name -> tree. keep: constants that stay."""
+        self.keep = keep
         self.reserved = {function.name for function in self.functions.values()}
         for function in self.functions.values():
             stored = {*uses(function.folded).stores, *function.parameters}
@@ -349,6 +350,10 @@ class Spell(Rewriter):
 
     def __init__(self, program: Program, function: Function):
         self.program, self.function, self.constants = program, function, program.constants
+
+    @property
+    def ones(self) -> set[str]:
+        return {name for name, value in self.constants.items() if type(value) is int and value == 1} - self.program.keep
 
     def spelled(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
         """What stands for a chain of names, None for itself."""

@@ -257,7 +257,7 @@ class Text:
 
     def __init__(self, program: Program, keep: frozenset[str] = frozenset()):
         self.keep = keep  # functions whose calls stay
-        self.functions, self.constants = program.spell(), frozenset(program.constants)
+        self.functions, self.constants = program.spell(keep), frozenset(program.constants)
         self.entries = [kernel.name for kernel in program.entries]
         tuples = {cls.__name__: named_tuple(source) for cls, source in program.classes.items()}
         self.classes = {name: tree for name, tree in tuples.items() if tree}

@@ -257,6 +257,7 @@ class Rewriter(cst.CSTTransformer):
     """
 
     constants: frozenset[str] | dict = frozenset()  # names that are known to be numbers
+    ones: frozenset[str] = frozenset()  # those of them that are 1, by which nothing is to be multiplied or divided
 
     def on_visit(self, node):
         return not _is_leaf(type(node)) and super().on_visit(node)
@@ -305,8 +306,7 @@ class Rewriter(cst.CSTTransformer):
             return int(node.value) if isinstance(node, cst.Integer) else None
 
         def is_one(node):
-            named = isinstance(self.constants, dict) and isinstance(node, cst.Name)
-            return (self.constants.get(node.value) if named else number(node)) == 1
+            return number(node) == 1 or (isinstance(node, cst.Name) and node.value in self.ones)
 
         left, right = number(updated.left), number(updated.right)
         written = number(original.left) == left and number(original.right) == right
