@@ -187,26 +187,22 @@ def common(step: Step, problem: Problem, arch: str) -> dict:
 
 def host_code(templates: tuple[str, ...], values: dict[str, object], kernel: str) -> str:
     """The templates filled in. What stands in them often has the kernel's name, or one of the host's own."""
-    own, from_kernel = {}, {}
-    names = {}
-    for field, (short, long, said) in NAMES.items():
-        number = values.get(field)
-        plain, wrapped = (f"^{long} = {form}$" for form in (number, rf"gl\.constexpr\({number}\)"))
-        names[field] = Raw(long if re.search(plain, kernel, re.MULTILINE) else short)
-        if re.search(wrapped, kernel, re.MULTILINE):
-            from_kernel[short] = f"{long}.value"
-        else:
-            own[short] = f"{short} = {number!r}  # {said}\n"
-    named = values | names
+    named = values | {
+        field: Raw(theirs if f"\n{theirs} = {values.get(field)}\n" in kernel else own)
+        for field, (own, theirs, _) in NAMES.items()
+    }
     text = "\n\n".join(
         filled_in((HOSTS / f"{name}.txt").read_text(encoding="utf-8"), values, named) for name in templates
     )
-    used = {name for name in (*own, *from_kernel) if re.search(rf"\b{name}\b", text)}
-    taken = [name for name in from_kernel if name in used]
-    told = "".join(line for name, line in own.items() if name in used)
-    if taken:
-        told += f"{', '.join(taken)} = {', '.join(from_kernel[name] for name in taken)}\n"
-    return told + text
+    lines, taken = [], []
+    for field, (own, theirs, said) in NAMES.items():
+        if re.search(rf"\b{own}\b", text):
+            if f"\n{theirs} = gl.constexpr({values[field]})\n" in kernel:
+                taken.append((own, f"{theirs}.value"))
+            else:
+                lines.append(f"{own} = {values[field]!r}  # {said}\n")
+    lines += [" = ".join(map(", ".join, zip(*taken, strict=True))) + "\n"] * bool(taken)
+    return "".join(lines) + text
 
 
 def filled_in(template: str, values: dict[str, object], written: dict[str, object]) -> str:

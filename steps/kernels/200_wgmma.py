@@ -19,17 +19,16 @@ value_full  2      1         all warps, TMA  all warps: 0
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 40; together 163,880.
 
 For other problems `python -m steps.export wgmma` writes other programs. They differ as follows. A quoted statement is
-new: it replaces the one that assigns the same name, or is added.
+new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16,
     64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries = describe(q, 128, 64, SHARED.value)` and `keys =
     describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output =
     describe(o, 128, 64, SHARED.value)`
-  --dtype bfloat16: in check_tensor `expect(x.dtype == torch.bfloat16, name, 'torch.bfloat16', x.dtype)`
+  --dtype bfloat16: the same kernel and launch
   --no-causal: not `whole = gl.minimum(whole, first_query // TILE_KEY)` and `end = gl.minimum(end, gl.cdiv(first_query +
     TILE_QUERY, TILE_KEY))` in tiles_to_visit; in attend `whole, end = tiles_to_visit(query_tile.seq_len_kv)` and `for j
     in range(0, whole):`; in fmha `_, end = tiles_to_visit(seq_len_kv)`
-  --seq-len-kv 4001: in attend `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`; not
-    `expect(k.shape[2] % TILE_K == 0, 'k', f'a multiple of {TILE_K} keys', k.shape[2])` in check
+  --seq-len-kv 4001: in attend `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by
 python -m steps.export wgmma --head-dim 128 --seq-len 4096 --dtype float16 --causal

@@ -22,20 +22,15 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 Bytes of shared memory: query 32,768, key 65,536, value 65,536, barriers 80; together 163,920.
 
 For other problems `python -m steps.export intra_warpgroup_overlap` writes other programs. They differ as follows. A
-quoted statement is new: it replaces the one that assigns the same name, or is added.
+quoted statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64; OUTPUT gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16,
     64, 16]); WEIGHTS with parent=OUTPUT; in attention `queries = describe(q, 64, 64, SHARED.value)` and `keys =
     describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output =
     describe(o, 64, 64, SHARED.value)`
-  --dtype bfloat16: in check_tensor `expect(x.dtype == torch.bfloat16, name, 'torch.bfloat16', x.dtype)`
-  --no-causal: not `whole = gl.minimum(whole, first_query // TILE_KEY)` and `end = gl.minimum(end, gl.cdiv(first_query +
-    TILE_QUERY, TILE_KEY))` in tiles_to_visit; not `if j >= whole:` and `scores = hide(scores, row, j * TILE_KEY)` in
-    attend_to_rest; in attend_overlapped `whole, block_end = tiles_to_visit(query_tile.seq_len_kv)` and `accumulator,
-    row_sum, iteration, weights = attend_to_rest(first, accumulator, query, tiles, ...`; in consume `accumulator,
-    row_sum, iteration, last_iteration = attend_overlapped(scores, query, tiles, ...`; in produce `_, end =
-    tiles_to_visit(work.seq_len_kv)`; has no hide
-  --seq-len-kv 4001: 2 of 4 lines of hide; 1 of 21 lines of attend_to_rest; 2 of 17 lines of attend_overlapped; 1 of 6
-    lines of check
+  --dtype bfloat16: the same kernel and launch
+  --no-causal: 2 of 3 lines of tiles_to_visit; 2 of 19 lines of attend_to_rest; 2 of 14 lines of attend_overlapped; 1 of
+    28 lines of consume; 1 of 27 lines of produce; has no hide
+  --seq-len-kv 4001: 2 of 4 lines of hide; 1 of 21 lines of attend_to_rest; 2 of 17 lines of attend_overlapped
 
 Made from step 202 intra_warpgroup_overlap (Intra-warpgroup overlap) of the FMHA tutorial by
 python -m steps.export intra_warpgroup_overlap --head-dim 128 --seq-len 4096 --dtype float16 --causal

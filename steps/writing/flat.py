@@ -38,18 +38,12 @@ SKIP = "  # fmt: skip"
 MATRICES = "LinearLayout("  # which ruff would spread over many lines
 
 
-def flatten(
-    entry: object,
-    bound: dict[str, object],
-    *others: tuple[object, dict[str, object]],
-    header: str = "",
-    keep: frozenset[str] = frozenset(),
-) -> str:
+def flatten(entry: object, bound: dict, *others: tuple, header: str = "", keep: frozenset[str] = frozenset()) -> str:
     """A Python module with the kernel ``entry`` as it is when the parameters in ``bound`` are these constants.
 
-    entry: a Python function, which may be a closure, or a ``gluon.jit`` function. others: kernels that are launched
-    beside it, likewise. header: the module's docstring.
-    keep: names of functions that stay functions, so that others can take their places.
+    entry: a Python function, which may be a closure, or a ``gluon.jit`` function. others: (entry, bound) of kernels
+    that are launched beside it; of the same name the second is name_2. header: the module's docstring. keep: names
+    of functions that stay functions, so that others can take their places, and of constants that stay.
     Raises CannotFlatten for what has no plain form.
     """
     program = Program(entry, bound, *others)
@@ -82,7 +76,7 @@ def _parts(program: Program, text: Text) -> Iterator[str]:
     constants = []
     for name in reversed(sorted(program.constants, key=lambda name: depth(program.constants[name]))):
         if used[name]:
-            definition = program.definitions.get(name) or program.literal(program.constants[name])
+            definition = program.literal(program.constants[name])
             used += uses(cst.parse_expression(definition)).loads
             constants.append((name, definition))
     if program.jit and constants:

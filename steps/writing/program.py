@@ -64,7 +64,6 @@ class Program:
         self.functions: dict[types.FunctionType, Function] = {}
         self.classes: dict[type, str] = {}
         self.constants: dict[str, object] = {}
-        self.definitions: dict[str, str] = {}  # of constants, where the source has one worth keeping
         self.imports: dict[str, str] = {}
         self.entries = [self._kernel(*kernel) for kernel in ((entry, bound), *others)]
 
@@ -209,15 +208,13 @@ class Program:
             spelled[function.name] = tree.visit(Spell(self, function))
         return spelled
 
-    def constant(self, label: str, value: object, definition: str | None = None) -> str:
+    def constant(self, label: str, value: object) -> str:
         """The name of the module-level constant for a value, made where it is new."""
         name = f"{label}_LAYOUT" if label in self.reserved and is_layout(value) else label
         while name in self.reserved or (name in self.constants and not equal(self.constants[name], value)):
             stem, _, number = name.rpartition("_")
             name = f"{stem}_{int(number) + 1}" if stem and number.isdigit() else f"{name}_2"
         self.constants[name] = value
-        if definition:
-            self.definitions[name] = definition
         return name
 
     def literal(self, value: object) -> str:
@@ -301,18 +298,6 @@ class Program:
             return None
         return cst.parse_expression(f"{space}.{name}") if self.imported(module, space) else None
 
-    def definition(self, module: str, name: str) -> str | None:
-        """The expression that defines a global number in the source, where it needs nothing but imports."""
-        for node in module_body(module):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OWN_PACKAGES:
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return self.definition(node.module, alias.name)
-            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
-                loads = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)} - set(vars(builtins))
-                return ast.unparse(node.value) if all(self.imported(module, load) for load in loads) else None
-        return None
-
     def class_name(self, cls: type | types.FunctionType) -> str:
         """Include the source of a class of the project, or of a function that makes an instruction."""
         self.classes[cls] = textwrap.dedent(inspect.getsource(cls))
@@ -389,11 +374,7 @@ class Spell(Rewriter):
         if named(value):
             label = known.label or (path[0].upper() if path[0] in function.parameters else None)
             if known.label or not isinstance(value, int | float):
-                captured = captured and not isinstance(value, str)
-                definition = (
-                    program.definition(function.function.__module__, path[0]) if captured and len(path) == 1 else None
-                )
-                return cst.Name(program.constant(label, value, definition)) if label else None
+                return cst.Name(program.constant(label, value)) if label else None
         if len(path) > 1 or captured or path[0] in function.parameters:
             return expression(program.literal(value))
         return None

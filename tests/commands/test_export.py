@@ -353,6 +353,17 @@ def test_the_table_of_barriers_tells_of_counts_in_global_memory_and_of_other_ker
         assert re.search(f"^{row}$", text, re.MULTILINE), row
 
 
+def test_the_table_of_a_cluster_has_its_barrier_tensor_memory_and_who_doubles_arrivals():
+    text = program_file(get_step("two_cta_mma")).read_text(encoding="utf-8")
+    both = "all warps of CTA 0, all warps of CTA 1"
+    assert re.search(rf"^cluster barrier +{both} +{both}$", text, re.MULTILINE)
+    assert "share key_full, query_full, value_full: there Triton doubles the arrivals" in " ".join(text.split())
+    columns = re.search(r"^Columns of tensor memory of each CTA: (.*); together (\d+)\.$", text, re.MULTILINE)
+    assert sum(map(int, re.findall(r"\d+", columns[1]))) == int(columns[2]) <= 512
+    alone = program_file(get_step("wgmma")).read_text(encoding="utf-8")
+    assert "cluster" not in alone and "tensor memory" not in alone
+
+
 @pytest.mark.parametrize("name", ["mma", "wgmma"])
 def test_what_a_program_would_have_otherwise_is_what_the_other_program_has(name):
     step = get_step(name)
@@ -369,8 +380,8 @@ def test_what_a_program_would_have_otherwise_is_what_the_other_program_has(name)
     assert not same & set(re.findall(r"(?:^|; )([A-Z_]+) ", told))
     quoted = [its.removesuffix(" ...") for its in re.findall(r"`([^`]+)`", told)]
     assert any("describe(q, " in its for its in quoted) == (name == "wgmma")
-    source = ast.unparse(ast.parse(inspect.getsource(other)))
-    assert all(its in source and its not in ast.unparse(ast.parse(text)) for its in quoted)
+    source, its_source = (ast.unparse(ast.parse(inspect.getsource(made)).body[1:]) for made in (own, other))
+    assert all(its in its_source and its not in source for its in quoted)
 
 
 def test_the_command_writes_a_program_and_refuses_what_makes_none(tmp_path):
