@@ -17,7 +17,7 @@ from steps.writing.trees import LINE_LENGTH
 from tutorial_lib.problem import Problem
 
 RAGGED = 4001  # keys, which fill no tile
-QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 3, 16, 100  # statements that are told in full, and characters of one
+QUOTED, QUOTED_OF_HEAD_DIM, WIDEST = 4, 24, 100  # statements that are told in full, and characters of one
 LAUNCHES = ("attention", "gradients", "paged")  # functions that launch kernels
 CHECKS = ("check", "check_tensor", "exact", "main", "hidden", "pytorch")  # functions that launch nothing
 TOLD = (
@@ -78,14 +78,19 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> st
     for name in [name for name in functions if name in its_functions]:
         before, now = Counter(functions[name]), Counter(its_functions[name])
         if before != now:
-            changed[name] = ([*(now - before).elements()], [*(before - now).elements()])
-    several = sum(len(new) for new, _ in changed.values()) > most
+            new, gone = [*(now - before).elements()], [*(before - now).elements()]
+            targets = {line.partition(" = ")[0] for line in new}
+            changed[name] = (new, [line for line in gone if line.partition(" = ")[0] not in targets])
+    several = sum(len(new) + len(gone) for new, gone in changed.values()) > most
     for name, (new, gone) in changed.items():
         if several and name not in LAUNCHES:
-            told.append(f"{len(new) or len(gone)} of {len(its_functions[name])} lines of {name}")
+            told.append(f"{len(new) + len(gone)} lines of {name}")
         else:
-            quoted = " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in new or gone)
-            told.append(f"in {name} {quoted}" if new else f"not {quoted} in {name}")
+            quoted = [
+                " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in lines)
+                for lines in (new, gone)
+            ]
+            told.append(f"in {name} {', not '.join(filter(None, quoted)) if new else f'not {quoted[1]}'}")
     for word, more, less in (("also has", its_functions, functions), ("has no", functions, its_functions)):
         if names := [name for name in more if name not in less]:
             told.append(f"{word} {', '.join(names)}")

@@ -34,7 +34,7 @@ TILE_QUERY = 64
 HEAD_DIM = 128
 LEAST = -3.4028234663852886e38
 TILE_KEY = 128
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def load_key_then_permute(K, batch, head, j):

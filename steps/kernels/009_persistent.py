@@ -36,7 +36,7 @@ TILE_QUERY = 128
 HEAD_DIM = 128
 LEAST = -3.4028234663852886e38
 TILE_KEY = 128
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):

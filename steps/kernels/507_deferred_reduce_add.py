@@ -31,7 +31,7 @@ Bytes of shared memory: key 16,384, value 16,384, query 32,768, lse 1,024, d_out
 65,536, d_query 32,768, barriers 104; together 198,760.
 
 For other problems `python -m steps.export deferred_reduce_add` writes other programs. They differ as follows. A quoted
-statement is new: it replaces the one that assigns the same name, or is added.
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 128: TILE_QUERY 64; HEAD_DIM 128; ROWS_PREPARED 8; ROWS_SCALED 4; ADDED_UP 128; ROWS_LAYOUT
     gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]); ROWS_OF_TWO gl.BlockedLayout([1, 16], [4, 8], [2, 1], [1, 0]);
     SUMS with instr_shape=[16, 128, 16]; ROWS_OF_ONE gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]); SCORES with
@@ -43,14 +43,12 @@ statement is new: it replaces the one that assigns the same name, or is added.
     arrays, tiles, iteration - 1, work, warpgroup)` and `add_by_tma(d_query, arrays, tiles, work.a_head - 1, work,
     warpgroup)`; in gradients `rates = tuple((pieces_an_iteration(n, seq_len_q, seq_len_kv) for n in (8, 4)))`; also has
     add_by_tma; has no store_for_tma, let_tma_add
-  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; in check_tensor `expect(x.dtype == torch.bfloat16,
-    name, 'torch.bfloat16', x.dtype)`; also has in_bfloat16
+  --dtype bfloat16: in consume `weights = in_bfloat16(rounded)`; also has in_bfloat16
   --causal: AHEAD 264; SECTION 264; 10 of 67 lines of consume; 3 of 21 lines of produce; 3 of 4 lines of
-    iterations_before; 3 of 5 lines of own_share; 11 of 32 lines of fmha_backward; 1 of 8 lines of check; 1 of 3 lines
-    of pieces_an_iteration; in gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma; has no
+    iterations_before; 3 of 5 lines of own_share; 11 of 32 lines of fmha_backward; 1 of 3 lines of pieces_an_iteration;
+    in gradients `cleared = min(lines, max(2, 264 // blocks))`; also has add_by_tma; has no store_for_tma, let_tma_add
+  --seq-len-kv 4001: 8 of 65 lines of consume; 4 of 26 lines of fmha_backward; also has add_by_tma; has no
     store_for_tma, let_tma_add
-  --seq-len-kv 4001: 8 of 65 lines of consume; 4 of 26 lines of fmha_backward; 1 of 6 lines of check; also has
-    add_by_tma; has no store_for_tma, let_tma_add
 
 Made from step 507 deferred_reduce_add (dQ added a tile later) of the FMHA tutorial by
 python -m steps.export deferred_reduce_add --head-dim 64 --seq-len 4096 --dtype float16 --no-causal

@@ -7,13 +7,13 @@ heads and lengths may be others, as far as the checks say; the launch is chosen 
 There is no autograd. It needs PyTorch and cuda-tile.
 
 For other problems `python -m steps.export paged` writes other programs. They differ as follows. A quoted statement is
-new: it replaces the one that assigns the same name, or is added.
+new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: TILE_KEY 128; HEAD_DIM 64; in load_key_from_pages `return ct.permute(from_small_pages(K, batch,
     kv_head, j, LATENCY_KEY), (1, 0))`; in fmha_decode `v = from_small_pages((V, Table, last), batch, kv_head, j,
     LATENCY_VALUE)`; also has small_page, from_small_pages; has no load_value_from_pages
-  --dtype float16: in check_tensor `expect(x.dtype == torch.float16, name, 'torch.float16', x.dtype)`
-  --no-causal: the same
-  --seq-len-kv 4001: the same
+  --dtype float16: the same kernel and launch
+  --no-causal: the same kernel and launch
+  --seq-len-kv 4001: the same kernel and launch
 
 Made from step 902 paged (Keys and values read from pages) of the FMHA tutorial by
 python -m steps.export paged --head-dim 128 --seq-len 1 --seq-len-kv 32768 --dtype bfloat16 --causal
@@ -37,10 +37,10 @@ LEAST = -3.4028234663852886e38
 HEAD_DIM = 128
 AT_ONCE = 4
 TILE_QUERY = 16
-LN2 = math.log(2)
+LN2 = 0.6931471805599453
 LATENCY_KEY = 8
 LATENCY_VALUE = 8
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def load_key_from_pages(K, batch, kv_head, j):

@@ -7,14 +7,14 @@ may be others, as far as the checks say; the launch is chosen for the problem at
 [batch, heads, length, head_dim]. There is no autograd. It needs PyTorch and cuda-tile.
 
 For other problems `python -m steps.export pack_gqa` writes other programs. They differ as follows. A quoted statement
-is new: it replaces the one that assigns the same name, or is added.
+is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64
-  --dtype float16: in check_tensor `expect(x.dtype == torch.float16, name, 'torch.float16', x.dtype)`
+  --dtype float16: the same kernel and launch
   --causal: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 2 of 2 lines of load_key_transposed; 18
     of 29 lines of fmha; in attention `order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)` and
     `arguments = (*by_group, scale, order, starts)`; also has tiles_to_visit, product, absorb, deal_in_sections, deal
   --seq-len-kv 4001: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 2 of 2 lines of
-    load_key_transposed; 11 of 28 lines of fmha; 1 of 7 lines of check; also has tiles_to_visit, product, absorb
+    load_key_transposed; 11 of 28 lines of fmha; also has tiles_to_visit, product, absorb
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
@@ -36,7 +36,7 @@ HEAD_DIM = 128
 TILE_QUERY = 128
 LEAST = -3.4028234663852886e38
 TILE_KEY = 128
-INVERSE_LN2 = 1 / math.log(2)
+INVERSE_LN2 = 1.4426950408889634
 
 
 def softmax_exp2(scores, row_max, scale):

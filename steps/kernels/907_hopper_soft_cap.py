@@ -23,7 +23,7 @@ value_full   2      1         produce 2, TMA        consume 0: 0, consume 1: 0
 Bytes of shared memory: query 65,536, key 65,536, value 65,536, output 32,768, barriers 96; together 229,472.
 
 For other problems `python -m steps.export hopper_soft_cap` writes other programs. They differ as follows. A quoted
-statement is new: it replaces the one that assigns the same name, or is added.
+statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: WARPGROUPS 3; HEAD_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; OUTPUT
     gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]); WEIGHTS with
     parent=OUTPUT; in attend_to_rest `take_turn(barriers, iteration - query_iteration, warpgroup)` and
@@ -36,11 +36,10 @@ statement is new: it replaces the one that assigns the same name, or is added.
     (arrays, tiles, barriers, work, scale, 0)), (consume, (arrays, ...`; in attention `queries = describe(q, 64, 64,
     SHARED.value)` and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64,
     SHARED.value)` and `output = describe(o, 64, 64, SHARED.value)`; also has take_turn
-  --dtype bfloat16: in check_tensor `expect(x.dtype == torch.bfloat16, name, 'torch.bfloat16', x.dtype)`
+  --dtype bfloat16: the same kernel and launch
   --no-causal: 2 of 3 lines of tiles_to_visit; 2 of 22 lines of attend_to_rest; 6 of 15 lines of attend_overlapped; 1 of
     34 lines of consume; 1 of 28 lines of produce; 1 of 8 lines of deal; has no hide
-  --seq-len-kv 4001: 2 of 4 lines of hide; 1 of 24 lines of attend_to_rest; 2 of 24 lines of attend_overlapped; 1 of 6
-    lines of check
+  --seq-len-kv 4001: 2 of 4 lines of hide; 1 of 24 lines of attend_to_rest; 2 of 24 lines of attend_overlapped
 
 Made from step 907 hopper_soft_cap (Packed sequences, a soft cap, for Hopper) of the FMHA tutorial by
 python -m steps.export hopper_soft_cap --head-dim 128 --seq-len 4096 --dtype float16 --causal
