@@ -86,15 +86,18 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> st
         if several and name not in LAUNCHES:
             told.append(f"{len(new) + len(gone)} lines of {name}")
         else:
-            quoted = [
-                " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in lines)
-                for lines in (new, gone)
-            ]
-            told.append(f"in {name} {', not '.join(filter(None, quoted)) if new else f'not {quoted[1]}'}")
-    for word, more, less in (("also has", its_functions, functions), ("has no", functions, its_functions)):
-        if names := [name for name in more if name not in less]:
-            told.append(f"{word} {', '.join(names)}")
+            told.append(f"in {name} {_quoted(new)}{', ' * bool(new and gone)}{'not ' * bool(gone)}{_quoted(gone)}")
+    known = {line for lines in functions.values() for line in lines}
+    for name in [name for name in its_functions if name not in functions]:
+        lines = [line for line in its_functions[name] if line not in known]
+        told.append(f"also has {name}" + f" with {_quoted(lines)}" * bool(lines and not several))
+    if names := [name for name in functions if name not in its_functions]:
+        told.append(f"has no {', '.join(names)}")
     return "; ".join(told) or "the same kernel and launch"
+
+
+def _quoted(lines: list[str]) -> str:
+    return " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in lines)
 
 
 def _is_value(node: ast.expr) -> bool:

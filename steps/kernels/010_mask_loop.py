@@ -8,11 +8,9 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 For other problems `python -m steps.export mask_loop` writes other programs. They differ as follows. A quoted statement
 is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: HEAD_DIM 64; 2 of 2 lines of load_key_transposed; 16 of 33 lines of fmha; has no tiles_to_visit,
-    product, absorb
+  --head-dim 64: HEAD_DIM 64; 3 lines of load_key_transposed; 23 lines of fmha; has no tiles_to_visit, product, absorb
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 of 2 lines of load_key_transposed; 11 of 27 lines of fmha; 1 of 8 lines of deal; has no tiles_to_visit,
-    product, absorb
+  --no-causal: 3 lines of load_key_transposed; 19 lines of fmha; 1 lines of deal; has no tiles_to_visit, product, absorb
   --seq-len-kv 4001: in fmha `scores = ct.where(key_index < seq_len_kv, scores, -math.inf)`
 
 Made from step 10 mask_loop (A loop for the mask) of the FMHA tutorial by

@@ -8,16 +8,19 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 For other problems `python -m steps.export split_q` writes other programs. They differ as follows. A quoted statement is
 new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: D 64; in copy_panels `copy_rows(panels[0].index(stage), pointer, stride, first, limit, False)`; in fmha
-    `copy_rows(panel, Q, q_strides[2], first_query, seq_len_q, True)` and `k = keys[0].index(stage).permute((1,
-    0)).load(RIGHT)` and `scores = mma_v2(query[0].load(LEFT), k, scores)` and `v = values[0].index(stage).load(RIGHT)`
-    and `updated = updated + (mma_v2(weights, v, accumulators[0] * correction[:, None]),)` and `o = accumulators[0] *
-    (1.0 / row_sum)[:, None]` and `pointer = Out + 0 * o_strides[3]`
+  --head-dim 64: D 64; in copy_panels `copy_rows(panels[0].index(stage), pointer, stride, first, limit, False)`, not
+    `for c in gl.static_range(HEAD_DIM // COLUMNS):` and `copy_rows(panels[c].index(stage), pointer + c * COLUMNS,
+    stride, first, limit, False)`; in fmha `copy_rows(panel, Q, q_strides[2], first_query, seq_len_q, True)` and `k =
+    keys[0].index(stage).permute((1, 0)).load(RIGHT)` and `scores = mma_v2(query[0].load(LEFT), k, scores)` and `v =
+    values[0].index(stage).load(RIGHT)` and `updated = updated + (mma_v2(weights, v, accumulators[0] * correction[:,
+    None]),)` and `o = accumulators[0] * (1.0 / row_sum)[:, None]` and `pointer = Out + 0 * o_strides[3]`, not `PANELS:
+    gl.constexpr = HEAD_DIM // COLUMNS` and `for _ in gl.static_range(PANELS):` and `for _ in gl.static_range(PANELS):`
+    and `for c in gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):` and `for c in
+    gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):` and `copy_rows(panel, Q + c * COLUMNS,
+    q_strides[2], first_query, seq_len_q, True)`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: not `whole = gl.minimum(whole, first_query // TILE_KEY)` and `end = gl.minimum(end, gl.cdiv(first_query +
-    TILE_QUERY, TILE_KEY))` in tiles_to_visit; in fmha `whole, end = tiles_to_visit(seq_len_kv)` and `for j in range(0,
-    whole):`; has no hide
-  --seq-len-kv 4001: 2 of 4 lines of hide; 3 of 5 lines of copy_rows; 1 of 3 lines of copy_panels; 2 of 63 lines of fmha
+  --no-causal: 2 lines of tiles_to_visit; 6 lines of fmha; has no hide
+  --seq-len-kv 4001: 3 lines of hide; 3 lines of copy_rows; 2 lines of copy_panels; 3 lines of fmha
 
 Made from step 102 split_q (Split-Q) of the FMHA tutorial by
 python -m steps.export split_q --head-dim 128 --seq-len 4096 --dtype float16 --causal

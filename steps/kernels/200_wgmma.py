@@ -25,9 +25,7 @@ new: it replaces the one that assigns the same name, or is added. Checks differ,
     describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED.value)` and `output =
     describe(o, 128, 64, SHARED.value)`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: not `whole = gl.minimum(whole, first_query // TILE_KEY)` and `end = gl.minimum(end, gl.cdiv(first_query +
-    TILE_QUERY, TILE_KEY))` in tiles_to_visit; in attend `whole, end = tiles_to_visit(query_tile.seq_len_kv)` and `for j
-    in range(0, whole):`; in fmha `_, end = tiles_to_visit(seq_len_kv)`
+  --no-causal: 2 lines of tiles_to_visit; 8 lines of attend; 1 lines of fmha
   --seq-len-kv 4001: in attend `scores = gl.where((key_2 < query_tile.seq_len_kv)[None, :], scores, float('-inf'))`
 
 Made from step 200 wgmma (TMA and wgmma) of the FMHA tutorial by

@@ -26,16 +26,15 @@ For other problems `python -m steps.export next_softmax_first` writes other prog
 statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: WARPGROUPS 3; HEAD_DIM 64; TILE_QUERY 192; OUTPUT_COLUMNS 64; OUTPUT
     gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]); WEIGHTS with
-    parent=OUTPUT; 4 of 25 lines of attend_to_rest; 13 of 37 lines of consume; 4 of 14 lines of fmha; in attention
-    `queries = describe(q, 64, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values =
-    describe(v, TILE_K, 64, SHARED.value)` and `output = describe(o, 64, 64, SHARED.value)`; also has take_turn,
-    attend_overlapped; has no query_tile_until, send, tiles_of_warpgroup, first_weights, first_maxima
+    parent=OUTPUT; 10 lines of attend_to_rest; 39 lines of consume; 6 lines of fmha; in attention `queries = describe(q,
+    64, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64,
+    SHARED.value)` and `output = describe(o, 64, 64, SHARED.value)`; also has take_turn; also has attend_overlapped; has
+    no query_tile_until, send, tiles_of_warpgroup, first_weights, first_maxima
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 of 3 lines of tiles_to_visit; 2 of 28 lines of attend_to_rest; 12 of 37 lines of consume; 1 of 28 lines
-    of produce; 1 of 13 lines of deal; also has attend_overlapped; has no hide, query_tile_until, send,
-    tiles_of_warpgroup, first_weights, first_maxima
-  --seq-len-kv 4001: 2 of 4 lines of hide; 1 of 5 lines of first_maxima; 1 of 30 lines of attend_to_rest; 1 of 53 lines
-    of consume
+  --no-causal: 2 lines of tiles_to_visit; 2 lines of attend_to_rest; 37 lines of consume; 1 lines of produce; 1 lines of
+    deal; also has attend_overlapped; has no hide, query_tile_until, send, tiles_of_warpgroup, first_weights,
+    first_maxima
+  --seq-len-kv 4001: 3 lines of hide; 1 lines of first_maxima; 1 lines of attend_to_rest; 1 lines of consume
 
 Made from step 208 next_softmax_first (The next tile's softmax first) of the FMHA tutorial by
 python -m steps.export next_softmax_first --head-dim 128 --seq-len 4096 --dtype float16 --causal

@@ -26,13 +26,16 @@ For other problems `python -m steps.export two_cta_mma` writes other programs. T
 statement is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64; SHARED_VALUE with swizzle_byte_width=64; SUMS blackwell.TensorMemoryLayout(block=(128,
     64), col_stride=1, cga_layout=[[1, 0]], two_ctas=True); in to_panels `some = output.slice(0, AT_ONCE_2).load(OUTPUT)
-    * factor` and `panels.index(0).reshape([ROWS, AT_ONCE_2]).store(some.to(panels.dtype))`; in work_together `at =
-    [query_tile.batch, head, query_tile.row, 0]` and `tma.async_store(arrays.output, at, panels.index(0))`; in attention
-    `queries = describe(q, 256, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values =
-    describe(v, TILE_K, 64, SHARED_VALUE.value)`
+    * factor` and `panels.index(0).reshape([ROWS, AT_ONCE_2]).store(some.to(panels.dtype))`, not `for n in
+    gl.static_range(HEAD_DIM // AT_ONCE_2):` and `panels.index(n).reshape([ROWS,
+    AT_ONCE_2]).store(some.to(panels.dtype))`; in work_together `at = [query_tile.batch, head, query_tile.row, 0]` and
+    `tma.async_store(arrays.output, at, panels.index(0))`, not `for n_2 in gl.static_range(PANELS[0]):` and `at_2 =
+    [query_tile.batch, head, query_tile.row, n_2 * AT_ONCE_2]` and `tma.async_store(arrays.output, at_2,
+    panels.index(n_2))`; in attention `queries = describe(q, 256, 64, SHARED.value)` and `keys = describe(k, TILE_K, 64,
+    SHARED.value)` and `values = describe(v, TILE_K, 64, SHARED_VALUE.value)`
   --dtype bfloat16: the same kernel and launch
-  --causal: 6 of 55 lines of work_together; also has hide
-  --seq-len-kv 4001: 4 of 53 lines of work_together; also has hide
+  --causal: 7 lines of work_together; also has hide
+  --seq-len-kv 4001: 5 lines of work_together; also has hide
 
 Made from step 604 two_cta_mma (2-CTA MMA) of the FMHA tutorial by
 python -m steps.export two_cta_mma --head-dim 128 --seq-len 4096 --dtype float16 --no-causal

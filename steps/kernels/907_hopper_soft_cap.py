@@ -33,13 +33,15 @@ statement is new: it replaces the one that assigns the same name, or is added. C
     count=1)`; in consume `accumulator, row_sum, iteration, last_iteration = attend_overlapped(scores, query, tiles,
     ...`; in fmha `barriers = Barriers(barrier_ring(QUERY_STAGES, 1), barrier_ring(QUERY_STAGES, WARPGROUPS), ...` and
     `WORKERS: gl.constexpr = [4, 4, 1]` and `BUDGETS: gl.constexpr = [160, 160, 24]` and `gl.warp_specialize([(consume,
-    (arrays, tiles, barriers, work, scale, 0)), (consume, (arrays, ...`; in attention `queries = describe(q, 64, 64,
+    (arrays, tiles, barriers, work, scale, 0)), (consume, (arrays, ...`, not `gl.warp_specialize([(consume, (arrays,
+    tiles, barriers, work, scale, 0)), (consume, (arrays, ...`; in attention `queries = describe(q, 64, 64,
     SHARED.value)` and `keys = describe(k, TILE_K, 64, SHARED.value)` and `values = describe(v, TILE_K, 64,
-    SHARED.value)` and `output = describe(o, 64, 64, SHARED.value)`; also has take_turn
+    SHARED.value)` and `output = describe(o, 64, 64, SHARED.value)`; also has take_turn with `FIRST: gl.constexpr = 1 if
+    warpgroup == 0 else 0` and `mbarrier.wait(barriers.turns.index(warpgroup), n & 1 ^ FIRST)`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 2 of 3 lines of tiles_to_visit; 2 of 22 lines of attend_to_rest; 6 of 15 lines of attend_overlapped; 1 of
-    34 lines of consume; 1 of 28 lines of produce; 1 of 8 lines of deal; has no hide
-  --seq-len-kv 4001: 2 of 4 lines of hide; 1 of 24 lines of attend_to_rest; 2 of 24 lines of attend_overlapped
+  --no-causal: 2 lines of tiles_to_visit; 2 lines of attend_to_rest; 18 lines of attend_overlapped; 4 lines of consume;
+    1 lines of produce; 1 lines of deal; has no hide
+  --seq-len-kv 4001: 3 lines of hide; 1 lines of attend_to_rest; 2 lines of attend_overlapped
 
 Made from step 907 hopper_soft_cap (Packed sequences, a soft cap, for Hopper) of the FMHA tutorial by
 python -m steps.export hopper_soft_cap --head-dim 128 --seq-len 4096 --dtype float16 --causal
