@@ -97,7 +97,7 @@ def _compared(own: tuple[dict, dict], other: tuple[dict, dict], most: int) -> st
 
 
 def _quoted(lines: list[str]) -> str:
-    return " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in lines)
+    return " and ".join(f"`{textwrap.shorten(line, WIDEST, placeholder=' ...')}`" for line in dict.fromkeys(lines))
 
 
 def _is_value(node: ast.expr) -> bool:

@@ -14,10 +14,8 @@ is new: it replaces the one that assigns the same name, or is added. Checks diff
     keys[0].index(stage).permute((1, 0)).load(RIGHT)` and `scores = mma_v2(query[0].load(LEFT), k, scores)` and `v =
     values[0].index(stage).load(RIGHT)` and `updated = updated + (mma_v2(weights, v, accumulators[0] * correction[:,
     None]),)` and `o = accumulators[0] * (1.0 / row_sum)[:, None]` and `pointer = Out + 0 * o_strides[3]`, not `PANELS:
-    gl.constexpr = HEAD_DIM // COLUMNS` and `for _ in gl.static_range(PANELS):` and `for _ in gl.static_range(PANELS):`
-    and `for c in gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):` and `for c in
-    gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):` and `copy_rows(panel, Q + c * COLUMNS,
-    q_strides[2], first_query, seq_len_q, True)`
+    gl.constexpr = HEAD_DIM // COLUMNS` and `for _ in gl.static_range(PANELS):` and `for c in gl.static_range(PANELS):`
+    and `copy_rows(panel, Q + c * COLUMNS, q_strides[2], first_query, seq_len_q, True)`
   --dtype bfloat16: the same kernel and launch
   --no-causal: 2 lines of tiles_to_visit; 6 lines of fmha; has no hide
   --seq-len-kv 4001: 3 lines of hide; 3 lines of copy_rows; 2 lines of copy_panels; 3 lines of fmha
@@ -262,16 +260,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

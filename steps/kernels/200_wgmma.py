@@ -300,16 +300,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

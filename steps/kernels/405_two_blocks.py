@@ -8,8 +8,9 @@ keys 0 to i, also where the lengths differ. There is no autograd. It needs PyTor
 
 For other problems `python -m steps.export two_blocks` writes other programs. They differ as follows. A quoted statement
 is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
-  --head-dim 64: HEAD_DIM 64; in load_numbers `return ct.reshape(ct.load(X, (batch, head, i), (1, 1, TILE_QUERY), ...`;
-    in prepare `lse = load_numbers(LSE, batch, head, i)`; in iteration_of_keys `lse = load_numbers(LSE, batch, head, i)`
+  --head-dim 64: HEAD_DIM 64; in load_numbers `return ct.reshape(ct.load(X, (batch, head, i), (1, 1, TILE_QUERY), ...`,
+    not `return ct.reshape(ct.load(X, (batch, head, i), (1, 1, rows), padding_mode=ct.PaddingMode.ZERO), ...`; in
+    prepare `lse = load_numbers(LSE, batch, head, i)`; in iteration_of_keys `lse = load_numbers(LSE, batch, head, i)`
     and `row_sum = load_numbers(RowSum, batch, head, i)`; in iteration_of_queries `query_index = i * TILE_QUERY +
     ct.arange(TILE_QUERY, dtype=ct.int32)`; in fmha_backward_queries `q = load_rows(Q, batch, head, i, TILE_QUERY)` and
     `do = load_rows(DO, batch, head, i, TILE_QUERY)` and `lse = load_numbers(LSE, batch, head, i)[:, None]` and `row_sum
@@ -17,8 +18,8 @@ is new: it replaces the one that assigns the same name, or is added. Checks diff
     `end = min(end, ct.cdiv((i + 1) * TILE_QUERY, TILE_KEY))` and `cut = min(cut, (i * TILE_QUERY + 1) // TILE_KEY)`; in
     gradients `queries = (-(-q.shape[2] // 64), q.shape[1], q.shape[0])`
   --dtype bfloat16: the same kernel and launch
-  --no-causal: 1 of 11 lines of iteration_of_keys; 2 of 15 lines of fmha_backward; 1 of 7 lines of iteration_of_queries;
-    2 of 13 lines of fmha_backward_queries
+  --no-causal: 2 lines of iteration_of_keys; 6 lines of fmha_backward; 2 lines of iteration_of_queries; 8 lines of
+    fmha_backward_queries
   --seq-len-kv 4001: in fmha_backward `cut = tiles if (j + 1) * TILE_KEY > K.shape[2] else cut`; in
     fmha_backward_queries `cut = min(cut, seq_len_kv // TILE_KEY)`
 
@@ -253,16 +254,15 @@ def exact(q, k, v, do):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 

@@ -10,11 +10,12 @@ For other problems `python -m steps.export pack_gqa` writes other programs. They
 is new: it replaces the one that assigns the same name, or is added. Checks differ, too.
   --head-dim 64: HEAD_DIM 64
   --dtype float16: the same kernel and launch
-  --causal: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 2 of 2 lines of load_key_transposed; 18
-    of 29 lines of fmha; in attention `order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)` and
-    `arguments = (*by_group, scale, order, starts)`; also has tiles_to_visit, product, absorb, deal_in_sections, deal
-  --seq-len-kv 4001: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 2 of 2 lines of
-    load_key_transposed; 11 of 28 lines of fmha; also has tiles_to_visit, product, absorb
+  --causal: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 3 lines of load_key_transposed; 32 lines
+    of fmha; in attention `order, starts = deal(lines, q.shape[2], k.shape[2], blocks, q.device)` and `arguments =
+    (*by_group, scale, order, starts)`; also has tiles_to_visit; also has product; also has absorb; also has
+    deal_in_sections; also has deal
+  --seq-len-kv 4001: MASK_LOOP_LATENCY_KEY 4; MASK_LOOP_LATENCY_VALUE 8; NARROW_KEY 64; 3 lines of load_key_transposed;
+    21 lines of fmha; also has tiles_to_visit; also has product; also has absorb
 
 Made from step 905 pack_gqa (A group in a tile) of the FMHA tutorial by
 python -m steps.export pack_gqa --head-dim 128 --seq-len 16 --seq-len-kv 8192 --dtype bfloat16 --no-causal
@@ -168,16 +169,15 @@ def exact(q, k, v):
 def clock(*functions, rounds=20, calls=10):
     """Milliseconds of a call of each function: the median of rounds, in each of which all have their turn."""
     times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, its in zip(functions, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
-            begin.record()
-            for _ in range(calls):
-                function()
-            end.record()
-            end.synchronize()
-            its.append(begin.elapsed_time(end) / calls)
+    for function, its in [*zip(functions, times)] * rounds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(8_000_000)  # clocks: the GPU waits while the CPU launches
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        its.append(begin.elapsed_time(end) / calls)
     return map(statistics.median, times)
 
 
