@@ -39,11 +39,13 @@ machinery.PathFinder.find_spec = staticmethod(found)
 @pytest.fixture
 def without(tmp_path):
     """A function that runs Python, with packages hidden from it and from the processes that it starts."""
-    (tmp_path / "sitecustomize.py").write_text(HIDING)
+    (tmp_path / "sitecustomize.py").write_text(HIDING, encoding="utf-8")
 
     def python(hidden: str, *command: str):
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HIDDEN": hidden}
-        return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8"
+        )
 
     return python
 
@@ -187,12 +189,12 @@ def test_colab_has_a_cell_and_a_badge_on_the_path_where_an_address_is_known(tmp_
     from tutorial_lib import notebooks
 
     for name in ("a", "b"):
-        (tmp_path / f"{name}.md").write_text(f"# {name}\n\nText.\n")
+        (tmp_path / f"{name}.md").write_text(f"# {name}\n\nText.\n", encoding="utf-8")
     table = '[[part]]\ntitle = "P"\nabout = "."\nchapters = [{ name = "a", minutes = 1 }, { name = "b", minutes = 1, '
     table += "beside = true }]\n"
     cells = {}
     for setting in ("", 'repository = ""\n', 'repository = "somebody/course"\n'):
-        (tmp_path / "course.toml").write_text(setting + table)
+        (tmp_path / "course.toml").write_text(setting + table, encoding="utf-8")
         cells[setting] = {n: notebooks.read_source(tmp_path / f"{n}.md").cells for n in ("a", "b")}
     nothing, empty, known = cells.values()
     assert nothing == empty and known["b"] == empty["b"]
@@ -200,7 +202,7 @@ def test_colab_has_a_cell_and_a_badge_on_the_path_where_an_address_is_known(tmp_
     added = known["a"][1]
     assert added.cell_type == "code" and '"https://github.com/somebody/course"' in added.source
     compile(added.source, "cell", "exec")
-    (tmp_path / "course.toml").write_text('repository = "https://x"\n' + table)
+    (tmp_path / "course.toml").write_text('repository = "https://x"\n' + table, encoding="utf-8")
     with pytest.raises(ValueError, match='must be "OWNER/NAME"'):
         colab.repository(tmp_path)
 
